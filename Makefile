@@ -1,13 +1,17 @@
-# make quickstart: set up, and run the main job on the embedded data. make test: set up, and test.
+# make help: all targets. make quickstart: set up, and run the main job on the embedded data. make test:
+# set up, and test.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 # an independent implementation of defences and attacks, which tests compare with; not its plots
 BYZFL = byzfl==0.0.11
 
-.PHONY: setup quickstart test test-fast lint format clean
+.PHONY: help setup quickstart test test-fast lint format docs clean
 
-setup: $(VENV)/.installed
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.installed ## create .venv with pl_fed and its tools
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pl_fed needs Python 3.11 or newer, but %s is %d.%d: run make PYTHON=python3.12, say" % (sys.executable, *sys.version_info[:2]))'
@@ -16,26 +20,35 @@ $(VENV)/.installed: pyproject.toml
 	@$(BIN)/python -m pip install --quiet --no-deps $(BYZFL) || echo "$(BYZFL) is not to be had: the tests that compare with it will be skipped"
 	@touch $@
 
-quickstart: setup
+quickstart: setup ## run Ditto on scikit-learn's digits, about 10 seconds
 	$(BIN)/python -m pl_fed fit --config configs/quickstart.yaml
 
 # a process per core, up to four, of one thread each: the tests' tensors are small, and threads only get
 # in each other's way
-test: setup
+test: setup ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 # while working: no process, no compiler, no real data, nothing that takes long
-test-fast: setup
+test-fast: setup ## run the tests that start no process, compile nothing and read no real data
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal
 
-lint: setup
+lint: setup ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup
+format: setup ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## build the site from the pages and the docstrings into build/docs/html
+	$(BIN)/python .ci/docs/gather.py build/docs/source
+	$(BIN)/python -m sphinx -q -W --keep-going -c .ci/docs build/docs/source build/docs/html
+	@echo "Open build/docs/html/index.html"
+
+clean: ## remove .venv, runs and everything that was built
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -181,7 +181,7 @@ class Federation(Configurable):
             settings: The trainer's settings.
 
         Raises:
-            TypeError: If the data is not a :class:`FederatedData`.
+            TypeError: If the data is not a :class:`~pl_fed.data.FederatedData`.
             ValueError: If cohort, Byzantine clients or the net's outputs do not fit the data; if
                 ``keep_features`` is impossible; or if an evaluation would run clients' own models
                 on the data of other clients.
@@ -323,7 +323,7 @@ class Federation(Configurable):
     def run_round(
         self, round: int, optimizer: torch.optim.Optimizer, hooks: RoundHooks = RoundHooks()
     ) -> Report:
-        """Run one communication round with :meth:`pl_fed.rounds.round.RoundRunner.run`."""
+        """Run one communication round with ``pl_fed.rounds.round.RoundRunner.run``."""
         return self.session.rounds.run(round, optimizer, hooks)
 
     def draw_cohort(self, round: int) -> Tensor:
@@ -359,7 +359,7 @@ class Federation(Configurable):
 
     @property
     def data(self) -> ClientData:
-        """The clients' data on the device of the models (:attr:`ClientStates.data`)."""
+        """The clients' data on the device of the models (``ClientStates.data``)."""
         return self.session.states.data
 
     @property

@@ -9,10 +9,14 @@ processes:
 - Copies: a lower bound of the moved bytes. In each local step the parameters are read once, the
   trained parameters are written once, and the minibatch is read once.
 
-``--save`` writes ``results.md``, ``scaling.csv`` and ``scaling.png``.
+``--save`` writes ``results.md``, ``scaling.csv`` and ``scaling.png``. ``--plot`` measures nothing,
+and draws the picture from the CSV file. The rate of products is that of one thread of torch's
+matrix product; convolutions may use other instructions, so a share can exceed 100 %.
 """
 
 import argparse
+import contextlib
+import csv
 import statistics
 import sys
 import textwrap
@@ -176,6 +180,20 @@ def plot(rows: list[dict[str, object]]) -> None:
     pyplot.close(figure)
 
 
+def read_rows() -> list[dict[str, object]]:
+    """Return the rows of ``scaling.csv``, with numbers as numbers."""
+    with (HERE / "scaling.csv").open(newline="") as file:
+        return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _number(text: str) -> int | float | str:
+    """Return the number that a text denotes, or the text."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
 def _processes(axis: Axes, rows: list[dict[str, object]]) -> None:
     """Draw each round as a share of the same round in one process."""
     alone = {row["row"]: row["round_ms"] for row in rows if row["processes"] == 1}
@@ -194,7 +212,8 @@ def _shares(axis: Axes, rows: list[dict[str, object]]) -> None:
         axis.bar_label(bars, fmt="%.0f")
     axis.set_xticks(places, [f"{_short(row)}\n{row['parameters']:,}" for row in rows])
     axis.tick_params(axis="x", labelsize="small")
-    axis.set(ylabel="% of the machine's rate")
+    axis.set(ylabel="% of the rate of one thread of torch")
+    axis.axhline(100, color="0.4", lw=1, ls="--")
     axis.margins(y=0.1)
     axis.legend()
 
@@ -202,7 +221,7 @@ def _shares(axis: Axes, rows: list[dict[str, object]]) -> None:
 def _curve(axis: Axes, rows: list[dict[str, object]], x: str, y: str) -> None:
     axis.plot([row[x] for row in rows], [row[y] for row in rows], "o-")
     axis.set_xscale("log")
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.15 * max(row[y] for row in rows))
 
 
 def _short(row: dict[str, object]) -> str:
@@ -213,10 +232,14 @@ def _short(row: dict[str, object]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--plot", action="store_true", help="only draw scaling.png from the .csv")
     parser.add_argument("--save", action="store_true", help="write results.md, .csv and .png")
     Settings.add_to(parser)
     parser.set_defaults(seconds=3.0, turns=5)
     arguments = parser.parse_args()
+    if arguments.plot:
+        plot(read_rows())
+        return
     settings = Settings.from_arguments(arguments)
     torch.set_num_threads(1)
     rates = matrix_rate(settings), copy_rate(settings)

@@ -4,6 +4,7 @@ PL_FED_DATA=../data python -m experiments.ditto.over_rounds
 """
 
 import argparse
+import statistics
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -25,6 +26,7 @@ from experiments.tables import COLOURS
 
 FOLDER = HERE / "fashion_over_rounds"
 EVERY = 50  # rounds
+LAST = 1_000  # rounds of the mean at the end of a line
 RUNS = [  # runs that do not agree with the paper after the last round
     ("A1_50", "FedAvg"),
     ("A3_20", "FedAvg"),
@@ -60,10 +62,15 @@ def draw(rows: list[Row], paper: dict[tuple[str, str], float], path: Path) -> No
             accuracy = [float(row["accuracy_weighted"]) for row in own]
             axes.plot(rounds, accuracy, color=colours[method], linewidth=1, label=method)
             end = paper[condition, "global" if method == "FedAvg" else method]
-            axes.plot(rounds[-1] * 1.02, end, "<", color=colours[method], markersize=6)
-        axes.plot([], [], "<", color="grey", label="the paper")
+            last = statistics.mean(accuracy[-LAST // EVERY :])
+            marker = {"color": colours[method], "markersize": 6}
+            axes.plot(rounds[-1] * 1.03, last, "o", markerfacecolor="white", **marker)
+            axes.plot(rounds[-1] * 1.08, end, "<", **marker)
+        axes.plot([], [], "o", color="grey", mfc="white", label=f"our mean of {LAST:,} rounds")
+        axes.plot([], [], "<", color="grey", label="the paper, last round")
         axes.set(xlabel="round", ylim=(0.3, 0.95), title=condition.replace("_", ", ") + " %")
         axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, loc="lower right", fontsize=8)
     panels[0].set(ylabel="accuracy on benign devices' validation data")
     figure.savefig(path, dpi=150)

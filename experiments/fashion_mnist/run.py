@@ -167,7 +167,9 @@ def main() -> None:
     run_missing(wanted, results, ("algorithm", "setting", "seed"), run, asked.at_once)
     rows = sort_rows(read(results))
     write(results, rows)
-    (HERE / "table.md").write_text(table(rows))
+    (HERE / "table.md").write_text(
+        f"# All algorithms on Fashion-MNIST: all models\n\n{table(rows)}"
+    )
     picture.draw(rows, list(ALGORITHMS), list(SETTINGS), HERE / "algorithms.png")
     picture.draw(rows, picture.HERO, list(SETTINGS), HERE / "hero.png")
     print(table(rows))

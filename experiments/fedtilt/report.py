@@ -33,6 +33,13 @@ METRICS = {
     "class_std_mean": "μ_σ over classes",
     "class_std_std": "σ_σ over classes",
 }
+METRIC_WORDS = {  # in the picture
+    "accuracy": "accuracy, %",
+    "accuracy_std": "spread over clients (σ)",
+    "class_std_mean": "spread over classes (μ_σ)",
+    "class_std_std": "spread of the latter (σ_σ)",
+}
+SWEPT_WORDS = {"fmnist/clean": "clean", "fmnist/corruption": "corrupted"}
 READINGS = {  # rows of the table → the paper's method, our method and our model
     "FedAvg, global w": ("FedAvg", "FedAvg", "global"),
     "FedAvg, w_n after 10 local passes": ("FedAvg", "FedAvg", "personal"),
@@ -132,7 +139,7 @@ def draw_sweep(results: Results, path: Path) -> None:
     panels = figure.subplots(len(SWEPT), len(METRICS), squeeze=False)
     lams, taus = SWEEP["lam"], SWEEP["tau"]
     for row, setting in zip(panels, SWEPT):
-        for axes, (metric, title) in zip(row, METRICS.items()):
+        for axes, metric in zip(row, METRICS):
             grid = [[math.nan] * len(taus) for _ in lams]
             for (i, lam), (j, tau) in itertools.product(enumerate(lams), enumerate(taus)):
                 arguments = job(setting, WHOLE, "FedTilt", SEEDS[0], lam=lam, tau=tau).key[3]
@@ -148,7 +155,11 @@ def draw_sweep(results: Results, path: Path) -> None:
                 axes.text(j, i, text, ha="center", va="center", fontsize=8, color=ink)
             axes.set_xticks(range(len(taus)), [f"{t:g}" for t in taus])
             axes.set_yticks(range(len(lams)), [f"{lam:g}" for lam in lams])
-            axes.set(xlabel="τ", ylabel="λ", title=f"{setting}: {title}")
+            axes.set_title(f"{SWEPT_WORDS[setting]}: {METRIC_WORDS[metric]}", fontsize=10.5)
+            axes.set(xlabel="τ", ylabel="λ")
+    figure.suptitle(
+        "FedTilt on Fashion-MNIST, personal models; yellow is better", fontweight="bold"
+    )
     figure.savefig(path, dpi=120)
 
 

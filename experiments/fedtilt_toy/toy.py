@@ -31,6 +31,8 @@ from pl_fed.models import LogisticRegression
 from pl_fed.samplers import All
 
 HERE = Path(__file__).parent
+POINT_COLOURS = ("#56B4E9", "#E69F00")  # of both classes
+LINE_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7")  # of the tilts
 CENTRES = {  # by experiment, client and class: centre and standard deviation
     1: [[(0.5, 2.0, 0.5), (2.5, 1.0, 0.5)], [(1.0, 2.2, 0.5), (2.2, 0.8, 0.5)]],
     2: [[(0.5, 2.0, 0.35), (2.0, 1.0, 0.25)], [(0.5, 2.0, 0.35), (2.5, 1.8, 0.25)]],
@@ -153,9 +155,11 @@ def many(experiment: int) -> Tensor:
 def table() -> str:
     """Return all runs as a table."""
     lines = [
-        "Written by `python experiments/fedtilt_toy/toy.py`, which says what is in it. Accuracies",
-        "of personal models: on the client's test samples (all, class 1, class 2), and on 10,000",
-        "new points of each class.",
+        "# FedTilt's toy example: all runs",
+        "",
+        "Written by `python experiments/fedtilt_toy/toy.py`, which describes the setting.",
+        "Accuracies of personal models: on the client's test samples (all, class 1, class 2), and",
+        "on 10,000 new points of each class.",
         "",
         "| experiment | τ | λ | client | boundary | test | class 1 | class 2 | class 1 of many"
         " | class 2 of many | moved by outliers 0.15 | by outliers 5 |",
@@ -190,12 +194,12 @@ def draw(path: Path) -> None:
     from matplotlib import pyplot
 
     columns = [(1, 0.0), (2, 0.0), (3, PAPER), (3, FAR)]
-    figure, axes = pyplot.subplots(2, 4, figsize=(18, 10), layout="constrained")
+    figure, axes = pyplot.subplots(2, 4, figsize=(15, 8.6), layout="constrained")
     for column, (experiment, noise) in enumerate(columns):
         arrays = Toy(experiment, noise, seed=0).load()
         for k in range(2):
             axis = axes[k, column]
-            for label, colour in enumerate(("tab:blue", "tab:orange")):
+            for label, colour in enumerate(POINT_COLOURS):
                 x = arrays.inputs[
                     (arrays.client == k) & (arrays.targets == label) & (arrays.split == TRAIN)
                 ]
@@ -207,14 +211,16 @@ def draw(path: Path) -> None:
                 a, b, c = run(experiment, *tilt, noise).boundaries[k].tolist()
                 ends = [(c * a - b * t, c * b + a * t) for t in (-60, 60)]
                 name = f"τ = {tilt[0]:g}, λ = {tilt[1]:g}"
-                axis.plot(*zip(*ends), color=f"C{number + 2}", label=name)
+                axis.plot(*zip(*ends), color=LINE_COLOURS[number], lw=1.8, label=name)
             axis.set(xlim=(-2.5, 4.5), ylim=(-1.5, 5.5), aspect="equal")
             axis.set_title(
                 f"experiment {experiment}, client {k + 1}"
                 + (f", outliers of {noise:g}" if noise else "")
             )
-        axis.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.07))
-    figure.savefig(path, dpi=64)
+        axis.legend(
+            fontsize=9.5, ncols=2, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.07)
+        )
+    figure.savefig(path, dpi=90)
     pyplot.close(figure)
 
 

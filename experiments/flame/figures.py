@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
+from experiments.flame.report import HYBRID, finish_panels, mean_over_rounds
 from experiments.flame.run import HERE, METHODS, config
 from experiments.grid import (
     Config,
@@ -59,7 +59,6 @@ PARAMETERS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 ROUNDS = 30  # of the curves
-STYLES = {"personal": "-", "global": "--", "hybrid": ":"}
 
 
 def attack_jobs(seeds: Iterable[int]) -> list[Job]:
@@ -127,55 +126,58 @@ def parameter_rows(fitted: FitResult) -> Rows:
 
 
 def draw_attacks(rows: list[Row], path: Path) -> None:
-    """Draw accuracy against the fraction of Byzantine clients."""
-    figure = Figure(figsize=(4.2 * len(ATTACKS), 4.4), layout="constrained")
-    panels = figure.subplots(1, len(ATTACKS), sharey=True)
-    for axes, attack in zip(panels, ATTACKS):
+    """Draw accuracy against the share of Byzantine clients: a column for each attack."""
+    figure = Figure(figsize=(3.1 * len(ATTACKS) + 0.6, 6.4), layout="constrained")
+    panels = figure.subplots(2, len(ATTACKS), sharex=True, sharey=True)
+    for column, attack in enumerate(ATTACKS):
         shown_rows = [row for row in rows if row["attack"] in (attack, "none")]
         for (method,), own in group_rows(shown_rows, "method"):
             number = [*METHODS, "multi-Krum"].index(method)
-            for model, line in STYLES.items():
-                if model == "hybrid" and method != "FLAME":
-                    continue
-                points = [
-                    (float(f), statistics.mean(float(r[f"{model}_accuracy"]) for r in group))
-                    for (f,), group in group_rows(own, "fraction")
-                    if group[0].get(f"{model}_accuracy")
-                ]
-                if points:
-                    axes.plot(
-                        *zip(*sorted(points)), line, color=COLOURS[number],
-                        marker=MARKERS[number], ms=4, label=method,
-                    )  # fmt: skip
-        axes.set(title=attack, xlabel="fraction of malicious clients")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("test accuracy of benign clients")
-    lines = {line.get_label(): line for line in reversed(panels[0].get_lines())}  # first ones
-    styles = [Line2D([], [], color="grey", ls=ls, label=m) for m, ls in STYLES.items()]
-    handles = [*reversed(lines.values()), *styles]
-    figure.legend(handles=handles, loc="outside right center", frameon=False)
+            style = {"color": COLOURS[number], "marker": MARKERS[number], "ms": 4.5}
+            for axes, model in zip(panels[:, column], ("personal", "global")):
+                if points := shares(own, f"{model}_accuracy"):
+                    axes.plot(*zip(*points), label=method, **style)
+            if method == "FLAME":
+                points = shares(own, "hybrid_accuracy")
+                panels[0, column].plot(*zip(*points), ":", color=COLOURS[number], label=HYBRID)
+        panels[0, column].set_title(attack, fontsize=10.5)
+        panels[1, column].set_xlabel("malicious clients, %")
+    for axes, model in zip(panels[:, 0], ("personal", "global")):
+        axes.set_ylabel(f"accuracy of {model} models")
+    finish_panels(figure, panels, columns=6)
     figure.savefig(path, dpi=130)
 
 
+def shares(rows: list[Row], column: str) -> list[tuple[float, float]]:
+    """Return pairs of a share of Byzantine clients in percent and the mean of a column."""
+    return sorted(
+        (100 * float(fraction), statistics.mean(float(row[column]) for row in group))
+        for (fraction,), group in group_rows(rows, "fraction")
+        if group[0].get(column)
+    )
+
+
 def draw_parameters(rows: list[Row], path: Path) -> None:
-    """Draw losses over rounds."""
-    figure = Figure(figsize=(4.2 * len(PARAMETERS), 4), layout="constrained")
-    panels = figure.subplots(1, len(PARAMETERS), sharey=True)
-    for axes, name in zip(panels, PARAMETERS):
+    """Draw losses over rounds: personal models above, global models below."""
+    figure = Figure(figsize=(3.1 * len(PARAMETERS) + 0.6, 6.0), layout="constrained")
+    panels = figure.subplots(2, len(PARAMETERS), sharex=True, sharey="row")
+    for column, name in enumerate(PARAMETERS):
         shown_rows = [row for row in rows if row["figure"] == name]
         for number, ((line,), own) in enumerate(group_rows(shown_rows, "line")):
-            for model, style in (("personal", "-"), ("global", "--")):
-                points = [
-                    (int(r) + 1, statistics.mean(float(row[f"{model}_loss"]) for row in group))
-                    for (r,), group in group_rows(own, "round")
-                ]
-                color = COLOURS[(0, 5, 4)[number]]
-                label = line if model == "personal" else None
-                axes.plot(*zip(*points), style, color=color, label=label)
-        axes.set(title=name, xlabel="round", yscale="log")
-        axes.grid(alpha=0.3, which="both")
-        axes.legend(frameon=False, fontsize="x-small")
-    panels[0].set_ylabel("validation loss (solid: personal, dashed: global)")
+            for axes, model in zip(panels[:, column], ("personal", "global")):
+                points = mean_over_rounds(own, f"{model}_loss")
+                axes.plot(*zip(*points), color=COLOURS[(0, 5, 4)[number]], label=line)
+        for axes in panels[:, column]:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
+            axes.grid(alpha=0.3, which="both")
+            axes.spines[["top", "right"]].set_visible(False)
+        panels[0, column].set_title(name, fontsize=10.5)
+        panels[0, column].legend(frameon=False, fontsize="small")
+        panels[1, column].set_xlabel("round")
+    for axes, model in zip(panels[:, 0], ("personal", "global")):
+        axes.set_ylabel(f"validation loss of {model} models")
     figure.savefig(path, dpi=130)
 
 

@@ -8,8 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
 from experiments.flame.run import METHODS
 from experiments.grid import Row, finished_rows, group_rows, read
@@ -33,7 +36,18 @@ EXTRA = {  # columns that the paper lacks
     "Ditto PM": ("Ditto", "personal_accuracy"),
     "Ditto GM": ("Ditto", "global_accuracy"),
 }
-SAME = "pFedMe, step 1"  # has FLAME's values, so it is drawn larger to be visible
+SAME = "pFedMe, step 1"  # has FLAME's values, so pictures leave it out
+MODELS = {"HM": "Hybrid models", "PM": "Personal models", "GM": "Global models"}
+DATA = {"mnist": "MNIST", "fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+SPLITS = {
+    "hybrid_q2_dir0.5": "half by label, half by size",
+    "label_dir0.5": "label skew, Dirichlet(0.5)",
+    **{f"label_q{q}": f"label skew, {q} classes" for q in range(2, 7)},
+    "quality_gau0.1": "quality skew, noise 0.1",
+    "quantity_dir0.5": "quantity skew, Dirichlet(0.5)",
+}
+SHOWN_COLOURS = (0, 5, 4)  # of FLAME, pFedMe and Ditto in the picture of the table
+HYBRID = "FLAME, hybrid model"
 GLOBAL_BAND, STDS = 0.03, 2.0  # personal and hybrid models: twice the paper's std over its runs
 
 
@@ -101,70 +115,96 @@ def tables(results: Results, compared: Mapping[str, Mapping[str, Comparison]]) -
     return "\n".join(parts)
 
 
+def describe(setting: str) -> str:
+    """Return a setting in words."""
+    data, split = setting.split("/")
+    return f"{DATA[data]}: {SPLITS[split]}"
+
+
 def draw_table(compared: Mapping[str, Mapping[str, Comparison]], path: Path) -> None:
-    """Draw the paper's figures and ours."""
+    """Draw the paper's figures with their bands, and ours."""
     settings = list(compared)
-    figure = Figure(figsize=(13, 0.32 * len(settings) + 1.6), layout="constrained")
-    panels = figure.subplots(1, 3, sharey=True)
-    for axes, model in zip(panels, ("HM", "PM", "GM")):
-        columns = [name for name in COLUMNS if name.endswith(model)]
-        for number, name in enumerate(columns):
-            color, marker = COLOURS[(0, 5, 4)[number]], MARKERS[number]
+    figure = Figure(figsize=(13, 0.36 * len(settings) + 1.8), layout="constrained")
+    panels = figure.subplots(1, len(MODELS), sharey=True)
+    for axes, (model, words) in zip(panels, MODELS.items()):
+        names = [name for name in COLUMNS if name.endswith(model)]
+        agrees = [
+            compared[s][name].agrees for s in settings for name in names if name in compared[s]
+        ]
+        for number, name in enumerate(names):
             for place, setting in enumerate(settings):
-                if name not in compared[setting]:
-                    continue
-                comparison = compared[setting][name]
-                y = place + (number - 1) * 0.24
-                axes.plot(
-                    [comparison.paper - comparison.band, comparison.paper + comparison.band],
-                    [y, y],
-                    color=color, lw=5, alpha=0.25, solid_capstyle="butt",
-                )  # fmt: skip
-                axes.plot(comparison.paper, y, "|", color=color, ms=7)
-                axes.plot(
-                    statistics.mean(comparison.ours), y, marker, color=color, ms=4,
-                    label=name.split()[0] if not place else None,
-                )  # fmt: skip
-        axes.set_title(model, fontsize="medium")
+                if name in compared[setting]:
+                    draw_comparison(axes, compared[setting][name], place, number)
+        axes.set_title(f"{words}: {sum(agrees)} of {len(agrees)} in the band", fontsize=10.5)
         axes.grid(axis="x", alpha=0.3)
         axes.set_xlabel("accuracy")
-    panels[0].set_yticks(range(len(settings)), settings)
-    panels[0].invert_yaxis()
-    panels[-1].legend(frameon=False, fontsize="small", loc="lower left")
-    figure.suptitle("bars: the paper's figure and its band; markers: ours", fontsize="medium")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        for place in range(len(settings) - 1):
+            axes.axhline(place + 0.5, color="0.92", lw=0.8, zorder=0)
+    panels[0].set_yticks(range(len(settings)), [describe(setting) for setting in settings])
+    panels[0].set_ylim(len(settings) - 0.5, -0.5)
+    handles = [
+        Line2D([], [], color=COLOURS[colour], marker=MARKERS[number], ls="", label=method)
+        for number, (colour, method) in enumerate(zip(SHOWN_COLOURS, ("FLAME", "pFedMe", "Ditto")))
+    ]
+    handles.append(Line2D([], [], color="0.75", lw=6, label="band around the paper's figure"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=130)
+
+
+def draw_comparison(axes: Axes, comparison: Comparison, place: int, number: int) -> None:
+    """Draw one figure: a bar for the paper's band, a tick for its figure, a marker for ours."""
+    colour, y = COLOURS[SHOWN_COLOURS[number]], place + (number - 1) * 0.24
+    band = [comparison.paper - comparison.band, comparison.paper + comparison.band]
+    axes.plot(band, [y, y], color=colour, lw=5, alpha=0.25, solid_capstyle="butt")
+    axes.plot(comparison.paper, y, "|", color=colour, ms=7)
+    axes.plot(statistics.mean(comparison.ours), y, MARKERS[number], color=colour, ms=4)
 
 
 def draw_curves(curves: Iterable[Row], settings: Sequence[str], path: Path) -> None:
     """Draw validation accuracies over rounds, as in the paper's Figure 3: means over seeds."""
-    figure = Figure(figsize=(6 * len(settings), 4.2), layout="constrained")
-    panels: Sequence[Axes] = figure.subplots(1, len(settings), squeeze=False)[0]
+    figure = Figure(figsize=(3.7 * len(settings) + 0.6, 6.4), layout="constrained")
+    panels = figure.subplots(2, len(settings), squeeze=False, sharex=True, sharey="col")
     all_rows = list(curves)
-    for axes, setting in zip(panels, settings):
-        rows = [row for row in all_rows if row["setting"] == setting]
+    for column, setting in enumerate(settings):
+        rows = [row for row in all_rows if row["setting"] == setting and row["method"] != SAME]
         for (method,), own in group_rows(rows, "method"):
             number = list(METHODS).index(method)
-            for model, line in (("personal", "-"), ("global", "--"), ("hybrid", ":")):
-                if model == "hybrid" and method != "FLAME":
-                    continue
-                points = [
-                    (int(r) + 1, statistics.mean(float(row[f"{model}_accuracy"]) for row in rows))
-                    for (r,), rows in group_rows(own, "round")
-                ]
-                below = {"lw": 5, "alpha": 0.5} if method == SAME else {}
-                axes.plot(
-                    *zip(*points), line, color=COLOURS[number], marker=MARKERS[number], ms=3,
-                    label=f"{method}, {model}", zorder=1 if below else 2, **below,
-                )  # fmt: skip
-        axes.set(title=setting, xlabel="round", ylabel="validation accuracy")
-        axes.grid(alpha=0.3)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside right center",
-        fontsize="x-small",
-        handlelength=4,
-    )
+            for axes, model in zip(panels[:, column], ("personal", "global")):
+                points = mean_over_rounds(own, f"{model}_accuracy")
+                style = {"color": COLOURS[number], "marker": MARKERS[number], "ms": 3.5}
+                axes.plot(*zip(*points), label=method, **style)
+            if method == "FLAME":
+                points = mean_over_rounds(own, "hybrid_accuracy")
+                panels[0, column].plot(*zip(*points), ":", color=COLOURS[number], label=HYBRID)
+        panels[0, column].set_title(describe(setting), fontsize=10.5)
+        panels[1, column].set_xlabel("round")
+    for axes, model in zip(panels[:, 0], ("personal", "global")):
+        axes.set_ylabel(f"accuracy of {model} models")
+    finish_panels(figure, panels, columns=5)
     figure.savefig(path, dpi=130)
+
+
+def mean_over_rounds(rows: Iterable[Row], column: str) -> list[tuple[int, float]]:
+    """Return pairs of a round and the mean of a column over seeds."""
+    return [
+        (int(number) + 1, statistics.mean(float(row[column]) for row in group))
+        for (number,), group in group_rows(rows, "round")
+    ]
+
+
+def finish_panels(figure: Figure, panels: np.ndarray, columns: int) -> None:
+    """Add grids, and one legend of all lines, in some columns below the panels."""
+    lines = {}
+    for axes in panels.flat:
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        handles, labels = axes.get_legend_handles_labels()
+        lines |= {label: line for label, line in zip(labels, handles) if label not in lines}
+    figure.legend(
+        lines.values(), lines.keys(), loc="outside lower center", ncols=columns, frameon=False
+    )
 
 
 def draw_fairness(clients: Iterable[Row], settings: Sequence[str], path: Path) -> None:
@@ -173,33 +213,37 @@ def draw_fairness(clients: Iterable[Row], settings: Sequence[str], path: Path) -
     The upper panels use mean losses over a client's samples. The lower panels use sums over its
     minibatches of 100, as in the authors' code, so that clients with large test sets count more.
     """
-    figure = Figure(figsize=(5.5 * len(settings), 8), layout="constrained")
-    panels = figure.subplots(2, len(settings), squeeze=False, sharex="col")
+    figure = Figure(figsize=(3.7 * len(settings) + 0.6, 6.8), layout="constrained")
+    panels = figure.subplots(2, len(settings), squeeze=False, sharex="col", sharey="row")
     client_rows = list(clients)
     for column, setting in enumerate(settings):
-        rows = [row for row in client_rows if row["setting"] == setting]
+        rows = [row for row in client_rows if row["setting"] == setting and row["method"] != SAME]
         for (method,), own in group_rows(rows, "method"):
-            number = list(METHODS).index(method)
             for model, marker in (("global", "o"), ("personal", "^")):
-                accuracies, means, sums = [], [], []
-                for _, run in group_rows(own, "seed"):
-                    accuracies.append(statistics.mean(float(r[f"{model}_accuracy"]) for r in run))
-                    losses = [float(r[f"{model}_loss"]) for r in run]
-                    batches = [-(-int(r["test_samples"]) // 100) for r in run]
-                    means.append(statistics.variance(losses))
-                    sums.append(statistics.variance(a * b for a, b in zip(losses, batches)))
-                for axes, values in zip(panels[:, column], (means, sums)):
-                    x, y = statistics.mean(accuracies), statistics.mean(values)
-                    hollow = {"fillstyle": "none", "ms": 14} if method == SAME else {"ms": 8}
-                    name = f"{method}, {model}"
-                    axes.plot(x, y, marker, color=COLOURS[number], label=name, **hollow)
-        for axes, loss in zip(panels[:, column], ("mean loss", "summed loss")):
-            axes.set(yscale="log", ylabel=f"variance of clients' {loss}", title=setting)
-            axes.grid(alpha=0.3, which="both")
+                accuracy, *variances = loss_variances(own, model)
+                style = {"color": COLOURS[list(METHODS).index(method)], "ms": 8}
+                for axes, variance in zip(panels[:, column], variances):
+                    axes.plot(accuracy, variance, marker, label=f"{method}, {model}", **style)
+        panels[0, column].set_title(describe(setting), fontsize=10.5)
         panels[1, column].set_xlabel("mean accuracy over clients")
-    handles = panels[0, 0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside right center", fontsize="small", labelspacing=1)
+    for axes, loss in zip(panels[:, 0], ("mean loss", "summed loss")):
+        axes.set(yscale="log", ylabel=f"variance of clients' {loss}")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter("")
+    finish_panels(figure, panels, columns=4)
     figure.savefig(path, dpi=130)
+
+
+def loss_variances(rows: Iterable[Row], model: str) -> tuple[float, float, float]:
+    """Return means over seeds: accuracy, variance of mean losses, variance of summed losses."""
+    accuracies, means, sums = [], [], []
+    for _, run in group_rows(rows, "seed"):
+        accuracies.append(statistics.mean(float(row[f"{model}_accuracy"]) for row in run))
+        losses = [float(row[f"{model}_loss"]) for row in run]
+        batches = [-(-int(row["test_samples"]) // 100) for row in run]
+        means.append(statistics.variance(losses))
+        sums.append(statistics.variance(a * b for a, b in zip(losses, batches)))
+    return statistics.mean(accuracies), statistics.mean(means), statistics.mean(sums)
 
 
 def write(folder: Path = HERE) -> None:

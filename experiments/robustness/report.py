@@ -9,6 +9,7 @@ from experiments.tables import COLOURS, MARKERS
 
 Row = Mapping[str, str]
 MODELS = ("global", "personal")
+NOISE = 2.0  # points: smaller losses are noise of a single seed, and are not written
 
 
 class Results:
@@ -44,6 +45,11 @@ class Results:
         """Return a defence's lowest accuracy over all attacks, and the attack."""
         values = [(self.value(a, defence, fraction, f"{model}_accuracy"), a) for a in self.attacks]
         return min(((v, a) for v, a in values if v is not None), default=None)
+
+    def sort_defences(self, fraction: float) -> list[str]:
+        """Return the defences by the lowest accuracy of the global model, the best one first."""
+        lowest = {d: self.worst(d, fraction, "global") for d in self.defences}
+        return sorted(self.defences, key=lambda d: lowest[d] or (0.0, ""), reverse=True)
 
     def drops(self, attack: str, fraction: float, model: str) -> list[tuple[float, str]]:
         """Return an attack's drops of the accuracy under the defences, largest first."""
@@ -81,9 +87,9 @@ def write(
 
 def tables(results: Results, grid: Sequence[float]) -> str:
     """Return all tables."""
-    parts = []
+    parts = ["# Attacks against defences: all numbers", ""]
     for fraction in grid:
-        share = f"{100 * fraction:.0f} % byzantine clients"
+        share = f"{100 * fraction:.0f} % Byzantine clients"
         for model in MODELS:
             parts += [
                 f"## Accuracy of {model} models, {share}",
@@ -181,41 +187,62 @@ def figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -
 
 
 def draw_grid(results: Results, fraction: float, path: Path) -> None:
-    """Draw attacks against defences as a map, with the worst case of each defence beside it."""
-    names = [results.none, *results.attacks]
-    size = (3.4 + 0.5 * (len(names) + 1), 2.2 + 0.54 * len(results.defences))
+    """Draw the loss of accuracy by each attack under each defence, for both models.
+
+    Defences are sorted by their accuracy in the worst case of the global model.
+    """
+    defences = results.sort_defences(fraction)
+    size = (3.2 + 0.55 * (len(results.attacks) + 2), 2.0 + 0.5 * len(defences))
     sheet, panels = figure(2, 1, size, sharex=True)
     for panel, model in zip(panels[:, 0], MODELS):
-        column = f"{model}_accuracy"
-        numbers = []
-        for defence in results.defences:
-            worst = results.worst(defence, fraction, model)
-            found = [results.value(attack, defence, fraction, column) for attack in names]
-            numbers.append([*found, worst and worst[0]])
-        plain = [[float("nan") if v is None else v for v in row] for row in numbers]
-        image = panel.imshow(plain, cmap="cividis", vmin=0, vmax=0.9, aspect="auto")
-        for i, row in enumerate(numbers):
-            for j, value in enumerate(row):
-                dark = value is not None and value < 0.5
-                text = "–" if value is None else f"{value:.2f}".removeprefix("0")
-                style = {"color": "white" if dark else "black", "fontsize": 7.5}
-                panel.text(j, i, text, ha="center", va="center", **style)
-        panel.axvline(0.5, color="white", lw=3)
-        panel.axvline(len(names) - 0.5, color="white", lw=3)
-        panel.set_xticks(range(len(names) + 1), [*names, "worst case"], rotation=55, ha="right")
-        panel.set_yticks(range(len(results.defences)), results.defences)
-        panel.set_title(f"{model} models")
-    sheet.colorbar(image, ax=panels, label="mean accuracy of benign clients", shrink=0.8, pad=0.01)
-    sheet.suptitle(f"{100 * fraction:.0f} % byzantine clients")
+        draw_losses(panel, results, defences, fraction, model)
+    sheet.suptitle(
+        f"Loss of accuracy by an attack, in points, with {100 * fraction:.0f} % Byzantine clients",
+        fontweight="bold",
+    )
     save(sheet, path)
+
+
+def draw_losses(
+    panel: Any, results: Results, defences: Sequence[str], fraction: float, model: str
+) -> None:
+    """Draw a model's losses of accuracy as a map, after its accuracy without an attack."""
+    column = f"{model}_accuracy"
+    names = ["accuracy, no attack", *results.attacks, "largest loss"]
+    losses = []
+    for defence in defences:
+        clean = results.value(results.none, defence, fraction, column)
+        values = [results.value(attack, defence, fraction, column) for attack in results.attacks]
+        drops = [
+            float("nan") if clean is None or value is None else 100 * (clean - value)
+            for value in values
+        ]
+        defined = [drop for drop in drops if drop == drop]  # without NaN
+        losses.append([float("nan"), *drops, max(defined, default=float("nan"))])
+        text = "–" if clean is None else f"{clean:.2f}"
+        panel.text(0, len(losses) - 1, text, ha="center", va="center", fontsize=8)
+    panel.imshow(losses, cmap="Oranges", vmin=0, vmax=60, aspect="auto")
+    for i, row in enumerate(losses):
+        for j, loss in enumerate(row):
+            if j and loss == loss and loss >= NOISE:
+                colour = "white" if loss > 42 else "black"
+                style = {"ha": "center", "va": "center", "fontsize": 8, "color": colour}
+                panel.text(j, i, f"{loss:.0f}", **style)
+    panel.axvline(0.5, color="0.6", lw=1)
+    panel.axvline(len(names) - 1.5, color="0.6", lw=1)
+    panel.set_xticks(range(len(names)), names, rotation=55, ha="right")
+    panel.set_yticks(range(len(defences)), defences)
+    panel.set_title(f"{model} models", loc="left", fontsize=11)
+    panel.tick_params(length=0)
 
 
 def draw_models(results: Results, fraction: float, path: Path) -> None:
     """Draw each defence without attack, in the mean and in the worst case, for both models."""
-    sheet, panels = figure(1, 2, (11, 1.6 + 0.32 * len(results.defences)), sharex=True, sharey=True)
+    defences = results.sort_defences(fraction)
+    sheet, panels = figure(1, 2, (11, 1.6 + 0.32 * len(defences)), sharex=True, sharey=True)
     for panel, model in zip(panels[0], MODELS):
         column = f"{model}_accuracy"
-        for place, defence in enumerate(results.defences):
+        for place, defence in enumerate(defences):
             clean = results.value(results.none, defence, fraction, column)
             values = [results.value(a, defence, fraction, column) for a in results.attacks]
             defined = [value for value in values if value is not None]
@@ -223,50 +250,56 @@ def draw_models(results: Results, fraction: float, path: Path) -> None:
                 continue
             panel.plot([min(defined), clean], [place, place], color="0.75", lw=2, zorder=1)
             points = (clean, statistics.mean(defined), min(defined))
-            words = ("nobody lies", "mean over attacks", "worst attack")
+            words = ("no attack", "mean over attacks", "worst attack")
             for value, word, colour, marker in zip(points, words, COLOURS[3:6], "osv"):
                 label = word if place == 0 else None
                 panel.scatter(
                     value, place, color=colour, marker=marker, label=label, zorder=2, s=36
                 )
-        panel.set_title(f"{model} models")
+        panel.set_title(f"{model} models", loc="left", fontweight="bold")
         panel.set_xlabel("mean accuracy of benign clients")
         panel.grid(axis="x", alpha=0.3)
-    panels[0][0].set_yticks(range(len(results.defences)), results.defences)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0][0].set_yticks(range(len(defences)), defences)
     panels[0][0].invert_yaxis()
     handles, labels = panels[0][0].get_legend_handles_labels()
-    sheet.legend(handles, labels, loc="outside lower center", ncols=3)
-    sheet.suptitle(f"{100 * fraction:.0f} % byzantine clients")
+    sheet.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    sheet.suptitle(f"{100 * fraction:.0f} % Byzantine clients")
     save(sheet, path)
 
 
 def draw_curves(results: Results, curves: Mapping[str, Sequence[str]], path: Path) -> None:
-    """Draw accuracy against the fraction of byzantine clients: a line for each defence."""
+    """Draw accuracy against the fraction of Byzantine clients: a panel per defence and model."""
     attacks = [attack for attack in curves["attacks"] if attack in results.attacks]
+    defences = [defence for defence in curves["defences"] if defence in results.defences]
     if not attacks:
         return
-    sheet, panels = figure(2, len(attacks), (3.4 * len(attacks) + 0.6, 7), sharex=True, sharey=True)
+    size = (1.75 * len(defences) + 0.8, 5.2)
+    sheet, panels = figure(2, len(defences), size, sharex=True, sharey="row")
     fractions = sorted({float(row["fraction"]) for row in results.rows})
     for line, model in enumerate(MODELS):
-        for panel, attack in zip(panels[line], attacks):
-            for defence, colour, marker in zip(curves["defences"], COLOURS, MARKERS):
+        for panel, defence in zip(panels[line], defences):
+            for attack, colour, marker in zip(attacks, COLOURS[3:], MARKERS):
                 points = []
                 for fraction in fractions:
                     name = attack if fraction else results.none
                     value = results.value(name, defence, fraction, f"{model}_accuracy")
-                    points += [] if value is None else [(fraction, value)]
+                    points += [] if value is None else [(100 * fraction, value)]
                 if points:
-                    style = {"color": colour, "marker": marker, "ms": 5, "lw": 1.4}
-                    panel.plot(*zip(*points), label=defence, **style)
-            panel.set_title(f"{attack}, {model}")
+                    style = {"color": colour, "marker": marker, "ms": 4, "lw": 1.6}
+                    panel.plot(*zip(*points), label=attack, **style)
+            panel.set_title(defence, fontsize=9.5)
             panel.grid(alpha=0.3)
-            panel.set_ylim(0, 0.95)
-    for panel in panels[-1]:
-        panel.set_xlabel("fraction of byzantine clients")
-    for row in panels:
-        row[0].set_ylabel("mean accuracy of benign clients")
+            panel.spines[["top", "right"]].set_visible(False)
+        panels[line][0].set_ylabel(f"{model} models")
+    panels[-1][len(defences) // 2].set_xlabel("Byzantine clients, %")
+    sheet.suptitle(
+        "Mean accuracy of benign clients (each row has its own scale)",
+        fontweight="bold",
+        fontsize=11,
+    )
     handles, labels = panels[0][0].get_legend_handles_labels()
-    sheet.legend(handles, labels, loc="outside lower center", ncols=2 * len(attacks))
+    sheet.legend(handles, labels, loc="outside lower center", ncols=len(attacks), frameon=False)
     save(sheet, path)
 
 

@@ -30,7 +30,7 @@ class FLTrust(Aggregator):
     Source: Cao et al., NDSS 2021, equations 2 to 4. The trust of an upload is its cosine to the
     root, the update from the server's own data, or 0 if this cosine is negative. Set
     ``data.root_samples``, for example ``100``, to give the server data. Breakdown point: 0 by the
-    definition of :meth:`breakdown`, but the result is never longer than the root. It logs the
+    definition of ``breakdown``, but the result is never longer than the root. It logs the
     number of uploads with trust 0 as ``"dropped"``.
 
     Shape:

@@ -31,8 +31,8 @@ class SignFlipping(LineAttack):
     """Sign flipping: each attacker multiplies its own update or model by a negative number.
 
     Args:
-        factor: Absolute value of the number. ``None`` takes |p|, with p drawn from N(0, std²) for
-            each attacker in each round. ``"search"`` searches for the factor that does most harm:
+        factor: Absolute value of the number. ``None`` takes ``|p|``, with p drawn from N(0, std²)
+            for each attacker in each round. ``"search"`` searches for the factor that does most harm:
             see :class:`LineAttack`.
         of: The vector to flip: the ``"update"``; the ``"model"``, which is the broadcast plus the
             update; or the ``"broadcast"`` alone. The upload of a model is its difference from the
@@ -81,7 +81,7 @@ class SignFlipping(LineAttack):
     def default_factor(
         self, reference: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
     ) -> Tensor:
-        """Return |p| for each attacker."""
+        """Return ``|p|`` for each attacker."""
         draws = [
             normals(
                 key(context.seed, "sign-flipping", context.round, client), torch.zeros(1).long()

@@ -108,7 +108,7 @@ class Client(Configurable, ClientRounds, ABC):
     mean_of: Literal["cohort", "clients"] = "cohort"
     """The definition of the global model: the mean of the cohort's uploads, or the mean of the
     rows that all clients keep. For ``"clients"`` an upload is the client's change of that mean
-    (:meth:`upload_change`). An aggregator that weighs by samples is then refused. A server
+    (``upload_change``). An aggregator that weighs by samples is then refused. A server
     optimizer other than SGD with learning rate 1 gives a warning."""
 
     uploads_changes = False
@@ -119,7 +119,7 @@ class Client(Configurable, ClientRounds, ABC):
     """Whether the server must merge by the mean with equal weights, and only add it."""
 
     reads_validation = False
-    """Whether ``training_step`` reads the client's validation data, by :meth:`validation_batch`."""
+    """Whether ``training_step`` reads the client's validation data, by ``validation_batch``."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class Client(Configurable, ClientRounds, ABC):
     def add_server_state(self, name: str, default: RowDefault) -> None:
         """Declare a state of the server: a row that it keeps beside the global model.
 
-        Clients read it, and may propose its next value (:attr:`ClientRound.proposals`). The server
+        Clients read it, and may propose its next value (``ClientRound.proposals``). The server
         takes the mean of the proposals with any aggregator. Attacks on uploads do not change
         proposals.
 
@@ -369,7 +369,7 @@ class Client(Configurable, ClientRounds, ABC):
 
         Args:
             data: The clients' data.
-            population: The numbers of clients and samples; also :attr:`population`.
+            population: The numbers of clients and samples; also ``population``.
 
         Raises:
             ValueError: If the federation does not fit.

@@ -31,7 +31,7 @@ class Model:
             always keep the running statistics of trained models.
         evaluated: Whether the model has metrics. The last evaluated model gives predictions.
         validated: Whether its loss on the client's validation data is computed at the end of a
-            round: see :attr:`ClientRound.validation_losses`.
+            round: see ``ClientRound.validation_losses``.
         work: The local work on the model in a round; ``None`` for the client's local work.
         lr: The learning rate of the model; ``None`` for that of the optimizer.
         options: Further options of its parameter group in the optimizer, such as ``momentum``.

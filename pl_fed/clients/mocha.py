@@ -140,7 +140,7 @@ class Mocha(Client):
         return loss + pull + self.decay / 2 * norm
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Upload |S| / m times the model's change: their mean is the change of W's mean."""
+        """Upload ``|S| / m`` times the model's change: their mean is the change of W's mean."""
         before = self._all_models(client)[client.ids]
         return self.population.share * (client.models["personal"].parameters - before)
 

@@ -225,7 +225,7 @@ class Trainer(LightningTrainer):
 
         Raises:
             FileNotFoundError: If ``ckpt_path`` is ``"last"`` and the run has no checkpoint.
-            TypeError: If the model is not a :class:`Client`.
+            TypeError: If the model is not a :class:`~pl_fed.clients.Client`.
             ValueError: If a round cannot honour a setting of the trainer, a callback or the model;
                 another process uses the run's folder, or it contains another run; or
                 ``weights_only`` is ``False``.

@@ -7,7 +7,7 @@ from pl_fed.samplers.base import Sampler
 class FixedCohort(Sampler):
     """Base class of samplers that draw a constant number of clients in every round.
 
-    A subclass implements :meth:`sample`.
+    A subclass implements ``sample``.
 
     Args:
         cohort_size: Clients per round, at least 1 and at most the number of clients.

@@ -1,0 +1,89 @@
+"""Sphinx: the README.md files of all folders and the docstrings as one site. See `make docs`."""
+
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+project = "pl_fed"
+copyright = "the authors of pl_fed"
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+extensions += ["myst_parser"]
+html_theme = "furo"
+html_title = "pl_fed"
+html_copy_source = False
+
+# pages: anchors of headings as code hosts form them
+myst_heading_anchors = 3
+myst_enable_extensions = ["smartquotes"]
+
+HIDDEN = "\ue000"  # a character for private use
+
+# docstrings: Google style, types beside the documented arguments only
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+napoleon_custom_sections = [("Shape", "params_style")]
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_class_signature = "mixed"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autosummary_generate = False
+add_module_names = False
+python_use_unqualified_type_names = True
+
+# A role that leads nowhere is an error, unless it names another package. Set PL_FED_DOCS_ONLINE to
+# link these names too, which reads the inventories of other sites.
+nitpicky = True
+OTHERS = r"(torch|lightning|torchmetrics|numpy|collections|pathlib|typing|jsonargparse|matplotlib)"
+nitpick_ignore_regex = [
+    (r"py:.*", rf"{OTHERS}\b.*"),
+    (r"py:class", r"(abc|contextlib)\..*"),
+    (r"py:class", r"pl_fed\.([a-z_]+\.){1,2}[A-Z]\w+"),  # types inside the package
+]
+if os.environ.get("PL_FED_DOCS_ONLINE"):
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "lightning": ("https://lightning.ai/docs/pytorch/stable", None),
+    }
+
+
+def show_arguments(*arguments: Any) -> tuple[str, str] | None:
+    """Show the arguments of ``__init__`` in place of those of ``__new__``.
+
+    Args:
+        *arguments: Those of Sphinx's event ``autodoc-process-signature``: the application, the kind
+            of object, its name, the object, and more.
+    """
+    kind, member = arguments[1], arguments[3]
+    if kind != "class" or member.__init__ is object.__init__:
+        return None
+    parameters = list(inspect.signature(member.__init__).parameters.values())[1:]
+    plain = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
+    return str(inspect.Signature(plain)), ""
+
+
+def hide_colon(*arguments: Any) -> None:
+    """Hide the colons of an attribute's text, which napoleon takes for the end of a type."""
+    if arguments[1] in ("attribute", "property"):
+        arguments[-1][:] = [line.replace(": ", HIDDEN) for line in arguments[-1]]
+
+
+def show_colon(*arguments: Any) -> None:
+    """Show the colons that :func:`hide_colon` has hidden."""
+    arguments[-1][:] = [line.replace(HIDDEN, ": ") for line in arguments[-1]]
+
+
+def setup(app: Any) -> None:
+    """Connect the hooks; napoleon has priority 500."""
+    app.connect("autodoc-process-signature", show_arguments)
+    app.connect("autodoc-process-docstring", hide_colon, priority=400)
+    app.connect("autodoc-process-docstring", show_colon, priority=600)
