@@ -7,12 +7,14 @@ if TYPE_CHECKING:
     from pl_fed.engine.options import EngineOptions as EngineOptions
     from pl_fed.federation import Federation as Federation
     from pl_fed.lightning.trainer import Trainer as Trainer
+    from pl_fed.privacy.differential_privacy import DifferentialPrivacy as DifferentialPrivacy
     from pl_fed.rounds.adversary import Adversary as Adversary
     from pl_fed.rounds.storage import StorageOptions as StorageOptions
 
 __version__ = "0.1.0"
 _CLASSES = {
     "Adversary": "rounds.adversary",
+    "DifferentialPrivacy": "privacy.differential_privacy",
     "EngineOptions": "engine.options",
     "Federation": "federation",
     "StorageOptions": "rounds.storage",
@@ -20,7 +22,7 @@ _CLASSES = {
 }
 _ROOMS = (
     *("aggregators", "attacks", "callbacks", "clients", "data", "loggers", "metrics", "models"),
-    *("optimizers", "partitioners", "samplers", "skews"),
+    *("optimizers", "partitioners", "privacy", "samplers", "skews"),
 )
 __all__ = [*_CLASSES, *_ROOMS]
 

@@ -25,6 +25,10 @@ class Sampler(Configurable, ABC):
         tensor([0])
     """
 
+    has_fixed_size: bool = True
+    """Whether all cohorts have the same size. Otherwise ``size_of_cohort`` is the expected size,
+    and a cohort may be empty."""
+
     @abstractmethod
     def size_of_cohort(self, num_clients: int) -> int:
         """Return the size of a cohort in a federation of ``num_clients`` clients.
@@ -44,7 +48,8 @@ class Sampler(Configurable, ABC):
             generator: Source of all randomness.
 
         Returns:
-            Distinct client ids in ascending order, int64 [size_of_cohort(num_clients)].
+            Distinct client ids in ascending order, int64 [size_of_cohort(num_clients)]; of any
+            length without :attr:`has_fixed_size`.
 
         Raises:
             ValueError: If the federation is too small.
@@ -63,7 +68,7 @@ class Sampler(Configurable, ABC):
                 ids.
         """
         cohort = torch.as_tensor(self.sample(num_clients, sizes, generator))
-        size = self.size_of_cohort(num_clients)
+        size = self.size_of_cohort(num_clients) if self.has_fixed_size else cohort.numel()
         is_valid = cohort.dtype == torch.int64 and cohort.shape == (size,)
         ids = set(cohort.tolist()) if is_valid else set()
         if len(ids) < size or min(ids, default=0) < 0 or max(ids, default=0) >= num_clients:
