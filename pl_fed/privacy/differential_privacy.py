@@ -39,8 +39,8 @@ class DifferentialPrivacy:
             by C.
         rounds: The number of rounds for ``epsilon``; ``None`` for the trainer's ``max_epochs``.
         stop_at_epsilon: The run ends before ε exceeds this number; ``None`` for ``epsilon``.
-        accounting: ``"pld"`` (privacy loss distributions), ``"rdp"`` (Rényi), or ``"auto"``: the
-            tighter one with a theorem for the sampler.
+        accounting: ``"pld"`` (privacy loss distributions), ``"rdp"`` (Rényi divergences), or
+            ``"auto"``: the tightest one with a theorem for the sampler.
         amplification: Whether to use the randomness of the sampler. Without it the guarantee also
             holds against an observer who knows all cohorts, and any cohorts are allowed.
         target_quantile: γ in (0, 1): C follows this quantile of the norms of the uploads (Andrew et
