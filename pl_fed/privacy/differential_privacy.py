@@ -98,6 +98,11 @@ class DifferentialPrivacy:
                 f"Expected argument `{_PATH}.amplification` to be true or false but got"
                 f" {self.amplification!r}."
             )
+        if self.min_separation is not None and self.target_quantile is not None:
+            raise ValueError(
+                f"Expected no `{_PATH}.target_quantile` with `{_PATH}.min_separation` but got"
+                f" {self.target_quantile}: correlated noise needs one clipping norm in all rounds."
+            )
         self._check_simulation()
 
     def _check_noise(self) -> None:

@@ -19,7 +19,7 @@ from pl_fed.functional.privacy import (
 )
 from pl_fed.privacy import Accountant, DifferentialPrivacy, Participation
 from pl_fed.random import key, normal_row
-from pl_fed.samplers import All, Poisson, Sampler, Uniform
+from pl_fed.samplers import All, Cyclic, Poisson, Sampler, Uniform
 
 _PATH = "federation.privacy"
 
@@ -286,18 +286,27 @@ def find_participation(
             mechanism needs another sampler.
     """
     name = type(sampler).__name__
-    if type(sampler) not in (Poisson, Uniform, All):
+    if type(sampler) not in (Poisson, Uniform, All, Cyclic):
         raise ValueError(
-            f"Expected argument `federation.sampler` to be Poisson, Uniform or All of"
+            f"Expected argument `federation.sampler` to be Poisson, Uniform, Cyclic or All of"
             f" pl_fed.samplers for `{_PATH}` but got {name}: there is no accounting for its draws;"
             " use Poisson."
+        )
+    separation = sampler.min_separation(num_clients)
+    if settings.min_separation is not None and settings.min_separation > separation:
+        raise ValueError(
+            f"Expected argument `{_PATH}.min_separation` to be at most {separation} for {name},"
+            f" because a client may take part again after {separation} rounds, but got"
+            f" {settings.min_separation}: use pl_fed.samplers.Cyclic with as many groups."
         )
     clients = settings.population or num_clients
     cohort = float(settings.noise_cohort_size or sampler.size_of_cohort(num_clients))
     if isinstance(sampler, Poisson) and not settings.is_simulated:
         cohort = sampler.rate * num_clients
-    if not settings.amplification or isinstance(sampler, All):
-        return Participation("any", clients, cohort)
+    if settings.min_separation is not None:
+        return Participation("banded", clients, cohort, settings.min_separation)
+    if not settings.amplification or isinstance(sampler, All | Cyclic):
+        return Participation("any", clients, cohort, separation)
     if isinstance(sampler, Poisson):
         return Participation("poisson", clients, cohort)
     return Participation("without_replacement", clients, cohort)

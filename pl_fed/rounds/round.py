@@ -146,7 +146,7 @@ class RoundRunner:
         if round not in self._cohorts:
             sizes = self.datamodule.clients.train.sizes
             draw = generator(self.seed, "cohort", round)
-            self._cohorts = {round: self.sampler.draw(len(sizes), sizes, draw)}
+            self._cohorts = {round: self.sampler.draw_round(round, len(sizes), sizes, draw)}
         return self._cohorts[round].clone()
 
     def _plan(self, round: int, optimizer: torch.optim.Optimizer, hooks: RoundHooks) -> RoundPlan:

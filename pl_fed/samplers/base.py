@@ -55,6 +55,23 @@ class Sampler(Configurable, ABC):
             ValueError: If the federation is too small.
         """
 
+    def min_separation(self, num_clients: int) -> int:
+        """Return the number of consecutive rounds in which a client takes part at most once."""
+        return 1
+
+    def draw_round(
+        self, round: int, num_clients: int, sizes: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """Return the checked cohort of a round.
+
+        Args:
+            round: The round, from 0; only samplers that take the clients in turn read it.
+            num_clients: Number of clients of the federation.
+            sizes: Number of training samples of each client, [num_clients].
+            generator: Source of all randomness.
+        """
+        return self.draw(num_clients, sizes, generator)
+
     def draw(self, num_clients: int, sizes: Tensor, generator: torch.Generator) -> Tensor:
         """Return the cohort of :meth:`sample`, and check it; its order is free.
 

@@ -163,7 +163,7 @@ def test_bound_of_epsilon_is_exact_for_few_rounds_and_at_the_end(monkeypatch):
 
 
 def test_no_privacy_loss_distribution_without_replacement():
-    with pytest.raises(ValueError, match='`federation.privacy.accounting` to be "rdp" or "auto"'):
+    with pytest.raises(ValueError, match=r'`federation.privacy.accounting` to be "rdp" or "auto"'):
         Accountant(Participation("without_replacement", 100, 5), 1e-5, "pld")
 
 

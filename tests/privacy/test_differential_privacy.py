@@ -10,7 +10,10 @@ VALID = {"clip_norm": 1.0, "delta": 1e-5, "noise_multiplier": 1.0}
 MISTAKES = [
     ({"noise_multiplier": 0}, "`federation.privacy.noise_multiplier` to be above 0, .* but got 0"),
     ({"noise_multiplier": -1.0}, "without noise there is no privacy; to clip only, remove"),
-    ({"noise_multiplier": None}, "one of `federation.privacy.epsilon` and .* but got None and None"),
+    (
+        {"noise_multiplier": None},
+        "one of `federation.privacy.epsilon` and .* but got None and None",
+    ),
     ({"epsilon": 2.0}, "one of .* but got 2.0 and 1.0: set the first for a target"),
     ({"epsilon": 0.0, "noise_multiplier": None}, "epsilon` to be above 0, .* got 0.0: set, for"),
     ({"epsilon": -1, "noise_multiplier": None}, "epsilon` to be above 0, and finite, but got -1"),
@@ -29,6 +32,8 @@ MISTAKES = [
     ({"accounting": "moments"}, "accounting` to be 'auto', 'pld' or 'rdp' but got 'moments'"),
     ({"amplification": "no"}, "amplification` to be true or false but got 'no'"),
     ({"rounds": 5}, "rounds` to be given with `federation.privacy.epsilon` but got 5 without"),
+    ({"min_separation": 0}, "`federation.privacy.min_separation` to be at least 1 but got 0"),
+    ({"min_separation": 3, "target_quantile": 0.5}, "needs one clipping norm in all rounds"),
     ({"noise_cohort_size": 10}, "to be given together but got 10 and None"),
     ({"population": 10}, "to be given together but got None and 10"),
     ({"noise_cohort_size": 9, "population": 8}, r"at most `federation.privacy.population` \(8\)"),

@@ -10,7 +10,9 @@ COUNT = 200_000
 
 
 def rows(count, length):
-    return torch.stack([normal_row(key(3, "privacy noise", round), length) for round in range(count)])
+    return torch.stack(
+        [normal_row(key(3, "privacy noise", round), length) for round in range(count)]
+    )
 
 
 def test_noise_has_the_normal_distribution():

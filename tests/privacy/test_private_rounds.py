@@ -126,7 +126,9 @@ def test_adaptive_clipping_follows_the_noisy_quantile():
 def test_adaptive_clipping_costs_no_more_than_its_noise_multiplier():
     plain, optimizer = build()
     adaptive, other = build(privacy=private(target_quantile=0.5))
-    epsilons = [run(*parts)[1]["privacy/epsilon"] for parts in ((plain, optimizer), (adaptive, other))]
+    epsilons = [
+        run(*parts)[1]["privacy/epsilon"] for parts in ((plain, optimizer), (adaptive, other))
+    ]
     assert epsilons[0] == epsilons[1]
 
 
@@ -164,21 +166,21 @@ def test_resume_with_other_privacy_settings_is_refused(settings, words):
 def test_resume_with_another_sampler_or_without_privacy_is_refused():
     saved = build()[0].state_dict()
     other, _ = build(sampler=Poisson(0.25))
-    with pytest.raises(ValueError, match="`federation.privacy` and `sampling` = Participation"):
+    with pytest.raises(ValueError, match=r"`federation.privacy` and `sampling` = Participation"):
         other.load_state_dict(saved)
     plain = Federation(Poisson(0.5), seed=0)
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1)).double()
     plain.setup(client, shared_out(classes(SIZES)), "fit")
-    with pytest.raises(ValueError, match="of a run without `federation.privacy` but got one with"):
+    with pytest.raises(ValueError, match=r"of a run without `federation.privacy` but got one with"):
         plain.load_state_dict(saved)
-    with pytest.raises(ValueError, match="of a run with `federation.privacy` but got one without"):
+    with pytest.raises(ValueError, match=r"of a run with `federation.privacy` but got one without"):
         build()[0].load_state_dict(plain.state_dict())
 
 
 def test_resume_of_a_target_for_another_number_of_rounds_is_refused():
     target = private(epsilon=9.0, noise_multiplier=None)
     saved = build(privacy=target, sampler=All(), rounds=3)[0].state_dict()
-    with pytest.raises(ValueError, match="set `federation.privacy.rounds` to that of the first"):
+    with pytest.raises(ValueError, match=r"set `federation.privacy.rounds` to that of the first"):
         build(privacy=target, sampler=All(), rounds=5)[0].load_state_dict(saved)
 
 
