@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from pl_fed.engine.options import EngineOptions as EngineOptions
     from pl_fed.federation import Federation as Federation
     from pl_fed.lightning.trainer import Trainer as Trainer
+    from pl_fed.privacy.differential_privacy import DifferentialPrivacy as DifferentialPrivacy
     from pl_fed.reports.record import read_run as read_run
     from pl_fed.rounds.adversary import Adversary as Adversary
     from pl_fed.rounds.storage import StorageOptions as StorageOptions
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _OBJECTS = {
     "Adversary": "rounds.adversary",
+    "DifferentialPrivacy": "privacy.differential_privacy",
     "EngineOptions": "engine.options",
     "Federation": "federation",
     "StorageOptions": "rounds.storage",
@@ -22,7 +24,7 @@ _OBJECTS = {
 }
 _ROOMS = (
     *("aggregators", "attacks", "callbacks", "clients", "data", "loggers", "metrics", "models"),
-    *("optimizers", "partitioners", "samplers", "skews"),
+    *("optimizers", "partitioners", "privacy", "samplers", "skews"),
 )
 __all__ = [*_OBJECTS, *_ROOMS]
 

@@ -28,6 +28,7 @@ from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.metrics import ClientMetrics
 from pl_fed.metrics.named import name_metrics
+from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.checks import (
@@ -53,6 +54,8 @@ from pl_fed.rounds.identity import (
     federation_identity,
     optimizer_identity,
 )
+from pl_fed.rounds.privacy import RoundPrivacy, build_privacy, load_privacy
+from pl_fed.rounds.privacy_checks import check_privacy
 from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
@@ -98,6 +101,7 @@ class Federation(Configurable):
         untrained_models: The model that evaluations, predictions and exports use as the personal
             model of a client that never took part, and so has an untrained model of its own.
             ``"global"`` takes the global model. ``None`` takes the untrained model.
+        privacy: Client-level differential privacy of the global model; ``None`` for no privacy.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Raises:
@@ -119,6 +123,7 @@ class Federation(Configurable):
         monitor: str | None = None,
         metrics: dict[str, Metric] | list[Metric] | None = None,
         untrained_models: UntrainedModels = None,
+        privacy: DifferentialPrivacy | None = None,
         seed: int | None = None,
     ) -> None:
         pre_aggregators = pre_aggregators or []
@@ -155,6 +160,8 @@ class Federation(Configurable):
         self.model_selection = model_selection
         self.untrained_models = untrained_models
         check_instances(str, monitor=monitor)
+        check_instances(DifferentialPrivacy, privacy=privacy)
+        self.privacy = privacy
         self.monitor = monitor
         self.further_metrics = name_metrics(metrics)
         self.seed = global_seed() if seed is None else seed
@@ -201,9 +208,20 @@ class Federation(Configurable):
         cohort = self.sampler.size_of_cohort(data.num_clients)
         client.population = Population(data.num_clients, cohort, int(data.train.sizes.sum()))
         self._check(client, datamodule)
+        if self.privacy is not None:
+            check_privacy(
+                self.privacy,
+                client,
+                datamodule,
+                self.sampler,
+                self.server.aggregator,
+                self.adversary,
+            )
         session = self._build_session(client, datamodule, settings, previous)
         if stage == "fit":
             self._try_parts(session)
+            if session.rounds.privacy is not None:
+                session.rounds.privacy.plan(settings.rounds)
         client.check(data, client.population)
         if stage == "fit":
             with settings.autocast():
@@ -292,6 +310,7 @@ class Federation(Configurable):
             self.untrained_models,
             before=previous_evaluation,
         )
+        privacy = self._build_privacy(len(data.train.sizes), previous)
         rounds = RoundRunner(
             states,
             datamodule,
@@ -304,8 +323,17 @@ class Federation(Configurable):
             batch_rule,
             max_rejected=self.max_rejected,
             seed=self.seed,
+            privacy=privacy,
         )
         return Session(client, datamodule, states, evaluation, rounds)
+
+    def _build_privacy(self, num_clients: int, previous: Session | None) -> RoundPrivacy | None:
+        """Return the privacy step; that of the previous session has spent a part of the budget."""
+        if self.privacy is None:
+            return None
+        if previous is not None and previous.rounds.privacy is not None:
+            return previous.rounds.privacy
+        return build_privacy(self.privacy, self.sampler, num_clients, self.seed)
 
     @property
     def session(self) -> Session:
@@ -325,6 +353,16 @@ class Federation(Configurable):
     ) -> Report:
         """Run one communication round with ``pl_fed.rounds.round.RoundRunner.run``."""
         return self.session.rounds.run(round, optimizer, hooks)
+
+    def budget_is_spent(self) -> bool:
+        """Return whether another round would exceed the privacy budget."""
+        privacy = self.session.rounds.privacy
+        return privacy is not None and privacy.is_spent
+
+    def privacy_statement(self) -> str | None:
+        """Return the privacy guarantee of the rounds so far in words; ``None`` without privacy."""
+        privacy = self.session.rounds.privacy
+        return None if privacy is None or not privacy.rounds else privacy.statement()
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of a round's cohort, int64 [cohort]."""
@@ -452,7 +490,9 @@ class Federation(Configurable):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a resume, without the global model: the client's state holds it."""
+        privacy = self.session.rounds.privacy
         return {
+            **({} if privacy is None else {"privacy": privacy.state_dict()}),
             "format": CHECKPOINT_FORMAT,
             "identity": {
                 **federation_identity(self.client, self.states.loaded, self.seed),
@@ -475,6 +515,7 @@ class Federation(Configurable):
         identity = federation_identity(self.client, self.states.loaded, self.seed)
         check_identity(state["identity"], identity)
         check_optimizer_identity(state["identity"], self.client)
+        load_privacy(self.session.rounds.privacy, state.get("privacy"))
         if self.adversary.redraw:
             self.byzantine_clients.is_byzantine = state["byzantine"]
         self.engine_choice.load_state_dict(state["engine"])

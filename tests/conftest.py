@@ -47,6 +47,14 @@ def refuse_in_fast_lane(*_, **__):
     pytest.fail("A test that starts a process or compiles must be marked slow.")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def results_folder(tmp_path_factory):
+    """Save results of the privacy accountant in a temporary folder, not in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PL_FED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def real_data():
     """The folder with the real data sets, or ``None``: PL_FED_DATA."""

@@ -31,6 +31,7 @@ FLOORS = {
         "models",
         "optimizers",
         "partitioners",
+        "privacy",
         "samplers",
         "skews",
         "tasks",

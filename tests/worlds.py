@@ -5,6 +5,7 @@ import os
 import socket
 import traceback
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 from forked_processes import fork_context
@@ -42,8 +43,9 @@ from pl_fed.clients import (
 )
 from pl_fed.data import FederatedData
 from pl_fed.distributed import work_share
+from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds.checks import NonFiniteLossError
-from pl_fed.samplers import All, Uniform
+from pl_fed.samplers import All, Poisson, Uniform
 
 SIZES = [9, 30, 12, 60, 15, 21, 45, 10, 33]
 ROUNDS = 3
@@ -204,6 +206,13 @@ SCENARIOS = {
     "one process sends nothing": settings(client=MissingUploads, sampler=Only(2, 5), chunk_size=1),
     "diverges": settings(client=DivergentFedAvg, sampler=All(), max_rejected=0.0),
 }
+
+if find_spec("dp_accounting"):
+    adaptive = DifferentialPrivacy(
+        clip_norm=0.1, noise_multiplier=1.0, delta=0.01, target_quantile=0.5, quantile_share=0.1
+    )
+    SCENARIOS["private"] = settings(sampler=Poisson(0.5), privacy=adaptive)
+    SCENARIOS["private, with empty cohorts"] = settings(sampler=Poisson(0.05), privacy=adaptive)
 
 PREDICTED = ("Ditto",)
 

@@ -3,6 +3,7 @@
 from pl_fed.attacks.a_little_is_enough import ALittleIsEnough as ALittleIsEnough
 from pl_fed.attacks.backdoor import Backdoor as Backdoor
 from pl_fed.attacks.base import Attack as Attack
+from pl_fed.attacks.canaries import Canaries as Canaries
 from pl_fed.attacks.combined import Combined as Combined
 from pl_fed.attacks.fang import Fang as Fang
 from pl_fed.attacks.flipped_labels import FlippedLabels as FlippedLabels

@@ -87,6 +87,8 @@ class Summary(Callback):
                 console.print(sentence, soft_wrap=True, markup=False)
         else:
             console.print(f"no benign client has {stage} data", style="italic")
+        if (privacy := self.federation.privacy_statement()) is not None:
+            console.print(privacy, soft_wrap=True, markup=False)
         if self.folder is not None and not getattr(trainer, "fast_dev_run", False):
             console.print(f"The run's files are in {self.folder}", soft_wrap=True, markup=False)
             if self._fitted and self.next_command:

@@ -269,24 +269,54 @@ def check_monitors(
     """
     if any(_may_run_user_code(instance) for instance in (model, *trainer.callbacks)):
         return
-    monitors = [
-        (type(callback).__name__, callback.monitor)
-        for callback in trainer.callbacks
-        if getattr(callback, "monitor", None) and getattr(callback, "strict", True)
-    ]
-    monitors += [
-        (type(config.scheduler).__name__, config.monitor)
-        for config in trainer.lr_scheduler_configs
-        if config.reduce_on_plateau and config.monitor
-    ]
     names = [*logged, "train/loss", "round", "time/round", "epoch", "step"]
-    for owner, monitor in monitors:
+    for owner, monitor in _list_monitors(trainer, strict=True):
         if monitor not in names and (includes_rounds or not monitor.startswith("train/")):
             similar = difflib.get_close_matches(monitor, names) or names[:3]
             raise ValueError(
                 f"Expected {owner} with a `monitor` that rounds or validations log, as"
                 f" {' or '.join(similar)}, but got {monitor}."
             )
+
+
+def check_private_monitors(trainer: Any) -> None:
+    """Refuse callbacks and schedules that select something shared by clients' metrics.
+
+    With privacy, an early stop, the best checkpoint or a learning rate may depend on the released
+    models and the spent budget only.
+
+    Args:
+        trainer: The trainer, with the callbacks and schedules of the model.
+
+    Raises:
+        ValueError: If a monitor is a metric of clients.
+    """
+    for owner, monitor in _list_monitors(trainer):
+        if monitor not in ("round", "epoch", "step") and not monitor.startswith("privacy/"):
+            raise ValueError(
+                f"Expected {owner} without a `monitor` of clients' metrics for `federation.privacy`"
+                f" but got {monitor}: the choice would be released without noise; monitor"
+                " privacy/epsilon or round, or remove it."
+            )
+
+
+def _list_monitors(trainer: Any, strict: bool = False) -> list[tuple[str, str]]:
+    """Return the names of the callbacks and schedules with a monitor, and the monitor.
+
+    Args:
+        trainer: The trainer.
+        strict: Whether to leave out callbacks that accept a missing metric.
+    """
+    monitors = [
+        (type(callback).__name__, callback.monitor)
+        for callback in trainer.callbacks
+        if getattr(callback, "monitor", None) and (getattr(callback, "strict", True) or not strict)
+    ]
+    return monitors + [
+        (type(config.scheduler).__name__, config.monitor)
+        for config in trainer.lr_scheduler_configs
+        if config.reduce_on_plateau and config.monitor
+    ]
 
 
 def _may_run_user_code(instance: object) -> bool:

@@ -24,7 +24,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from pl_fed.federation import Federation
-from pl_fed.lightning.compatibility import check_monitors, check_optimizer
+from pl_fed.lightning.compatibility import (
+    check_monitors,
+    check_optimizer,
+    check_private_monitors,
+)
 from pl_fed.loggers import RunCSV, WaitingRows
 from pl_fed.rounds.checks import explain_log
 from pl_fed.rounds.round import RoundHooks
@@ -148,14 +152,14 @@ class FederatedLoop(_FitLoop):
     @property
     def done(self) -> bool:
         """Whether to stop; a started round is finished first."""
-        return not self._unfinished and bool(super().done)
+        return not self._unfinished and (bool(super().done) or self.federation.budget_is_spent())
 
     # A round
 
     def setup_data(self) -> None:
         """Draw the next cohort; there is no loader, because the federation has the data."""
         self._cohort = self.federation.draw_cohort(self.epoch_progress.current.processed)
-        self.max_batches = len(self._cohort)  # progress bars count the clients of the round
+        self.max_batches = max(1, len(self._cohort))  # progress bars count the clients of the round
 
     def run(self) -> None:
         """Run the rounds; also after an error, write the rows of all rounds."""
@@ -186,6 +190,8 @@ class FederatedLoop(_FitLoop):
             self.trainer.training = True
         names = self.federation.validated_names() if self.trainer.enable_validation else []
         check_optimizer(self.trainer, self.trainer.lightning_module)
+        if self.federation.privacy is not None:
+            check_private_monitors(self.trainer)
         check_monitors(self.trainer, self.trainer.lightning_module, names)
         self._validated_names = names
         self.trainer.lightning_module.train()
@@ -265,7 +271,7 @@ class FederatedLoop(_FitLoop):
         epoch.batch_progress.increment_processed()
         epoch.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         loss = {"loss": row["train/loss"]} if "train/loss" in row else {}
-        outputs, last = {**row, **loss}, len(cohort) - 1
+        outputs, last = {**row, **loss}, self.max_batches - 1
         self._call("on_train_batch_end", outputs, cohort, last, monitoring=False)
         trainer._logger_connector.on_batch_end()
         self._log(row)

@@ -106,7 +106,8 @@ class LocalTraining:
         remote = share.fetch_states(self.states.store)
         with ModelGuard(client, {"global", *client.trained}) as before:
             broadcast = ModelRows(before.rows["global"], before.statistics["global"])
-            self._run_chunks(plan, share, broadcast, remote, own)
+            if len(plan.cohort):
+                self._run_chunks(plan, share, broadcast, remote, own)
         statistics = {GLOBAL_STATISTICS: broadcast.statistics}
         own.complete_proposals({**statistics, **self.states.server_states})
         self._upload_buffer = own.buffer
@@ -115,7 +116,7 @@ class LocalTraining:
     def _share_work(self, plan: RoundPlan) -> WorkShare:
         """Divide the cohort among the processes by the clients' numbers of local steps."""
         processes = self.states.processes
-        if processes.size == 1:
+        if processes.size == 1 or not len(plan.cohort):
             return WorkShare.single_process(plan.cohort)
         steps = self.count_steps(plan.cohort, plan.rule)
         work = torch.tensor(list(steps.values()), dtype=torch.float64).sum(0)

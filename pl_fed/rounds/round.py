@@ -1,5 +1,6 @@
 """A communication round: clients train, the server merges their uploads and moves the model."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.checks import check_broken_share
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.local_training import LocalTraining, RoundPlan
+from pl_fed.rounds.privacy import RoundPrivacy
 from pl_fed.rounds.root_training import RootTraining
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
@@ -60,6 +62,7 @@ class RoundRunner:
         batch_rule: How samples become minibatches.
         max_rejected: The largest share of a round's benign clients that may be broken, in [0, 1].
         seed: The seed of the federation.
+        privacy: Clips the uploads and adds noise; ``None`` for a run without privacy.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class RoundRunner:
         batch_rule: BatchRule,
         max_rejected: float,
         seed: int,
+        privacy: RoundPrivacy | None = None,
     ) -> None:
         client: Client = states.client
         self.states = states
@@ -87,8 +91,10 @@ class RoundRunner:
         self.evaluator = evaluator
         self.settings = settings
         self.batch_rule = batch_rule
-        self.max_rejected = max_rejected
+        # a stop because of broken uploads would tell an observer about clients' data
+        self.max_rejected = max_rejected if privacy is None else 1.0
         self.seed = seed
+        self.privacy = privacy
         self.local_training = LocalTraining(
             states, engine, evaluator, byzantine_clients, datamodule.augment, settings.local, seed
         )
@@ -122,13 +128,14 @@ class RoundRunner:
         report = self._report_training(trained)
         # 2. The run stops if too many benign clients are broken.
         self._check_broken_share(trained, round)
-        if trained.has_uploads:
+        if trained.has_uploads or self.privacy is not None:
             uploads = self._collect_uploads(trained, round, optimizer, notes)
             # 3. The attackers replace their uploads.
             self._forge(uploads, notes)
             # 4. Broken uploads are left out.
             notes("rejected", float(uploads.leave_out_broken(self.client)))
-            # 5. The server merges the valid uploads and moves the global model.
+            # 5. With privacy, uploads are clipped and noise is added. The server merges the valid
+            # uploads and moves the global model.
             report |= self._merge(uploads, trained.proposed, hooks, notes)
         # 6. The states of all valid clients are stored: those of the whole round, or none.
         self._store_states(trained)
@@ -139,7 +146,7 @@ class RoundRunner:
         if round not in self._cohorts:
             sizes = self.datamodule.clients.train.sizes
             draw = generator(self.seed, "cohort", round)
-            self._cohorts = {round: self.sampler.draw(len(sizes), sizes, draw)}
+            self._cohorts = {round: self.sampler.draw_round(round, len(sizes), sizes, draw)}
         return self._cohorts[round].clone()
 
     def _plan(self, round: int, optimizer: torch.optim.Optimizer, hooks: RoundHooks) -> RoundPlan:
@@ -260,6 +267,8 @@ class RoundRunner:
     ) -> Report:
         """Merge the valid uploads, and move the global model and the server's states."""
         server, share = self.server, uploads.share
+        if self.privacy is not None:
+            return self._merge_privately(self.privacy, uploads, hooks, notes)
         if not len(share.cohort):
             return {}
         try:
@@ -285,6 +294,29 @@ class RoundRunner:
         uploads.update_server_states(self.client, self._server_states, proposed, server.aggregator)
         self.client.update_body(self._server_states)
         return {"train/update_norm": torch.linalg.vector_norm(update)}
+
+    def _merge_privately(
+        self, privacy: RoundPrivacy, uploads: Uploads, hooks: RoundHooks, notes: "_Notes"
+    ) -> Report:
+        """Move the global model by the noisy mean of clipped uploads; nothing else is released."""
+        clip_norm = privacy.clip_norm
+        update = self.server.step(
+            self.client.row("global").data,
+            uploads.rows,
+            uploads.weights,
+            uploads.context,
+            before_step=hooks.on_server_step,
+            merge=lambda _, rows, *__: privacy.protect(rows, uploads.share, notes),
+        )
+        benign = ~self.byzantine_clients.is_byzantine[uploads.share.cohort]
+        distance: Tensor | float = math.nan
+        if not benign.all():  # otherwise it is the effect of clipping and noise
+            distance = uploads.distance_to_benign_mean(update, benign, self.server.aggregator)
+        notes("benign_distance", distance)
+        return {
+            "train/update_norm": torch.linalg.vector_norm(update),
+            **privacy.report(clip_norm),
+        }
 
     def _store_states(self, trained: TrainedCohort) -> None:
         """Store the states of the valid clients, and count the round for these clients."""

@@ -183,6 +183,8 @@ class TrainedCohort:
         if own.start_losses is not None:
             tables["start_losses", ""] = own.start_losses
         tables |= {("proposals", name): own.has_upload for name in own.proposals}
+        if not len(share.cohort):
+            return cls._empty(share, own, broadcast)
         joined = share.join_tables(tables, device)
         metrics = {name: values for (kind, name), values in joined.items() if kind == "metrics"}
         status, has_upload = joined["status", ""], joined["has_upload", ""].to(device)
@@ -199,6 +201,13 @@ class TrainedCohort:
             proposed=[name for kind, name in joined if kind == "proposals"],
             own=own,
         )
+
+    @classmethod
+    def _empty(cls, share: WorkShare, own: CohortResults, broadcast: Tensor) -> "TrainedCohort":
+        """Return the results of a cohort without clients."""
+        nothing = broadcast.new_empty(0)
+        status = torch.empty(0, dtype=torch.int8, device=broadcast.device)
+        return cls(share, broadcast, {"loss": nothing}, status, False, nothing, [], own)
 
     @property
     def clients(self) -> Tensor:

@@ -25,6 +25,10 @@ class Sampler(Configurable, ABC):
         tensor([0])
     """
 
+    has_fixed_size: bool = True
+    """Whether all cohorts have the same size. Otherwise ``size_of_cohort`` is the expected size,
+    and a cohort may be empty."""
+
     @abstractmethod
     def size_of_cohort(self, num_clients: int) -> int:
         """Return the size of a cohort in a federation of ``num_clients`` clients.
@@ -44,11 +48,29 @@ class Sampler(Configurable, ABC):
             generator: Source of all randomness.
 
         Returns:
-            Distinct client ids in ascending order, int64 [size_of_cohort(num_clients)].
+            Distinct client ids in ascending order, int64 [size_of_cohort(num_clients)]; of any
+            length without :attr:`has_fixed_size`.
 
         Raises:
             ValueError: If the federation is too small.
         """
+
+    def min_separation(self, num_clients: int) -> int:
+        """Return the number of consecutive rounds in which a client takes part at most once."""
+        return 1
+
+    def draw_round(
+        self, round: int, num_clients: int, sizes: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """Return the checked cohort of a round.
+
+        Args:
+            round: The round, from 0; only samplers that take the clients in turn read it.
+            num_clients: Number of clients of the federation.
+            sizes: Number of training samples of each client, [num_clients].
+            generator: Source of all randomness.
+        """
+        return self.draw(num_clients, sizes, generator)
 
     def draw(self, num_clients: int, sizes: Tensor, generator: torch.Generator) -> Tensor:
         """Return the cohort of :meth:`sample`, and check it; its order is free.
@@ -63,7 +85,7 @@ class Sampler(Configurable, ABC):
                 ids.
         """
         cohort = torch.as_tensor(self.sample(num_clients, sizes, generator))
-        size = self.size_of_cohort(num_clients)
+        size = self.size_of_cohort(num_clients) if self.has_fixed_size else cohort.numel()
         is_valid = cohort.dtype == torch.int64 and cohort.shape == (size,)
         ids = set(cohort.tolist()) if is_valid else set()
         if len(ids) < size or min(ids, default=0) < 0 or max(ids, default=0) >= num_clients:

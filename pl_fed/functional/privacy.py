@@ -1,0 +1,129 @@
+"""Mathematics of differential privacy: clipping, splits of a budget, and matrix factorisations."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def clip_factors(squared_norms: Tensor, clip_norm: float) -> Tensor:
+    """Return the factors min(1, C / ‖u_k‖) that clip rows to the norm C.
+
+    Args:
+        squared_norms: ‖u_k‖² of each row, [n].
+        clip_norm: C > 0.
+
+    Returns:
+        float64 [n]; 0 for a row without a finite norm.
+
+    Example:
+        >>> clip_factors(torch.tensor([25.0, 0.25, 0.0, float("nan")]), 1.0).tolist()
+        [0.2, 1.0, 1.0, 0.0]
+    """
+    norms = squared_norms.double().sqrt()
+    factors = (clip_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+    return torch.where(norms.isfinite(), factors, 0.0)
+
+
+def split_noise(noise_multiplier: float, share: float) -> tuple[float, float]:
+    """Split a noise multiplier between the update and the count of clipped clients.
+
+    Source: G. Andrew, O. Thakkar, H. B. McMahan and S. Ramaswamy, "Differentially Private Learning
+    with Adaptive Clipping", NeurIPS 2021, arXiv 1905.03871, Theorem 1: the joint release of the
+    sum with multiplier z_Δ and of Σ (b_k − 1/2) with deviation σ_b is as private as one Gaussian
+    mechanism with multiplier z, where z⁻² = z_Δ⁻² + (2 σ_b)⁻². The share is (2 σ_b)⁻² / z⁻².
+
+    Args:
+        noise_multiplier: z > 0.
+        share: The count's share of z⁻², in (0, 1).
+
+    Returns:
+        z_Δ, and σ_b.
+
+    Example:
+        >>> update, count = split_noise(1.0, 0.2)
+        >>> round(1 / update**2 + 1 / (2 * count) ** 2, 12)
+        1.0
+    """
+    return noise_multiplier / math.sqrt(1 - share), noise_multiplier / (2 * math.sqrt(share))
+
+
+def move_clip_norm(clip_norm: float, fraction_below: float, quantile: float, lr: float) -> float:
+    """Return the next clipping norm: C · exp(−η (b̃ − γ)).
+
+    Source: Andrew et al., NeurIPS 2021, arXiv 1905.03871, Algorithm 1.
+
+    Args:
+        clip_norm: C > 0.
+        fraction_below: b̃, the noisy fraction of clients with a norm of at most C.
+        quantile: γ, the quantile of the norms that C follows, in (0, 1).
+        lr: η > 0.
+
+    Example:
+        >>> move_clip_norm(1.0, 0.5, 0.5, 0.2)
+        1.0
+    """
+    return clip_norm * math.exp(-lr * (fraction_below - quantile))
+
+
+def root_coefficients(band: int) -> list[float]:
+    """Return the first coefficients of (1 − x)^{−1/2}: 1, 1/2, 3/8, ...
+
+    As a banded Toeplitz matrix C they factorise the matrix of prefix sums, A = B C. Source: N. P.
+    Kalinin and C. Lampert, "Banded Square Root Matrix Factorization for Differentially Private
+    Model Training", NeurIPS 2024, arXiv 2405.13763.
+
+    Args:
+        band: The number of diagonals b, at least 1.
+
+    Example:
+        >>> root_coefficients(3)
+        [1.0, 0.5, 0.375]
+    """
+    coefficients = [1.0]
+    for place in range(1, band):
+        coefficients.append(coefficients[-1] * (2 * place - 1) / (2 * place))
+    return coefficients
+
+
+def sensitivity_of_bands(min_separation: int, rounds: int) -> float:
+    """Return the sensitivity of C G if each client's rows of G are clipped to norm 1.
+
+    C is lower triangular with :func:`root_coefficients` on ``min_separation`` diagonals. A client
+    takes part at most once in ``min_separation`` consecutive rounds. Its columns of C then have
+    disjoint supports, and the squared sensitivity is the sum of their squared norms. The norms do
+    not increase, so rounds 0, b, 2b, ... give the largest sum. Source: C. A. Choquette-Choo et al.,
+    "(Amplified) Banded Matrix Factorization", NeurIPS 2023, arXiv 2306.08153, Theorem 2.
+
+    Args:
+        min_separation: b, at least 1.
+        rounds: The number of rounds, at least 1.
+
+    Example:
+        >>> sensitivity_of_bands(1, rounds=9)  # independent noise, nine rounds of one client
+        3.0
+    """
+    squares = [number**2 for number in root_coefficients(min(min_separation, rounds))]
+    norms = (sum(squares[: rounds - first]) for first in range(0, rounds, min_separation))
+    return math.sqrt(sum(norms))
+
+
+def next_correlated_row(
+    coefficients: Sequence[float], row: Tensor, previous: Sequence[Tensor]
+) -> Tensor:
+    """Return the next row of C⁻¹ Z by forward substitution.
+
+    Args:
+        coefficients: The diagonals of C, from the main one, which is 1: [b].
+        row: The next row of Z, independent standard normal numbers, [d].
+        previous: The last rows of C⁻¹ Z, the latest first, [d] each.
+
+    Example:
+        >>> next_correlated_row([1.0, 0.5], torch.tensor([1.0]), [torch.tensor([4.0])])
+        tensor([-1.])
+    """
+    correlated = row.clone()
+    for coefficient, earlier in zip(coefficients[1:], previous):
+        correlated.sub_(earlier, alpha=coefficient)
+    return correlated

@@ -1,0 +1,55 @@
+"""Results of slow computations, saved on disk for later runs."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+FOLDER_VARIABLE = "PL_FED_CACHE"
+"""Environment variable with the folder; ``~/.cache/pl_fed`` without it."""
+
+
+class SavedResults:
+    """Saved results: numbers by name, in one small file for each title.
+
+    The title and the version of dp-accounting determine the file. Without a writable folder the
+    results stay in memory.
+
+    Args:
+        title: The description of the settings of all results.
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title = f"dp-accounting {version('dp-accounting')}: {title}"
+        root = os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "pl_fed"
+        digest = hashlib.sha256(self.title.encode()).hexdigest()[:24]
+        self._path = Path(root) / "privacy" / f"{digest}.json"
+        self._numbers = self._read()
+
+    def get(self, name: str, compute: Callable[[], float]) -> float:
+        """Return a saved number, or compute and save it."""
+        if name not in self._numbers:
+            number = compute()
+            self._numbers = {**self._read(), **self._numbers, name: number}
+            self._write()
+        return self._numbers[name]
+
+    def _read(self) -> dict[str, float]:
+        """Return the numbers of the file; none if it is missing, broken, or has another title."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            if content["title"] == self.title:
+                return {name: float(number) for name, number in content["numbers"].items()}
+        return {}
+
+    def _write(self) -> None:
+        """Replace the file as a whole; do nothing if the folder cannot be written."""
+        temporary = self._path.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            content = {"title": self.title, "numbers": self._numbers}
+            temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            temporary.replace(self._path)

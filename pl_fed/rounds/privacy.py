@@ -1,0 +1,333 @@
+"""The privacy step of a round: clip the uploads, add noise, and count the spent budget."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from pl_fed.distributed.work_share import WorkShare
+from pl_fed.functional.aggregation import squared_norms, weighted_sum
+from pl_fed.functional.privacy import (
+    clip_factors,
+    move_clip_norm,
+    next_correlated_row,
+    root_coefficients,
+    split_noise,
+)
+from pl_fed.privacy import Accountant, DifferentialPrivacy, Participation
+from pl_fed.random import key, normal_row
+from pl_fed.samplers import All, Cyclic, Poisson, Sampler, Uniform
+
+_PATH = "federation.privacy"
+
+
+class RoundPrivacy:
+    """Round privacy: clips the uploads of each round, adds noise, and counts the spent budget.
+
+    A round always spends its share of the budget, also with an empty cohort: the server cannot tell
+    observers that nobody took part.
+
+    Args:
+        settings: The section ``federation.privacy``.
+        participation: The participation of a client in the rounds, in the simulated federation if
+            there is one.
+        denominator: The expected number of clients of a cohort of the run, m.
+        seed: The seed of the federation; it keys the noise.
+
+    Attributes:
+        noise_multiplier: z; ``None`` before :meth:`plan`.
+        max_rounds: The number of rounds that the budget allows; may be infinite.
+        rounds: The number of rounds that have spent budget.
+        clip_norm: C of the next round.
+    """
+
+    def __init__(
+        self,
+        settings: DifferentialPrivacy,
+        participation: Participation,
+        denominator: int,
+        seed: int,
+    ) -> None:
+        self.settings = settings
+        self.participation = participation
+        self.denominator = denominator
+        self.seed = seed
+        self.accountant = Accountant(participation, settings.delta, settings.accounting)
+        self.noise_multiplier = settings.noise_multiplier
+        self.max_rounds: float = math.inf
+        self.rounds = 0
+        self.clip_norm = float(settings.clip_norm)
+        self._correlated: list[Tensor] = []  # the last rows of C⁻¹ Z, the latest first
+
+    def plan(self, rounds: float) -> None:
+        """Determine the noise for the target ε, and the number of rounds that the budget allows.
+
+        Args:
+            rounds: The number of rounds of the run; may be infinite.
+
+        Raises:
+            ValueError: If there is a target but no number of rounds.
+        """
+        settings, limit = self.settings, rounds
+        if self.noise_multiplier is None and settings.epsilon is not None:
+            limit = settings.rounds or rounds
+            if not 1 <= limit < math.inf:
+                raise ValueError(
+                    f"Expected argument `{_PATH}.rounds` or `trainer.max_epochs` to be given with"
+                    f" `{_PATH}.epsilon` but got {limit} rounds: set, for example, 100."
+                )
+            self.noise_multiplier = self.accountant.calibrate(
+                settings.epsilon, int(limit), rank_zero_info
+            )
+            self.max_rounds = limit
+        if settings.stop_at_epsilon is not None and self.noise_multiplier is not None:
+            if limit == math.inf:
+                raise ValueError(
+                    f"Expected `trainer.max_epochs` to be given with `{_PATH}.stop_at_epsilon` but"
+                    " got no limit: set, for example, 1000."
+                )
+            allowed = self.accountant.count_rounds(
+                self.noise_multiplier, settings.stop_at_epsilon, int(limit)
+            )
+            if allowed < limit:
+                self.max_rounds = allowed
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether another round would exceed the budget."""
+        return self.rounds >= self.max_rounds
+
+    def protect(
+        self, uploads: Tensor, share: WorkShare, note: Callable[[str, float], None]
+    ) -> Tensor:
+        """Return the noisy mean of the clipped uploads, (Σ clip(u_k) + noise) / m, [numel].
+
+        Args:
+            uploads: The valid uploads of this process's clients, [clients, numel].
+            share: The distribution of the uploads over the processes.
+            note: Adds a number to the round's log.
+        """
+        norms = squared_norms(uploads)
+        factors = clip_factors(norms, self.clip_norm)
+        total = share.processes.sum(weighted_sum(uploads, factors.to(uploads.device)).double())
+        num_below = share.processes.sum((factors == 1).sum().double())
+        note("clipped", len(share.cohort) - float(num_below))
+        quantile = self.settings.target_quantile
+        update_noise, count_noise = self._planned_noise, 0.0
+        if quantile is not None:
+            update_noise, count_noise = split_noise(update_noise, self.settings.quantile_share)
+        deviation = update_noise * self.clip_norm * self._noise_scale
+        noise = self._draw_noise(uploads.shape[1])
+        total.add_(noise.to(total.device), alpha=deviation)
+        if quantile is not None:
+            deviation = count_noise * self._noise_scale
+            self._adapt(quantile, float(num_below) - len(share.cohort) / 2, deviation)
+        self.rounds += 1
+        return total.div_(self.denominator).to(uploads.dtype)
+
+    @property
+    def _planned_noise(self) -> float:
+        """The noise multiplier.
+
+        Raises:
+            RuntimeError: Before :meth:`plan`.
+        """
+        if self.noise_multiplier is None:
+            raise RuntimeError("Expected the noise of `federation.privacy` to be planned.")
+        return self.noise_multiplier
+
+    @property
+    def _noise_scale(self) -> float:
+        """The noise of the run divided by that of the simulated federation."""
+        simulated = self.settings.noise_cohort_size
+        return 1.0 if simulated is None else self.denominator / simulated
+
+    def _draw_noise(self, numel: int) -> Tensor:
+        """Return the standardised noise of the next round, float64 [numel]."""
+        if self.settings.min_separation is None:
+            return normal_row(key(self.seed, "privacy noise", self.rounds), numel)
+        coefficients = root_coefficients(self.settings.min_separation)
+        if len(self._correlated) < min(self.rounds, len(coefficients) - 1):  # after a checkpoint
+            self._correlated = []
+            for round in range(self.rounds):
+                self._correlate(coefficients, round, numel)
+        return self._correlate(coefficients, self.rounds, numel)
+
+    def _correlate(self, coefficients: list[float], round: int, numel: int) -> Tensor:
+        """Return the correlated noise of a round, and store it for the next rounds."""
+        row = normal_row(key(self.seed, "privacy noise", round), numel)
+        row = next_correlated_row(coefficients, row, self._correlated)
+        self._correlated = [row, *self._correlated][: len(coefficients) - 1]
+        return row
+
+    def _adapt(self, quantile: float, shifted_count: float, deviation: float) -> None:
+        """Move C to a quantile of the norms.
+
+        Args:
+            quantile: The target quantile, γ.
+            shifted_count: Σ (b_k − 1/2), where b_k is 1 for an upload with a norm of at most C.
+            deviation: The standard deviation of the noise of this sum.
+        """
+        draw = float(normal_row(key(self.seed, "privacy quantile", self.rounds), 1))
+        fraction = (shifted_count + deviation * draw) / self.denominator + 0.5
+        self.clip_norm = move_clip_norm(self.clip_norm, fraction, quantile, self.settings.clip_lr)
+
+    def epsilon(self) -> float:
+        """Return ε of the rounds so far."""
+        if self.noise_multiplier is None:
+            return 0.0
+        return self.accountant.epsilon(self.noise_multiplier, self.rounds)
+
+    def report(self, clip_norm: float) -> dict[str, Tensor | float]:
+        """Return the numbers of a round for the log.
+
+        Args:
+            clip_norm: C of the round.
+        """
+        bound = self.accountant.epsilon_bound(self._planned_noise, self.rounds, self.max_rounds)
+        return {self.settings.metric: bound, "privacy/clip_norm": clip_norm}
+
+    def statement(self) -> str:
+        """Return the guarantee so far in one sentence."""
+        participation, settings = self.participation, self.settings
+        kinds = {
+            "poisson": f"Poisson sampling with rate {participation.rate:g}",
+            "without_replacement": f"cohorts of {participation.cohort:g} without replacement",
+            "any": "no amplification by sampling",
+            "banded": f"DP-FTRL with {settings.min_separation} bands",
+        }
+        simulated = ""
+        if settings.is_simulated:
+            simulated = (
+                f" of a simulated federation with cohorts of {settings.noise_cohort_size} out of"
+                f" {settings.population} clients, not of this run"
+            )
+        return (
+            f"Privacy{simulated}: ε = {self.epsilon():.4g} at δ = {settings.delta:g} after"
+            f" {self.rounds} rounds, for neighbours in which {participation.neighbours}; by"
+            f" {self.accountant.accounting.upper()} with {kinds[participation.kind]}. It covers the"
+            " global models, not logs and metrics; the noise is simulated, not cryptographic."
+        )
+
+    # Stop and resume
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the spent budget and the settings, for a checkpoint."""
+        return {
+            "settings": self._identity(),
+            "noise_multiplier": self.noise_multiplier,
+            "rounds": self.rounds,
+            "clip_norm": self.clip_norm,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the budget of a checkpoint.
+
+        Raises:
+            ValueError: If the checkpoint is of other privacy settings.
+        """
+        saved, own = dict(state["settings"]), self._identity()
+        for name in sorted(saved.keys() | own.keys()):
+            if saved.get(name) != own.get(name):
+                raise ValueError(
+                    f"Expected a checkpoint with `{_PATH}` and `{name}` = {own.get(name)} but got"
+                    f" one with {saved.get(name)}: the budget of a run has one setting; restore it,"
+                    " or start a new run."
+                )
+        noise = state["noise_multiplier"]
+        if self.noise_multiplier not in (None, noise):
+            raise ValueError(
+                f"Expected a checkpoint with the noise multiplier {self.noise_multiplier:g} for"
+                f" `{_PATH}.epsilon` but got one with {noise:g}: the number of rounds differs; set"
+                f" `{_PATH}.rounds` to that of the first run."
+            )
+        self.noise_multiplier = noise
+        self.rounds, self.clip_norm = int(state["rounds"]), float(state["clip_norm"])
+        self._correlated = []
+
+    def _identity(self) -> dict[str, Any]:
+        return {**asdict(self.settings), "sampling": str(self.participation)}
+
+
+def build_privacy(
+    settings: DifferentialPrivacy, sampler: Sampler, num_clients: int, seed: int
+) -> RoundPrivacy:
+    """Return the privacy step for a sampler.
+
+    Args:
+        settings: The section ``federation.privacy``.
+        sampler: Draws the cohorts.
+        num_clients: The number of clients of the run.
+        seed: The seed of the federation.
+
+    Raises:
+        ValueError: If there is no theorem for the sampler.
+    """
+    participation = find_participation(settings, sampler, num_clients)
+    if settings.delta >= 1 / participation.clients:
+        rank_zero_warn(
+            f"`{_PATH}.delta` = {settings.delta:g} is not below 1 / {participation.clients} clients"
+            f" = {1 / participation.clients:.3g}: a mechanism that publishes all data of one client"
+            " would meet it."
+        )
+    return RoundPrivacy(settings, participation, sampler.size_of_cohort(num_clients), seed)
+
+
+def find_participation(
+    settings: DifferentialPrivacy, sampler: Sampler, num_clients: int
+) -> Participation:
+    """Return the participation of clients, in the simulated federation if there is one.
+
+    Raises:
+        ValueError: If the draws of the sampler depend on the clients' data or are unknown, or the
+            mechanism needs another sampler.
+    """
+    name = type(sampler).__name__
+    if type(sampler) not in (Poisson, Uniform, All, Cyclic):
+        raise ValueError(
+            f"Expected argument `federation.sampler` to be Poisson, Uniform, Cyclic or All of"
+            f" pl_fed.samplers for `{_PATH}` but got {name}: there is no accounting for its draws;"
+            " use Poisson."
+        )
+    separation = sampler.min_separation(num_clients)
+    if settings.min_separation is not None and settings.min_separation > separation:
+        raise ValueError(
+            f"Expected argument `{_PATH}.min_separation` to be at most {separation} for {name},"
+            f" because a client may take part again after {separation} rounds, but got"
+            f" {settings.min_separation}: use pl_fed.samplers.Cyclic with as many groups."
+        )
+    clients = settings.population or num_clients
+    cohort = float(settings.noise_cohort_size or sampler.size_of_cohort(num_clients))
+    if isinstance(sampler, Poisson) and not settings.is_simulated:
+        cohort = sampler.rate * num_clients
+    if settings.min_separation is not None:
+        return Participation("banded", clients, cohort, settings.min_separation)
+    if not settings.amplification or isinstance(sampler, All | Cyclic):
+        return Participation("any", clients, cohort, separation)
+    if isinstance(sampler, Poisson):
+        return Participation("poisson", clients, cohort)
+    return Participation("without_replacement", clients, cohort)
+
+
+def load_privacy(privacy: RoundPrivacy | None, state: Mapping[str, Any] | None) -> None:
+    """Continue the budget of a checkpoint.
+
+    Args:
+        privacy: The privacy step of the run; ``None`` without privacy.
+        state: The privacy state of the checkpoint; ``None`` if its run had no privacy.
+
+    Raises:
+        ValueError: If only one of the two runs is private, or the settings differ.
+    """
+    if (privacy is None) != (state is None):
+        with_or_without = "without" if privacy is None else "with"
+        other = "with" if privacy is None else "without"
+        raise ValueError(
+            f"Expected a checkpoint of a run {with_or_without} `{_PATH}` but got one {other}: its"
+            " rounds would not be in the budget; use the settings of that run, or start a new one."
+        )
+    if privacy is not None and state is not None:
+        privacy.load_state_dict(state)

@@ -1,0 +1,30 @@
+"""All algorithms of the package, for tests of privacy."""
+
+import inspect
+
+from small_federations import seeded, sgd
+from torch import nn
+
+import pl_fed.clients
+from pl_fed.clients import Client
+from pl_fed.types import Population
+
+CLIENTS = 4
+ARGUMENTS = {"LpProj": {"dimensions": 7}}
+ALGORITHMS = {
+    kind.__name__: kind
+    for _, kind in inspect.getmembers(pl_fed.clients, inspect.isclass)
+    if issubclass(kind, Client) and not inspect.isabstract(kind)
+}
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def make(name, **options):
+    """Return an algorithm on a small net."""
+    arguments = {**ARGUMENTS.get(name, {}), **options}
+    client = ALGORITHMS[name](seeded(net), optimizer=sgd(0.3), **arguments)
+    client.population = Population(CLIENTS, CLIENTS, 24)
+    return client

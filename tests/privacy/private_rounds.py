@@ -1,0 +1,54 @@
+"""What the tests of private rounds share: small federations with the noise on or off."""
+
+import copy
+
+import torch
+from small_federations import classes, mlp, seeded, sgd, shared_out
+
+from pl_fed import DifferentialPrivacy, Federation
+from pl_fed.clients import FedAvg
+from pl_fed.rounds.settings import RunSettings
+from pl_fed.samplers import Poisson
+
+SIZES = [5, 6, 7, 8, 3, 4, 9, 5]
+
+
+def private(**settings):
+    return DifferentialPrivacy(
+        **{"clip_norm": 0.05, "noise_multiplier": 1.0, "delta": 0.01, **settings}
+    )
+
+
+def build(client=None, privacy=None, data=None, rounds=3, **settings):
+    """Return a federation after its setup, and its local optimizer."""
+    client = client or FedAvg(seeded(mlp), optimizer=sgd(0.1))
+    client = copy.deepcopy(client).double()
+    settings = {"sampler": Poisson(0.5), "privacy": privacy or private(), "seed": 0, **settings}
+    federation = Federation(**settings)
+    data = data or shared_out(classes(SIZES))
+    federation.setup(client, data, "fit", settings=RunSettings(rounds=rounds))
+    client.train()
+    return federation, client.configure_optimizers()
+
+
+def silence(federation):
+    """Replace the noise of a federation by zeros."""
+    privacy = federation.session.rounds.privacy
+    privacy._draw_noise = lambda numel: torch.zeros(numel, dtype=torch.float64)
+    return federation
+
+
+def set_cohort(federation, *clients):
+    """Let the federation draw the same clients in every round."""
+    federation.session.rounds.draw_cohort = lambda _: torch.tensor(clients, dtype=torch.int64)
+
+
+def model_row(federation):
+    return federation.client.row("global").data
+
+
+def run(federation, optimizer, round=0):
+    """Run a round; return the update of the global model, and the report."""
+    before = model_row(federation).clone()
+    report = federation.run_round(round, optimizer)
+    return model_row(federation) - before, report

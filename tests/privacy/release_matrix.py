@@ -1,0 +1,165 @@
+"""The table of everything that leaves a client: private as it is, or refused with a sentence.
+
+``python tests/privacy/release_matrix.py`` writes the table into ``pl_fed/privacy/README.md``.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "privacy")]
+
+from algorithms import ALGORITHMS, make
+from contract_suite import find_configurations
+from small_federations import classes, seeded, sgd, shared_out
+from torch import nn
+
+import pl_fed.aggregators
+import pl_fed.samplers
+from pl_fed import Adversary, DifferentialPrivacy
+from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
+from pl_fed.attacks import RandomLabels, SignFlipping
+from pl_fed.clients import FedAvg, FedBN
+from pl_fed.lightning.compatibility import check_private_monitors
+from pl_fed.rounds.privacy import find_participation
+from pl_fed.rounds.privacy_checks import (
+    refuse_adversary,
+    refuse_aggregator,
+    refuse_algorithm,
+    refuse_data,
+    refuse_states,
+)
+from pl_fed.samplers import Sampler
+
+PAGE = ROOT / "pl_fed" / "privacy" / "README.md"
+BEGIN, END = "<!-- the table of releases begins -->", "<!-- the table of releases ends -->"
+OPTIONS = {  # arguments of algorithms that change what is sent
+    "FLAME": [{"lagged_global": True}, {"weights": "samples"}],
+    "FedADMM": [{"weights": "samples"}],
+    "LpProj": [{"weights": "samples"}],
+    "MeanRegularized": [{"mean": "cohort"}],
+    "Scaffold": [{"control": "start"}],
+}
+AGGREGATORS = {
+    "Chain": [],
+    "Mean": [{}, {"weighting": "samples"}],
+    "CenteredClipping": [{"tau": 1.0}],
+}
+
+
+def batch_norm_net():
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+
+
+class Monitoring:
+    """A trainer with one callback that monitors a metric."""
+
+    def __init__(self, monitor):
+        callback = type("EarlyStopping", (), {"monitor": monitor})()
+        self.callbacks, self.lr_scheduler_configs = [callback], []
+
+
+def try_refusal(check, *arguments):
+    """Return the sentence of a refusal, or ``None``."""
+    try:
+        check(*arguments)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def named(name, options):
+    return name + "".join(f", {key}: {value}" for key, value in options.items())
+
+
+def algorithm_rows():
+    """Yield algorithms with options, their refusal, and that of cohorts of fixed size."""
+    for name in ALGORITHMS:
+        for options in [{}, *OPTIONS.get(name, [])]:
+            client = make(name, **options)
+            refusal = refuse_algorithm(client)
+            yield named(name, options), refusal, refusal or refuse_states(client, True)
+    for kind in (FedAvg, FedBN):
+        client = kind(seeded(batch_norm_net), optimizer=sgd(0.1))
+        refusal = refuse_algorithm(client)
+        yield f"{kind.__name__} with BatchNorm", refusal, refusal or refuse_states(client, True)
+
+
+def aggregator_rows():
+    """Yield aggregators and pre-aggregators with their refusal."""
+    for kind, options in find_configurations(pl_fed.aggregators, Aggregator, AGGREGATORS):
+        yield named(kind.__name__, options), refuse_aggregator(kind(**options))
+    for kind, _ in find_configurations(pl_fed.aggregators, PreAggregator, {}):
+        yield f"pre-aggregator {kind.__name__}", refuse_aggregator(Chain([kind()], Mean()))
+
+
+def sampler_rows():
+    """Yield samplers with their refusal."""
+    settings = DifferentialPrivacy(clip_norm=1.0, delta=1e-5, noise_multiplier=1.0)
+    for kind, _ in find_configurations(pl_fed.samplers, Sampler, {}):
+        sampler = kind()
+        yield kind.__name__, try_refusal(find_participation, settings, sampler, 20)
+
+
+def attack_rows():
+    """Yield kinds of attacks with their refusal."""
+    yield "attack on data", refuse_adversary(Adversary(RandomLabels(), fraction=0.2))
+    for options in (
+        {"knowledge": "all"},
+        {"knowledge": "own"},
+        {"knowledge": "own", "redraw": True},
+    ):
+        adversary = Adversary(SignFlipping(), fraction=0.2, **options)
+        yield named("attack on uploads", options), refuse_adversary(adversary)
+
+
+def option_rows():
+    """Yield other options with their refusal."""
+    for mode in ("none", [0.5, 0.5], "channel", "feature"):
+        data = shared_out(classes([5, 5]), normalize=mode)
+        yield f"data.normalize: {mode}", refuse_data(data)
+    for monitor in ("privacy/epsilon", "val/global/accuracy", "train/loss"):
+        refusal = try_refusal(check_private_monitors, Monitoring(monitor))
+        yield f"callback or schedule that monitors {monitor}", refusal
+
+
+def cell(refusal):
+    return "private" if refusal is None else f"refused: {refusal}".replace("|", "\\|")
+
+
+def make_table():
+    """Return the tables in Markdown."""
+    lines = [
+        "| algorithm | Poisson, or no amplification | cohorts of fixed size |",
+        "|---|---|---|",
+    ]
+    for name, refusal, refusal_of_fixed in algorithm_rows():
+        own = cell(refusal)
+        fixed = "refused, too" if refusal else cell(refusal_of_fixed)
+        lines.append(f"| {name} | {own} | {fixed} |")
+    for title, rows in (
+        ("aggregator", aggregator_rows()),
+        ("sampler", sampler_rows()),
+        ("adversary", attack_rows()),
+        ("other option", option_rows()),
+    ):
+        lines += ["", f"| {title} | with privacy |", "|---|---|"]
+        lines += [f"| {name} | {cell(refusal)} |" for name, refusal in rows]
+    return "\n".join(lines)
+
+
+def read_table():
+    """Return the table of the page."""
+    return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def write_table():
+    """Replace the table of the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    head, _, after = text.partition(BEGIN)
+    tail = after.partition(END)[2]
+    PAGE.write_text(f"{head}{BEGIN}\n\n{make_table()}\n\n{END}{tail}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_table()

@@ -1,0 +1,292 @@
+"""A round with privacy: the exact update, the fixed denominator, the budget, and its refusals."""
+
+import math
+
+import pytest
+import torch
+from private_rounds import SIZES, build, model_row, private, run, set_cohort, silence
+from small_federations import classes, mlp, seeded, sgd, shared_out
+
+pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not installed")
+
+from pl_fed import Adversary, EngineOptions, Federation
+from pl_fed.aggregators import Clipping, Krum, Mean, Median
+from pl_fed.attacks import RandomLabels, SignFlipping
+from pl_fed.clients import Ditto, FedAvg, FedBN, Local, Scaffold
+from pl_fed.random import key, normal_row
+from pl_fed.samplers import All, BySize, Poisson, Uniform
+
+
+def uploads_of(clients):
+    """Return the uploads of a round without privacy, [clients, numel]."""
+    rows = []
+    for client in clients:
+        federation, optimizer = build(privacy=private(clip_norm=1e9))
+        set_cohort(silence(federation), client)
+        rows.append(4 * run(federation, optimizer)[0])
+    return torch.stack(rows)
+
+
+def test_update_is_the_sum_of_clipped_uploads_and_noise_by_the_expected_cohort():
+    federation, optimizer = build()
+    set_cohort(federation, 1, 3, 6)
+    update, report = run(federation, optimizer)
+    uploads = uploads_of([1, 3, 6])
+    norms = uploads.norm(dim=1)
+    clipped = uploads * (0.05 / norms).clamp(max=1)[:, None]
+    noise = 0.05 * normal_row(key(0, "privacy noise", 0), uploads.shape[1])
+    torch.testing.assert_close(update, (clipped.sum(0) + noise) / 4, rtol=1e-12, atol=1e-14)
+    assert report["train/clipped"] == int((norms > 0.05).sum()) > 0
+    assert report["privacy/clip_norm"] == 0.05
+    assert report["train/cohort"] == 3
+
+
+def test_empty_cohort_releases_noise_and_spends_budget():
+    federation, optimizer = build()
+    set_cohort(federation)
+    update, report = run(federation, optimizer)
+    noise = 0.05 * normal_row(key(0, "privacy noise", 0), len(update))
+    torch.testing.assert_close(update, noise / 4, rtol=1e-12, atol=1e-14)
+    assert report["train/cohort"] == 0
+    assert "train/loss" not in report
+    expected, optimizer = build()
+    assert report["privacy/epsilon"] == run(expected, optimizer)[1]["privacy/epsilon"] > 0
+
+
+class BrokenFedAvg(FedAvg):
+    """Client 3 sends NaN."""
+
+    def end_round(self, client):
+        upload = super().end_round(client)
+        return torch.where(client.ids[:, None] == 3, torch.nan, upload)
+
+
+@pytest.mark.filterwarnings("ignore:pl_fed left out the uploads")
+def test_broken_uploads_count_as_zero_and_never_stop_the_run():
+    """The denominator stays, and so does the noise: an observer cannot see the broken client."""
+    broken, optimizer = build(BrokenFedAvg(seeded(mlp), optimizer=sgd(0.1)), max_rejected=0.0)
+    set_cohort(broken, 1, 3)
+    without, other = build()
+    set_cohort(without, 1)
+    torch.testing.assert_close(run(broken, optimizer)[0], run(without, other)[0])
+
+
+@pytest.mark.slow
+def test_engines_and_chunks_agree():
+    client = Ditto(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
+    updates = []
+    for engine in (
+        EngineOptions("one_by_one"),
+        EngineOptions("stacked"),
+        EngineOptions("stacked", chunk_size=2),
+    ):
+        federation, optimizer = build(client, engine=engine)
+        for round in range(3):
+            run(federation, optimizer, round)
+        updates.append(model_row(federation).clone())
+    for update in updates[1:]:
+        torch.testing.assert_close(update, updates[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_noise_of_a_simulated_cohort_is_smaller_and_its_epsilon_has_another_name():
+    simulated = private(delta=1e-5, noise_cohort_size=400, population=8000)
+    federation, optimizer = build(privacy=simulated)
+    set_cohort(federation)
+    update, report = run(federation, optimizer)
+    noise = 0.05 * normal_row(key(0, "privacy noise", 0), len(update))
+    torch.testing.assert_close(update, noise / 400, rtol=1e-12, atol=1e-14)
+    assert "privacy/epsilon" not in report
+    accountant = federation.session.rounds.privacy.accountant
+    assert accountant.participation.rate == 0.05
+    assert report["privacy/simulated_epsilon"] == accountant.epsilon(1.0, 1)
+    assert "of a simulated federation with cohorts of 400 out of 8000 clients, not of this run" in (
+        federation.privacy_statement()
+    )
+
+
+def test_adaptive_clipping_follows_the_noisy_quantile():
+    settings = private(target_quantile=0.5, quantile_share=0.19, clip_lr=0.3)
+    federation, optimizer = build(privacy=settings)
+    set_cohort(federation, 1, 3, 6)
+    update, report = run(federation, optimizer)
+    uploads = uploads_of([1, 3, 6])
+    norms = uploads.norm(dim=1)
+    update_noise, count_noise = 1 / math.sqrt(0.81), 1 / (2 * math.sqrt(0.19))
+    noise = update_noise * 0.05 * normal_row(key(0, "privacy noise", 0), uploads.shape[1])
+    clipped = uploads * (0.05 / norms).clamp(max=1)[:, None]
+    torch.testing.assert_close(update, (clipped.sum(0) + noise) / 4, rtol=1e-12, atol=1e-14)
+    draw = float(normal_row(key(0, "privacy quantile", 0), 1))
+    below = (float((norms <= 0.05).sum()) - 1.5 + count_noise * draw) / 4 + 0.5
+    expected = 0.05 * math.exp(-0.3 * (below - 0.5))
+    assert federation.session.rounds.privacy.clip_norm == pytest.approx(expected, rel=1e-12)
+    assert report["privacy/clip_norm"] == 0.05
+
+
+def test_adaptive_clipping_costs_no_more_than_its_noise_multiplier():
+    plain, optimizer = build()
+    adaptive, other = build(privacy=private(target_quantile=0.5))
+    epsilons = [
+        run(*parts)[1]["privacy/epsilon"] for parts in ((plain, optimizer), (adaptive, other))
+    ]
+    assert epsilons[0] == epsilons[1]
+
+
+def test_stopped_and_resumed_budget_continues():
+    settings = private(target_quantile=0.5)
+    federation, optimizer = build(privacy=settings)
+    for round in range(2):
+        run(federation, optimizer, round)
+    saved, model = federation.state_dict(), model_row(federation).clone()
+    expected, report = run(federation, optimizer, 2)
+    resumed, optimizer = build(privacy=settings)
+    resumed.load_state_dict(saved)
+    model_row(resumed).copy_(model)
+    update, own_report = run(resumed, optimizer, 2)
+    assert torch.equal(update, expected)
+    for name in ("privacy/epsilon", "privacy/clip_norm"):
+        assert own_report[name] == report[name]
+
+
+OTHER_SETTINGS = {
+    "delta": (private(delta=0.02), "`delta` = 0.02 but got one with 0.01"),
+    "noise": (private(noise_multiplier=2.0), "`noise_multiplier` = 2.0 but got one with 1.0"),
+    "norm": (private(clip_norm=1.0), "`clip_norm` = 1.0 but got one with 0.05"),
+}
+
+
+@pytest.mark.parametrize(("settings", "words"), OTHER_SETTINGS.values(), ids=OTHER_SETTINGS)
+def test_resume_with_other_privacy_settings_is_refused(settings, words):
+    federation, _ = build()
+    other, _ = build(privacy=settings)
+    with pytest.raises(ValueError, match=words):
+        other.load_state_dict(federation.state_dict())
+
+
+def test_resume_with_another_sampler_or_without_privacy_is_refused():
+    saved = build()[0].state_dict()
+    other, _ = build(sampler=Poisson(0.25))
+    with pytest.raises(ValueError, match=r"`federation.privacy` and `sampling` = Participation"):
+        other.load_state_dict(saved)
+    plain = Federation(Poisson(0.5), seed=0)
+    client = FedAvg(seeded(mlp), optimizer=sgd(0.1)).double()
+    plain.setup(client, shared_out(classes(SIZES)), "fit")
+    with pytest.raises(ValueError, match=r"of a run without `federation.privacy` but got one with"):
+        plain.load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"of a run with `federation.privacy` but got one without"):
+        build()[0].load_state_dict(plain.state_dict())
+
+
+def test_resume_of_a_target_for_another_number_of_rounds_is_refused():
+    target = private(epsilon=9.0, noise_multiplier=None)
+    saved = build(privacy=target, sampler=All(), rounds=3)[0].state_dict()
+    with pytest.raises(ValueError, match=r"set `federation.privacy.rounds` to that of the first"):
+        build(privacy=target, sampler=All(), rounds=5)[0].load_state_dict(saved)
+
+
+def test_target_epsilon_determines_noise_and_ends_the_run():
+    target = private(epsilon=5.0, noise_multiplier=None, rounds=3)
+    federation, optimizer = build(privacy=target, sampler=All(), rounds=10)
+    for round in range(3):
+        assert not federation.budget_is_spent()
+        report = run(federation, optimizer, round)[1]
+    assert 5.0 * (1 - 1e-4) < report["privacy/epsilon"] <= 5.0
+    assert federation.budget_is_spent()
+
+
+def test_run_stops_before_epsilon_is_exceeded():
+    limited = private(stop_at_epsilon=4.0, noise_multiplier=2.0)
+    federation, optimizer = build(privacy=limited, sampler=All(), rounds=1000)
+    round = 0
+    while not federation.budget_is_spent():
+        report = run(federation, optimizer, round)[1]
+        round += 1
+    assert report["privacy/epsilon"] <= 4.0
+    assert run(federation, optimizer, round)[1]["privacy/epsilon"] > 4.0
+
+
+def test_second_fit_uses_fresh_noise_and_continues_the_budget():
+    federation, optimizer = build()
+    set_cohort(federation)
+    first, report = run(federation, optimizer, 0)
+    second, next_report = run(federation, optimizer, 0)
+    assert not torch.isclose(first, second).any()
+    assert next_report["privacy/epsilon"] > report["privacy/epsilon"]
+
+
+def fed_avg(**options):
+    return FedAvg(seeded(mlp), optimizer=sgd(0.1), **options)
+
+
+def batch_norm_net():
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
+    )
+
+
+FORGED = Adversary(SignFlipping(), fraction=0.25)
+REFUSED = {
+    "median": ({"aggregator": Median()}, "to be pl_fed.aggregators.Mean for .* but got Median"),
+    "Krum": ({"aggregator": Krum()}, "but got Krum: no bound is known"),
+    "samples": ({"aggregator": Mean("samples")}, "`weighting` of Mean to be 'uniform' for"),
+    "clipping": ({"pre_aggregators": [Clipping()]}, "Expected no `federation.pre_aggregators`"),
+    "by size": ({"sampler": BySize(2)}, "but got BySize: there is no accounting for its draws"),
+    "control": (
+        {"client": Scaffold(seeded(mlp), optimizer=sgd(0.1))},
+        r"but got Scaffold, whose server also keeps states of clients \(control\)",
+    ),
+    "nothing is sent": ({"client": Local(seeded(mlp))}, "but got Local, which sends nothing"),
+    "BatchNorm": (
+        {"client": FedAvg(seeded(batch_norm_net))},
+        r"but got 1.running_mean, 1.running_var.*: use GroupNorm, or FedBN",
+    ),
+    "states without replacement": (
+        {"client": Ditto(seeded(mlp)), "sampler": Uniform(3)},
+        r"Poisson for Ditto, whose clients keep states \(personal\), but got cohorts of fixed size",
+    ),
+    "normalization": (
+        {"data": shared_out(classes(SIZES), normalize="channel")},
+        "`data.normalize` to be \"none\" or a pair .* but got 'channel'",
+    ),
+    "knowledge": ({"adversary": FORGED}, '`federation.adversary.knowledge` to be "own" for Sign'),
+    "redraw": (
+        {"adversary": Adversary(SignFlipping(), fraction=0.25, knowledge="own", redraw=True)},
+        "`federation.adversary.redraw` to be false for SignFlipping",
+    ),
+    "no rounds": (
+        {"privacy": private(epsilon=2.0, noise_multiplier=None), "rounds": math.inf},
+        "`federation.privacy.rounds` or `trainer.max_epochs` to be given",
+    ),
+    "cohort": ({"sampler": Uniform(9)}, "`cohort_size` to be at most the number of clients"),
+}
+
+
+@pytest.mark.parametrize(("settings", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_has_no_theorem_is_refused_before_training(settings, words):
+    with pytest.raises(ValueError, match=words):
+        build(**settings)
+
+
+ALLOWED = {
+    "FedBN": {"client": FedBN(seeded(batch_norm_net)), "data": shared_out(classes([8] * 8))},
+    "states without amplification": {
+        "client": Ditto(seeded(mlp)),
+        "sampler": Uniform(3),
+        "privacy": private(amplification=False),
+    },
+    "no states": {"sampler": Uniform(3)},
+    "own knowledge": {"adversary": Adversary(SignFlipping(), fraction=0.25, knowledge="own")},
+    "poisoned labels": {"adversary": Adversary(RandomLabels(), fraction=0.25, redraw=True)},
+    "public normalization": {"data": shared_out(classes(SIZES), normalize=[0.5, 0.5])},
+}
+
+
+@pytest.mark.parametrize("settings", ALLOWED.values(), ids=ALLOWED)
+def test_what_has_a_theorem_runs(settings):
+    federation, optimizer = build(**settings)
+    assert run(federation, optimizer)[1]["privacy/epsilon"] > 0
+
+
+def test_large_delta_gives_a_warning_with_the_number():
+    with pytest.warns(UserWarning, match=r"`federation.privacy.delta` = 0.2 is not below 1 / 8"):
+        build(privacy=private(delta=0.2))

@@ -1,0 +1,90 @@
+"""One client changes the sum before noise by at most the declared sensitivity.
+
+The walk through the package tries every allowed algorithm. A client's data are replaced by any
+other data, or the client sends nothing. In the second round both federations have the same global
+model, as an observer conditions on it, and different states of the client.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from private_rounds import build, model_row, private, run, set_cohort, silence
+from small_federations import classes, shared_out
+
+pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not installed")
+
+from algorithms import ALGORITHMS, CLIENTS, make
+
+from pl_fed.data.source import Arrays
+from pl_fed.rounds.privacy_checks import refuse_algorithm
+
+pytestmark = pytest.mark.slow
+
+CLIP_NORM = 0.05
+ALLOWED = [name for name in ALGORITHMS if refuse_algorithm(make(name)) is None]
+
+
+def make_data(size, scale, shift):
+    """Return data in which client 0 has other samples: ``size`` of them, scaled and shifted.
+
+    They come last, so that the other clients' samples are the same.
+    """
+    arrays = classes([6] * (CLIENTS - 1) + [12])
+    count = 6 * (CLIENTS - 1) + size
+    x, y = arrays.inputs[:count], arrays.targets[:count]
+    x[-size:] = x[-size:] * scale + shift
+    y[-size:] = (y[-size:] + int(shift)) % 3
+    owner = (torch.arange(count) // 6 + 1).clamp(max=CLIENTS) % CLIENTS
+    return shared_out(Arrays(x, y, owner, num_classes=3))
+
+
+def sums_of_two_rounds(client, data, cohort, released=None):
+    """Return the sums before noise of two rounds, and the global model between them.
+
+    Args:
+        client: The algorithm.
+        data: The data.
+        cohort: The clients of both rounds.
+        released: The global model between the rounds; ``None`` keeps the federation's own.
+    """
+    federation, optimizer = build(
+        client,
+        private(clip_norm=CLIP_NORM, amplification=False),
+        data,
+        max_rejected=1.0,
+        model_selection=None,
+    )
+    set_cohort(silence(federation), *cohort)
+    denominator = federation.session.rounds.privacy.denominator
+    first = run(federation, optimizer, 0)[0] * denominator
+    if released is not None:
+        model_row(federation).copy_(released)
+    between = model_row(federation).clone()
+    return first, run(federation, optimizer, 1)[0] * denominator, between
+
+
+def test_walk_finds_the_allowed_algorithms():
+    assert {"FedAvg", "Ditto", "FedRep", "MeanRegularized", "FLAME", "Finetuning"} <= {*ALLOWED}
+    assert not {"Scaffold", "Mocha", "Local"} & {*ALLOWED}
+
+
+@pytest.mark.filterwarnings("ignore:pl_fed left out the uploads")
+@pytest.mark.parametrize("name", ALLOWED)
+@settings(deadline=None, max_examples=2)
+@given(
+    size=st.integers(1, 12),
+    scale=st.sampled_from([1.0, 100.0, 1e30]),
+    shift=st.floats(-10, 10),
+)
+def test_sum_before_noise_changes_by_at_most_the_sensitivity(name, size, scale, shift):
+    client, plain = make(name), make_data(6, 1.0, 0.0)
+    first, second, released = sums_of_two_rounds(client, plain, range(CLIENTS))
+    neighbours = {
+        "without": (plain, range(1, CLIENTS), CLIP_NORM),
+        "replaced": (make_data(size, scale, shift), range(CLIENTS), 2 * CLIP_NORM),
+    }
+    for data, cohort, sensitivity in neighbours.values():
+        other_first, other_second, _ = sums_of_two_rounds(client, data, cohort, released)
+        for own, other in ((first, other_first), (second, other_second)):
+            assert float((own - other).norm()) <= sensitivity * (1 + 1e-9)
