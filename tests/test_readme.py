@@ -135,11 +135,12 @@ def data_folder(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, data_folder):
-    """The current folder: empty, but with the repository's configs."""
+    """The current folder: empty, but with the repository's configs and experiments."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PL_FED_DATA", str(data_folder))
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for name in ("configs", "experiments"):
+        (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 
