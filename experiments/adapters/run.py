@@ -129,7 +129,7 @@ def build_rows(fitted: FitResult) -> Rows:
     """Return the rows of a run: the results of its last model, and those of each client."""
     model = "personal" if "test/personal/accuracy" in fitted.last else "global"
     row: Row = {name: shorten(fitted.last[f"test/{model}/{name}"]) for name in METRICS}
-    row["memory_mb"] = f"{_peak_memory() / 1024:.0f}"
+    row["memory_mb"] = f"{_pop_peak_memory() / 1024:.0f}"
     clients = [
         {"client": client["client"], "accuracy": shorten(client[f"{model}_accuracy"])}
         for client in fitted.clients
@@ -138,11 +138,12 @@ def build_rows(fitted: FitResult) -> Rows:
     return {"results.csv": [row], "clients.csv": clients}
 
 
-def _peak_memory() -> int:
-    """Return the largest resident memory of this process in kB."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _pop_peak_memory() -> int:
+    """Return the largest resident memory of this process in kB since the last call."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    return int(line.split()[1])
 
 
 def build_table(rows: Sequence[Row]) -> str:

@@ -80,7 +80,7 @@ class FedExLoRA(FedAvg):
     def update_body(self, server_states: Mapping[str, Tensor]) -> None:
         """Set each adapted weight to its first value and the residuals of all rounds."""
         residual = server_states["products"] - self._products(self.row("global").data)
-        body, begin = self.first_body + residual, 0
+        body, begin = cast(Tensor, self.first_body) + residual, 0
         with torch.no_grad():
             for adapter in self._adapters().values():
                 end = begin + adapter.weight.numel()

@@ -1,7 +1,7 @@
 """A Hugging Face model from a folder of pretrained weights, or from a configuration."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -30,7 +30,8 @@ class HuggingFaceModel(nn.Module):
     Args:
         head: The head: one of :data:`AUTO_CLASSES`.
         pretrained: The folder of a pretrained model (``model.save_pretrained``), or its name on the
-            Hugging Face hub, which downloads it. ``None`` gives random weights by ``options``.
+            Hugging Face hub, which downloads it. ``None`` (on the command line also ``none`` and
+            ``null``) gives random weights by ``options``.
         options: Options of the model's configuration, such as ``num_labels``. Without
             ``pretrained`` they must have ``model_type``, for example ``bert``.
         attention: The implementation of attention: ``sdpa`` or ``eager``; ``None`` for the model's.
@@ -54,11 +55,12 @@ class HuggingFaceModel(nn.Module):
         head: str = "sequence_classification",
         pretrained: str | None = None,
         options: dict[str, Any] | None = None,
-        attention: str | None = None,
+        attention: Literal["sdpa", "eager"] | None = None,
     ) -> None:
         super().__init__()
         check_choice(AUTO_CLASSES, head=head)
-        self.model = _build(head, pretrained, dict(options or {}), attention)
+        folder = None if str(pretrained).lower() in ("none", "null") else pretrained
+        self.model = _build(head, folder, dict(options or {}), attention)
 
     @property
     def config(self) -> Any:

@@ -13,7 +13,7 @@ the B gives the mean of the products B A.
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ class LoRA(nn.Module):
         modules_to_save: list[str] | None = None,
         dropout: float = 0.0,
         freeze_a: bool = False,
-        body_dtype: str | None = None,
+        body_dtype: Literal["float32", "bfloat16", "float16"] | None = None,
         head: str = "sequence_classification",
         options: dict[str, Any] | None = None,
         peft_options: dict[str, Any] | None = None,
