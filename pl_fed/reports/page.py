@@ -43,7 +43,7 @@ thead th { border-bottom: 2px solid var(--strong); vertical-align: bottom; max-w
 th[scope=row] { white-space: nowrap; }
 td.number { text-align: right; white-space: nowrap; } th.number { text-align: right; }
 td.name { min-width: 11rem; overflow-wrap: anywhere; }
-td.text { overflow-wrap: break-word; max-width: 22rem; }
+td.short { white-space: nowrap; } td.text { overflow-wrap: break-word; max-width: 22rem; }
 tr.again > * { border-bottom-style: dotted; }
 .swatch { display: inline-block; width: .7rem; height: .7rem; margin-right: .4rem;
   border-radius: 2px; background: currentColor; }
@@ -184,18 +184,23 @@ def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
 
 
 def _note_untrained(runs: Sequence[Run]) -> list[str]:
-    """Return a note on the runs with personal models of clients that never took part."""
-    counts = ", ".join(
-        f"{run.untrained_clients} of {int(run.benign.sum())} in {run.name}"
-        for run in runs
-        if run.untrained_clients and not _NOT_PERSONAL.issuperset(run.models("test"))
-    )
-    if not counts:
-        return []
+    """Return notes on the runs with personal models of clients that never took part."""
+    counts: dict[bool, list[str]] = {}
+    for run in runs:
+        if run.untrained_clients and not _NOT_PERSONAL.issuperset(run.models("test")):
+            replaced = configs.flatten(run.config).get("federation.untrained_models") == "global"
+            count = f"{run.untrained_clients} of {int(run.benign.sum())} in {run.name}"
+            counts.setdefault(replaced, []).append(count)
+    remarks = {
+        False: "Personal models that they keep between rounds were never trained, but count in the"
+        " metrics: compare trained clients. Personal models made from the global model before each"
+        " evaluation are not affected.",
+        True: "The global model replaces their personal models.",
+    }
     return [
-        f"Benign clients that never took part: {counts}. Personal models that they keep between"
-        " rounds were never trained, but count in the metrics. Personal models made from the global"
-        " model before each evaluation are not affected."
+        f"Benign clients that never took part: {', '.join(counts[replaced])}. {remark}"
+        for replaced, remark in remarks.items()
+        if replaced in counts
     ]
 
 

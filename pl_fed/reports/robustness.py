@@ -24,6 +24,7 @@ from pl_fed.reports.picture import (
 from pl_fed.reports.run import Run
 
 _LEAST_SPAN = 0.1
+_NAME_LENGTH = 62  # letters above a row of dots
 _FEW_SHARES = 2  # more are drawn over an axis
 _EXPECTED = "federation.adversary.expected"
 _COUNTS = ("federation.adversary.fraction", "federation.adversary.ids", _EXPECTED)
@@ -298,12 +299,8 @@ def _draw_dots(curves: Sequence[_Points], metric: str) -> Figure:
             )  # fmt: skip
         shares = [f"{share:.3g}" for share in curve.finals if share]
         share_text = f" (share {', '.join(shares)})" if shares else ""
-        axes.annotate(
-            shorten(curve.label, 62 - len(share_text)) + share_text,
-            (0.01, row - 0.22),
-            xycoords=("axes fraction", "data"),
-            fontsize=8,
-        )
+        label = shorten(curve.label, _NAME_LENGTH - len(share_text)) + share_text
+        axes.annotate(label, (0.01, row - 0.22), xycoords=("axes fraction", "data"), fontsize=8)
     axes.set_yticks([])
     axes.set_ylim(len(curves) - 0.6, -0.75)
     axes.margins(x=0.06)

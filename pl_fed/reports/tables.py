@@ -25,6 +25,7 @@ from pl_fed.reports.titles import result_titles
 
 _NONE = configs.format_value(None)
 _COMMIT_LETTERS = 8
+_SHORT = 24  # letters of a cell without line breaks
 _LARGE = 100.0  # larger numbers are shown without three decimals
 _SETTINGS = (  # columns of the table of groups
     *("algorithm", "net", "data", "partition", "clients", "cohort", "attack", "byzantine"),
@@ -294,7 +295,8 @@ def _line(
     heading = "" if repeats else f"{swatch}{html.escape(name)}"
     parts = [f'<th scope="row">{heading}</th>']
     for place, cell in enumerate(cells):
-        kind = "name" if place == 0 else "number" if _is_number(cell) else "text"
+        short = "short" if len(cell) < _SHORT else "text"
+        kind = "name" if place == 0 else "number" if _is_number(cell) else short
         cell_class = "unfinished" if cell == "unfinished" else kind
         text = html.escape(cell)
         if place < len(bold) and bold[place]:

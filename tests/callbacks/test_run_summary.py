@@ -3,8 +3,10 @@
 import csv
 import json
 import math
+import re
 import subprocess
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from small_federations import Given, Only, classes, mlp, sections, seeded, sgd
 
 import pl_fed
+from pl_fed import reports
 from pl_fed.attacks import RandomLabels, SignFlipping
 from pl_fed.callbacks.run_summary import read_history, write_json
 from pl_fed.callbacks.versions import read_commit
@@ -165,6 +168,25 @@ def test_commit_of_a_checkout(tmp_path):
     (tmp_path / "code.py").write_text("2")
     assert read_commit(tmp_path) == {"commit": clean["commit"], "dirty": True}
     read_commit.cache_clear()
+
+
+def test_readme_of_reports_names_all_columns_and_keys(tmp_path):
+    text = (Path(reports.__file__).parent / "README.md").read_text(encoding="utf-8")
+    trainer, client, data = fit(tmp_path, attack=RandomLabels(), ids=[1])
+    trainer.test(client, data, verbose=False)
+    summary = read(tmp_path)
+    names = {*summary, *summary["counts"], *summary["seconds"], *summary["seeds"]}
+    with (tmp_path / "metrics.csv").open() as metrics, (tmp_path / "per_class.csv").open() as table:
+        names |= {name.rpartition("/")[2] for name in next(csv.reader(metrics))}
+        names |= {
+            re.sub(r"^(global|personal|hybrid)", "", name) for name in next(csv.reader(table))
+        }
+    with (tmp_path / "per_client.csv").open() as table:
+        names |= {
+            re.sub(r"^(global|personal|hybrid)", "", name) for name in next(csv.reader(table))
+        }
+    names |= {path.name for path in tmp_path.iterdir()} - {"checkpoints"}
+    assert {name for name in names if name not in text} == set()
 
 
 # pl_fed.read_run

@@ -1,0 +1,187 @@
+"""Answers of a report: tables about the same clients, with exact numbers."""
+
+import json
+
+import numpy as np
+import pytest
+from run_folders import read_table, with_changes, write_run, write_table
+from scipy.stats import spearmanr
+
+from pl_fed.reports.answers import find_answers
+from pl_fed.reports.group import group_runs
+from pl_fed.reports.run import find_runs, read_run
+from pl_fed.reports.worst_clients import rank_correlation
+
+ATTACK = {
+    "federation.adversary.attack": {"class_path": "pl_fed.attacks.RandomLabels"},
+    "federation.adversary.fraction": 0.25,
+}
+MEDIAN = {"federation.aggregator": {"class_path": "pl_fed.aggregators.Median"}}
+LOCAL = {"model.class_path": "pl_fed.clients.Local"}
+
+
+@pytest.fixture
+def answer(tmp_path):
+    """Return a function that writes runs and returns the rows of an answer."""
+
+    def find(name, *runs):
+        for number, (changes, options) in enumerate(runs):
+            write_run(tmp_path / f"run{number}", with_changes(changes), **options)
+        return find_again(name)
+
+    def find_again(name):
+        answers = find_answers(group_runs(find_runs([tmp_path])[0]))
+        return next((answer.rows for answer in answers if answer.name == name), [])
+
+    find.folder, find.again = tmp_path, find_again
+    return find
+
+
+def change_columns(folder, file="per_client.csv", **columns):
+    rows = read_table(folder / file)
+    for name, values in columns.items():
+        rows = [row | {name: value} for row, value in zip(rows, values)]
+    write_table(folder / file, rows)
+
+
+def test_differences_are_paired_by_client_and_seed(answer):
+    """Clients change places between groups: the means are equal, but not the clients."""
+    rows = answer(
+        "differences",
+        ({}, {"accuracy": (0.5, 0.7, 0.9, 0.1)}),
+        ({"seed_everything": 1}, {"accuracy": (0.0, 0.0, 0.0, 0.0)}),
+        ({"model.init_args.lam": 2.0}, {"accuracy": (0.7, 0.9, 0.9, 0.5)}),
+    )
+    (row,) = rows
+    assert row["group"] == 2
+    assert row["difference"] == pytest.approx(0.2), "seed 1 has no counterpart"
+    half = 1.96 * np.std([0.2, 0.2, 0.0, 0.4], ddof=1) / 2
+    assert row["interval"] == f"{0.2 - half:+.3f} to {0.2 + half:+.3f}"
+    assert (row["better"], row["worse"]) == ("3 of 4", "0 of 4")
+
+
+def test_runs_on_other_data_are_not_paired(answer):
+    assert answer("differences", ({}, {}), ({"data.num_clients": 9}, {})) == []
+
+
+def test_losses_favour_smaller_results(answer):
+    answer("differences", ({}, {}), ({"model.init_args.lam": 2.0}, {}))
+    for name, losses in (("run0", [1, 2, 3, 4]), ("run1", [2, 1, 1, 4])):
+        rows = [
+            {k: v for k, v in row.items() if "accuracy" not in k}
+            for row in read_table(answer.folder / name / "metrics.csv")
+        ]
+        write_table(answer.folder / name / "metrics.csv", rows)
+        change_columns(answer.folder / name, personal_loss=losses)
+    (row,) = answer.again("differences")
+    assert row["difference"] == -0.5
+    assert (row["better"], row["worse"]) == ("2 of 4", "1 of 4")
+
+
+def test_clients_worse_off_with_their_own_model(answer):
+    answer("own_model", ({}, {"accuracy": (0.5, 0.5, 0.5, 0.5), "byzantine": [3]}))
+    change_columns(
+        answer.folder / "run0", personal_accuracy=[0.1, 0.6, 0.8, 0.0], rounds=[0, 2, 3, 0]
+    )
+    (row,) = answer.again("own_model")
+    assert row["worse off"] == "1 of 3"
+    assert row["their mean loss"] == pytest.approx(0.4)
+    assert row["mean gain of the others"] == pytest.approx(0.2)
+    assert row["never took part"] == 1
+
+
+def test_losses_under_an_attack_are_over_the_same_benign_clients(answer):
+    rows = answer(
+        "attacked",
+        ({}, {"accuracy": (0.9, 0.8, 0.7, 0.6)}),
+        (ATTACK, {"accuracy": (0.0, 0.7, 0.68, 0.65), "byzantine": [0]}),
+    )
+    assert [row["model"] for row in rows] == ["personal", "global"]
+    row = rows[0]
+    assert row["difference"] == pytest.approx((-0.1 - 0.02 + 0.05) / 3)
+    assert row["lose more than 0.05"] == 1
+    assert row["largest loss"] == pytest.approx(0.1)
+    assert row["worst 10 %"] == "0.600 → 0.650"
+
+
+def test_defence_is_compared_with_the_plain_mean(answer):
+    rows = answer(
+        "defences",
+        ({}, {"accuracy": (0.9,) * 4}),
+        (ATTACK, {"accuracy": (0.5,) * 4, "byzantine": [0]}),
+        (MEDIAN, {"accuracy": (0.8,) * 4}),
+        ({**MEDIAN, **ATTACK}, {"accuracy": (0.7,) * 4, "byzantine": [0]}),
+    )
+    costs = [(row["cost without an attack"], row["gain under the attack"]) for row in rows]
+    assert costs == [(pytest.approx(0.1), None), (None, pytest.approx(0.2))]
+
+
+def test_other_groups_are_compared_with_local_training(answer):
+    rows = answer(
+        "local",
+        ({}, {"accuracy": (0.9, 0.4)}),
+        (LOCAL, {"accuracy": (0.5, 0.5), "models": ("personal",)}),
+    )
+    (row,) = rows
+    assert (row["group"], row["better"], row["worse"]) == (1, "1 of 2", "1 of 2")
+
+
+def test_results_correlate_with_properties_of_clients(answer):
+    accuracies = (0.9, 0.8, 0.7, 0.6)
+    answer("worst_clients", ({}, {"accuracy": accuracies}))
+    change_columns(
+        answer.folder / "run0", train_samples=[4, 3, 2, 1], rounds=[1, 2, 3, 4],
+        personal_accuracy=accuracies,
+    )  # fmt: skip
+    (row,) = answer.again("worst_clients")
+    assert row["training samples"] == pytest.approx(1)
+    assert row["rounds"] == pytest.approx(-1)
+    assert row["classes"] is None, "all clients have both classes"
+
+
+def test_rank_correlation_equals_that_of_scipy():
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        first, second = draw.integers(0, 6, (2, 30)).astype(float)
+        expected = spearmanr(first, second).statistic
+        assert rank_correlation(first, second) == pytest.approx(expected, abs=1e-12)
+    assert np.isnan(rank_correlation(np.ones(3), np.arange(3.0)))
+
+
+def test_rounds_and_bytes_until_a_level(answer):
+    """Validations are in rounds 1 and 3, with 0.2 and 0.4 of the mean accuracy."""
+    answer("communication", ({}, {"accuracy": (1.0, 1.0)}), (MEDIAN, {"accuracy": (0.5, 0.5)}))
+    summary = {"counts": {"upload_bytes": 1_000_000}}
+    (answer.folder / "run0" / "summary.json").write_text(json.dumps(summary))
+    first, second, *_ = answer.again("communication")
+    assert first["level of accuracy"] == pytest.approx(0.38)
+    assert (first["rounds"], first["uploads"], first["MB uploaded"]) == (4, 12, 12.0)
+    assert second["rounds"] == "not reached"
+
+
+def test_gaps_between_values_of_a_column_of_text(answer):
+    answer("attributes", ({}, {"accuracy": (0.9, 0.7, 0.4, 0.0), "byzantine": [3]}))
+    change_columns(answer.folder / "run0", region=["north", "south", "south", "north"])
+    rows = answer.again("attributes")
+    values = [(row["region"], row["clients"], row["gap to the best"]) for row in rows]
+    assert values == [("north", 1, 0.0), ("south", 2, pytest.approx(0.35))]
+    assert read_run(answer.folder / "run0").damage == (), "text is no damage"
+
+
+def test_single_run_without_an_attack_has_few_answers(answer):
+    answer("differences", ({}, {}))
+    names = [a.name for a in find_answers(group_runs(find_runs([answer.folder])[0]))]
+    assert names == ["own_model", "communication"]
+
+
+def test_metrics_over_trained_clients_default_to_those_over_all(tmp_path):
+    """If all clients took part, the statistics are equal and logged once."""
+    folder = write_run(tmp_path / "run")
+    assert read_run(folder).final("test/personal/accuracy_trained") is None, "unknown participation"
+    change_columns(folder, rounds=[1, 1, 2, 2])
+    run = read_run(folder)
+    assert run.final("test/personal/accuracy_trained_std") == run.final(
+        "test/personal/accuracy_std"
+    )
+    change_columns(folder, rounds=[1, 1, 0, 2])
+    assert read_run(folder).final("test/personal/accuracy_trained") is None
