@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pl_fed.command.messages import SUBCOMMANDS, escape_invisible
+from pl_fed.command.listing import ROOMS
+from pl_fed.command.messages import SUBCOMMANDS, escape_invisible, option_names, summarize
 from pl_fed.command.program import program_name
 from pl_fed.command.shipped_configs import find_configs
 
@@ -38,6 +39,11 @@ _OPTIONS = {
     "trainer.devices": "devices gpus ngpus numgpus",
     "trainer.default_root_dir": "logdir outdir output outputdir savedir",
 }
+_SECTION_CLASSES = {
+    "data": "pl_fed.data.FederatedData",
+    "federation": "pl_fed.federation.Federation",
+    "trainer": "lightning.pytorch.Trainer",
+}
 _SYNONYMS = {synonym: path for path, names in _OPTIONS.items() for synonym in names.split()}
 
 _NO_SECTION = re.compile(
@@ -47,7 +53,14 @@ _NO_FILE = re.compile(r"Expected argument `config` to be a file but found none a
 _NO_OPTION = re.compile(r"Expected only options that --help lists but got --?([\w.]+)")
 _NO_COMMAND = re.compile(r"Expected a subcommand, one of .+, but got '(.+)'\.$")
 _NO_FRACTION = re.compile(r"`federation\.adversary\.fraction` .* but got (\d+(?:\.\d+)?)\b")
-_TOO_FEW_UPLOADS = re.compile(r"Expected argument `uploads` to have at least (\d+) rows")
+_SMALL_COHORT = re.compile(
+    r"Expected argument `federation\.sampler\.cohort_size` to be (at least|more than) (\d+)"
+)
+_FEW_UPLOADS_AT_START = re.compile(
+    r"Expected argument `uploads` to have (?P<least>(?:at least|more than) \d+) rows"
+    r"(?P<reason>.*?),? but got (?P<got>\d+)"
+)
+_NO_CLASS = re.compile(r"Expected argument `([\w.]+)` to be the path of a class but got \w+\.$")
 _NO_ACCELERATOR = re.compile(r"Expected argument `trainer\.accelerator` to be available here")
 
 
@@ -90,10 +103,14 @@ def find_hint(message: str, arguments: Sequence[str] = ()) -> str | None:
     if (match := _NO_FRACTION.search(message)) and 1 < float(match[1]) <= 100:
         percent = float(match[1])
         return f"for {percent:g} %, set --federation.adversary.fraction {percent / 100:g}"
-    if match := _TOO_FEW_UPLOADS.search(message):
-        return f"set --federation.sampler.cohort_size to {match[1]} or more"
+    if match := _SMALL_COHORT.search(message):
+        least = int(match[2]) + (match[1] == "more than")
+        return f"set --federation.sampler.cohort_size to {least} or more"
     if _NO_ACCELERATOR.match(message):
         return "set --trainer.accelerator cpu"
+    if (match := _NO_CLASS.match(message)) and "(did you mean" not in message:
+        kinds = [kind for kind, room in ROOMS.items() if room.option.split()[0] == f"--{match[1]}"]
+        return f"`{program_name()} list {kinds[0]}` lists the classes" if kinds else None
     return None
 
 
@@ -110,13 +127,27 @@ def name_config_path(message: str, config: Mapping[str, Any]) -> str:
         >>> name_config_path("Expected argument `lam` to be >= 0.", {"model": {"lam": -1}})
         'Expected argument `model.lam` to be >= 0.'
     """
+    if message.startswith("Does not validate"):  # a tree of jsonargparse around the message
+        sentence = summarize(message)
+        message = sentence if sentence.startswith("Expected argument") else message
     match = re.match(r"Expected argument `(\w+)`", message)
     if match is None or match[1] in config:
         return message
+    if few := _FEW_UPLOADS_AT_START.match(message):
+        return _name_cohort_size(message, few, config)
     paths = {path for path in _config_paths(config) if path.split(".")[-1] == match[1]}
     if len(paths) != 1:
         return message
     return message.replace(f"`{match[1]}`", f"`{paths.pop()}`", 1)
+
+
+def _name_cohort_size(message: str, few: re.Match[str], config: Mapping[str, Any]) -> str:
+    """Name the size of the cohort in a message about too few uploads, if it is their number."""
+    sampler = (config.get("federation") or {}).get("sampler") or {}
+    if (sampler.get("init_args") or {}).get("cohort_size") != int(few["got"]):
+        return message
+    size = f"Expected argument `federation.sampler.cohort_size` to be {few['least']}"
+    return message.replace(few[0], f"{size}{few['reason']} but got {few['got']}", 1)
 
 
 def _config_paths(config: object, prefix: str = "") -> Iterator[str]:
@@ -132,13 +163,18 @@ def _config_paths(config: object, prefix: str = "") -> Iterator[str]:
 
 def _suggest_config(section: str, arguments: Sequence[str]) -> str:
     """Suggest the command in the first line of a config that is only one layer of several."""
-    for path in map(Path, _config_files(arguments)):
+    configs = find_configs()
+    for name in _config_files(arguments):
+        path = Path(name)
         try:
-            command = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        except (OSError, UnicodeDecodeError):
+            text = (path if path.is_file() else configs[name]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError, KeyError):
             continue
-        if command.startswith("# python -m pl_fed ") and command.count("--config") > 1:
-            return f"{path} is one of several layers: run {command.removeprefix('# ')}"
+        command = text.split("\n", 1)[0].removeprefix("# python -m pl_fed ")
+        if not command.startswith("#") and command.count("--config") > 1:
+            if not path.is_file():  # a name: the other layers have names, too
+                command = re.sub(r"\bconfigs/(\w+)\.yaml", r"\1", command)
+            return f"{name} is one of several layers: run {program_name()} {command}"
     return f"put a config with the section {section} first, for example --config {_QUICKSTART}"
 
 
@@ -171,10 +207,15 @@ def _relative(path: Path) -> Path:
 
 
 def _suggest_option(name: str) -> str | None:
-    """Suggest the option for a name of another program."""
+    """Suggest the option for a name of another program, or an option with a similar name."""
     path = _SYNONYMS.get(re.sub(r"[_.-]", "", name.rsplit(".", 1)[-1]).lower())
     if path == "trainer.max_epochs":
         return "a run has --trainer.max_epochs rounds"
+    section, _, option = name.partition(".")
+    if path is None and section in _SECTION_CLASSES:
+        options = option_names(_SECTION_CLASSES[section])
+        similar = difflib.get_close_matches(option, options, n=1)
+        path = f"{section}.{similar[0]}" if similar else None
     return f"did you mean --{path}?" if path else None
 
 

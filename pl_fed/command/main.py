@@ -6,6 +6,7 @@ import signal
 import sys
 import traceback
 import warnings
+from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType
@@ -17,6 +18,7 @@ from pl_fed.command.hints import format_error
 from pl_fed.command.messages import (
     describe_constructor_error,
     describe_file_error,
+    escape_invisible,
     summarize,
 )
 from pl_fed.command.partition import WITHOUT_MODEL, PartitionCLI
@@ -37,6 +39,7 @@ def main(args: ArgsType = None) -> None:
             logging.getLogger(f"{library}.utilities.{module}").addFilter(_is_news)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended.*")
+    warnings.formatwarning = _format_warning
     prepare_wandb()
     arguments = sys.argv[1:] if args is None else args
     try:
@@ -63,6 +66,11 @@ def main(args: ArgsType = None) -> None:
         notes = getattr(error, "__notes__", [])
         print(format_error(" ".join([text, *notes]), arguments), end="", file=sys.stderr)
         sys.exit(1)
+
+
+def _format_warning(message: Warning | str, *_: Any, **__: Any) -> str:
+    """Return a warning as one line, without the place in the code that a user cannot change."""
+    return f"warning: {escape_invisible(str(message))}\n"
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -74,8 +74,9 @@ _TEMPLATES = {
         "Expected argument `print_config` to be one of comments, skip_default or skip_unset but got"
         " {0}."
     ),
-    r"--(\S+)\.help: (.+)": (
-        "Expected argument `{0}.help` to be followed by the path of a class but got: {1}."
+    r"--(\S+)\.help: (?:Expected a dot import path string: )?(.+?)\.?$": (
+        "Expected argument `{0}.help` to be followed by the path of a class but got:"
+        " {1}{suggestion}."
     ),
     r"Unexpected config: (\w+):?$": (
         "Expected argument `config` to be a file of YAML with sections but got one that holds only"
@@ -297,11 +298,12 @@ class _ErrorTree:
 
     def _describe_wrong_type(self, value: str) -> str:
         literals = re.findall(r"Literal\[(.+?)\]", " ".join(self._types))
+        names = re.findall(r"'(.+?)'", " ".join(literals))
         classes = re.findall(r"<class '(?:.+?\.)?(\w+)'>", " ".join(self._types))
         kinds = [f"one of {', '.join(literals)}"] if literals else []
         if classes:
             kinds.append(f"of type {' or '.join(dict.fromkeys(classes))}")
-        suggestion = _suggest_class(self.path, value)
+        suggestion = _suggest_class(self.path, value) or suggest_name(value, names)
         return (
             f"Expected argument `{self.path}` to be {', or '.join(kinds)} but got"
             f" {_describe_value(value)}{suggestion}."
@@ -423,7 +425,9 @@ def _translate_line(line: str, path: str, class_path: str, value: str) -> str:
             ]
             suggestion = ""
             if groups:
-                suggestion = _suggest_new_path(groups[0]) or _suggest_class(path, groups[0])
+                suggestion = _suggest_new_path(groups[0]) or _suggest_class(
+                    path or groups[0], groups[-1]
+                )
             return template.format(*groups, path=path, suggestion=suggestion)
     if match := re.match(r"Expected an instantiatable class, but (?:(\S+) )?is abstract", line):
         kind = match[1] or value
@@ -454,7 +458,7 @@ def _describe_unknown_option(name: str, path: str, class_path: str) -> str:
         if not suggestion and section not in _SECTIONS:
             suggestion = suggest_name(section, _SECTIONS)
         return f"Expected only options that --help lists but got {name}{suggestion}."
-    options = _option_names(class_path)
+    options = option_names(class_path)
     suggestion = suggest_name(name, options) or _list_names(options)
     owner = f" of {class_path}" if class_path else ""
     return f"Expected argument `{path}` to hold only options{owner} but got `{name}`{suggestion}."
@@ -473,7 +477,7 @@ def _suggest_new_path(text: str) -> str:
     if parts is None:
         return ""
     if parts[2] and parts[1] in _FEDERATION_SECTIONS:
-        options = _option_names(_FEDERATION_SECTIONS[parts[1]])
+        options = option_names(_FEDERATION_SECTIONS[parts[1]])
         return suggest_name(parts[2], options) or _list_names(options)
     path = _NEW_PATHS.get(parts[1])
     return f" (did you mean federation.{path}?)" if path else ""
@@ -486,10 +490,16 @@ def _suggest_class(path: str, name: str) -> str:
     if not name.isidentifier():
         return ""
     modules = _MODULES.get(re.sub(r"\[.*", "", path.rpartition(".")[2]), ())
-    return suggest_name(name, [name for module in modules for name in dir(import_module(module))])
+    return suggest_name(name, [name for module in modules for name in _class_names(module)])
 
 
-def _option_names(class_path: str) -> list[str]:
+def _class_names(module: str) -> list[str]:
+    """Return the names of the classes of a module."""
+    loaded = import_module(module)
+    return [name for name in dir(loaded) if isinstance(getattr(loaded, name), type)]
+
+
+def option_names(class_path: str) -> list[str]:
     """Return the names of the options of a class; none if it cannot be imported."""
     try:
         kind = _import_class(class_path)

@@ -247,7 +247,7 @@ REFUSED = {
     ),
     "more epochs than can be counted": (
         ["--model=Finetuning", f"--model.finetune_epochs={2**62}"],
-        "`finetune_epochs` to be at most 2147483647 but got 4611686018427387904.",
+        "`model.finetune_epochs` to be at most 2147483647 but got 4611686018427387904.",
     ),
     "integer": (["--data.batch_size=ten"], "`data.batch_size` to be of type int but got ten"),
     "number": ([f"{MODEL}.lam=much"], "`model.lam` to be of type float but got much"),
@@ -272,7 +272,7 @@ REFUSED = {
         "`data.normalize` to be one of 'none', 'channel', 'feature', or of type list but got chan",
     ),
     # out of range
-    "lam": ([f"{MODEL}.lam=-1"], "`lam` to be at least 0"),
+    "lam": ([f"{MODEL}.lam=-1"], "`model.lam` to be at least 0"),
     "learning rate NaN": (
         [f"{MODEL}.optimizer.init_args.lr=.nan"],
         "`model.optimizer.lr` to be a number but got NaN.",
@@ -314,7 +314,7 @@ REFUSED = {
     "batch size": (["--data.batch_size=0"], "`data.batch_size` to be at least 1 but got 0"),
     "too few for Krum": (
         ["--federation.aggregator=Krum", f"{ADVERSARY}.expected=8"],
-        "`uploads` to have at least 11 rows for Krum",
+        "`federation.sampler.cohort_size` to be at least 11 for Krum",
     ),
     "too few for what is chained": (
         [

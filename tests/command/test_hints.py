@@ -23,6 +23,10 @@ FRACTION = "for 20 %, set --federation.adversary.fraction 0.2"
         ),
         (["--trainer.seed=1"], "did you mean --seed_everything?"),
         (["--data.nothing_alike=1"], None),
+        (["--data.bach_size", "3"], "did you mean --data.batch_size?"),
+        (["--federation.agregator", "Median"], "did you mean --federation.aggregator?"),
+        (["--trainer.acelerator=cpu"], "did you mean --trainer.accelerator?"),
+        (["--data.partitioner=Nothing"], "`python -m pl_fed list partitioners` lists the classes"),
     ],
 )
 def test_error_is_followed_by_its_hint(arguments, hint, capsys, monkeypatch, request):
@@ -62,6 +66,44 @@ def test_hint_for_a_partial_config_is_the_command_of_its_first_line(tmp_path):
     other = find_hint(message, ["fit", "--config", str(tmp_path / "none.yaml")])
     expected = "put a config with the section data first, for example"
     assert other == f"{expected} --config quickstart"
+
+
+def test_hint_for_a_layer_by_name_is_a_command_with_names():
+    message = "Expected argument `data.dataset` to be set but got none."
+    hint = find_hint(message, ["fit", "--config", "ditto"])
+    command = "python -m pl_fed fit --config fashion_mnist --config ditto"
+    assert hint == f"ditto is one of several layers: run {command}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (["--federation.engine.name", "stackd"], "stacked"),
+        (["--trainer.logger", "Wandb"], "WandbLogger"),
+        (["--model.help", "Dito"], "Ditto"),
+        (["--model", "Dito"], "Ditto"),
+    ],
+)
+def test_misspelled_word_is_followed_by_a_suggestion(arguments, suggestion, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "quickstart", *arguments])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert line.endswith(f" (did you mean {suggestion}?).")
+
+
+def test_constructor_error_and_cohort_are_named_by_their_paths():
+    tree = "Does not validate against any of the Union subtypes\nErrors:\n  - Expected argument"
+    config = {"model": {"lam": -1}, "federation": {"sampler": {"init_args": {"cohort_size": 3}}}}
+    named = name_config_path(f"{tree} `lam` to be at least 0 but got -1.", config)
+    assert named == "Expected argument `model.lam` to be at least 0 but got -1."
+    few = "Expected argument `uploads` to have at least 5 rows for Krum, with f = 2, but got {}: x."
+    named = name_config_path(few.format(3), config)
+    assert named == (
+        "Expected argument `federation.sampler.cohort_size` to be at least 5 for Krum, with f = 2"
+        " but got 3: x."
+    )
+    assert find_hint(named) == "set --federation.sampler.cohort_size to 5 or more"
+    assert name_config_path(few.format(2), config) == few.format(2), "some uploads are broken"
 
 
 def test_hint_names_a_config_with_a_similar_name(tmp_path, monkeypatch):
