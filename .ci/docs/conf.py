@@ -28,7 +28,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
-napoleon_custom_sections = [("Shape", "params_style")]
+napoleon_custom_sections = ["Shape"]
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_class_signature = "mixed"
@@ -67,6 +67,11 @@ def show_arguments(*arguments: Any) -> tuple[str, str] | None:
     if kind != "class" or member.__init__ is object.__init__:
         return None
     parameters = list(inspect.signature(member.__init__).parameters.values())[1:]
+    if all(
+        parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for parameter in parameters
+    ):
+        return "()", ""  # of torch's modules, which take no arguments
     plain = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
     return str(inspect.Signature(plain)), ""
 

@@ -23,10 +23,11 @@ GROUPS = {
 
 
 def comment_of(config: Path) -> str:
-    """Return the comment below a config's command, as one line."""
+    """Return the comment below a config's commands, as one line."""
     lines = config.read_text().splitlines()
+    begin = lines.index("#")  # an empty line below the commands
     end = next(place for place, line in enumerate(lines) if not line.startswith("#"))
-    return " ".join(line.removeprefix("#").strip() for line in lines[1:end]).strip()
+    return " ".join(line.removeprefix("#").strip() for line in lines[begin:end]).strip()
 
 
 def summary_of(config: Path) -> str:

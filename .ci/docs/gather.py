@@ -21,13 +21,17 @@ GUIDES = {
         f"pl_fed/{room}/README" for room in ("partitioners", "attacks", "aggregators")
     ],
     "Run and read": [
-        f"pl_fed/{room}/README" for room in ("engine", "reports", "loggers", "exports")
+        f"pl_fed/{room}/README" for room in ("engine", "reports", "loggers", "exports", "privacy")
     ],
-    "Experiments": ["experiments/README", "experiments/tutorials/README"],
+    "Experiments": [
+        "experiments/README",
+        "experiments/tutorials/README",
+        "experiments/bring_your_own/README",
+    ],
 }
 ROOMS = (
     *("clients", "tasks", "aggregators", "attacks", "partitioners", "skews", "samplers"),
-    *("optimizers", "models", "data", "metrics", "callbacks", "loggers", "functional"),
+    *("optimizers", "models", "data", "metrics", "privacy", "callbacks", "loggers", "functional"),
 )
 MAIN_CLASSES = ("Trainer", "Federation", "Adversary", "EngineOptions", "StorageOptions")
 TYPES = ("Batch", "ClientContext", "RoundContext", "Population")

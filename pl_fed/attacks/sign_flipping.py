@@ -32,8 +32,8 @@ class SignFlipping(LineAttack):
 
     Args:
         factor: Absolute value of the number. ``None`` takes ``|p|``, with p drawn from N(0, std²)
-            for each attacker in each round. ``"search"`` searches for the factor that does most harm:
-            see :class:`LineAttack`.
+            for each attacker in each round. ``"search"`` searches for the factor that does most
+            harm: see :class:`LineAttack`.
         of: The vector to flip: the ``"update"``; the ``"model"``, which is the broadcast plus the
             update; or the ``"broadcast"`` alone. The upload of a model is its difference from the
             broadcast.

@@ -28,7 +28,7 @@ class HuggingFaceModel(nn.Module):
     Needs the package transformers: ``pip install "pl_fed[lora]"``.
 
     Args:
-        head: The head: one of :data:`AUTO_CLASSES`.
+        head: The head: one of ``AUTO_CLASSES``.
         pretrained: The folder of a pretrained model (``model.save_pretrained``), or its name on the
             Hugging Face hub, which downloads it. ``None`` (on the command line also ``none`` and
             ``null``) gives random weights by ``options``.

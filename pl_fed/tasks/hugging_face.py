@@ -60,12 +60,12 @@ class HuggingFace(Task):
 
     pl_fed computes the losses of single samples from the model's logits. Before training, it
     compares their mean with the model's own loss. In the model families of
-    :mod:`pl_fed.tasks.attention_masks`, masks become additive masks [batch, 1, queries, keys], so
+    ``pl_fed.tasks.attention_masks``, masks become additive masks [batch, 1, queries, keys], so
     that clients can be stacked. Clients with other models run one by one if ``torch.vmap`` does not
     support them.
 
     Args:
-        problem: One of :data:`PROBLEMS`; ``None`` takes that of the model.
+        problem: One of ``PROBLEMS``; ``None`` takes that of the model.
         ignore_index: Target of tokens that do not count, as padding.
 
     Attributes:
