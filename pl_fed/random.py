@@ -19,7 +19,6 @@ from torch import Tensor
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
-_PAIRS = 1 << 13  # pairs of normal numbers at a time, which stay in the cache
 
 
 def key(seed: int, purpose: str, *parts: int) -> int:
@@ -162,9 +161,10 @@ def normals(keys: Tensor | int, counters: Tensor) -> Tensor:
 
 
 def normal_row(key: int, length: int) -> Tensor:
-    """Return standard normal float64 numbers of one key, [length] (Box–Muller), on the CPU.
+    """Return standard normal float64 numbers of one key, [length], on the CPU.
 
-    The uniform numbers have 53 random bits. The absolute values are at most 8.7.
+    NumPy's generator SFC64 with the ziggurat method draws them: all 53 bits and the tails are
+    exact, in half the time of :func:`normals`. It is not cryptographic.
 
     Args:
         key: The key of the row.
@@ -174,18 +174,8 @@ def normal_row(key: int, length: int) -> Tensor:
         >>> normal_row(key(0, "example"), 2).dtype
         torch.float64
     """
-    row = torch.empty(length, dtype=torch.float64)
-    for begin in range(0, length, 2 * _PAIRS):
-        piece = row[begin : begin + 2 * _PAIRS]
-        pairs = (len(piece) + 1) // 2
-        counters = torch.arange(begin, begin + 2 * pairs)
-        uniform = _shift(random_bits(key, counters), 11).double().add_(0.5).mul_(2.0**-53)
-        radius = uniform[:pairs].log_().mul_(-2).sqrt_()
-        angle = uniform[pairs:].mul_(2 * math.pi)
-        torch.mul(radius, angle.cos(), out=piece[:pairs])
-        sine = angle.sin_().mul_(radius)
-        piece[pairs:] = sine[: len(piece) - pairs]
-    return row
+    generator = np.random.Generator(np.random.SFC64(key & (2**64 - 1)))
+    return torch.from_numpy(generator.standard_normal(length))
 
 
 def integers(keys: Tensor | int, counters: Tensor, high: int) -> Tensor:

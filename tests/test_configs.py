@@ -102,6 +102,8 @@ def check_files_of(run: Path) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=[path.stem for path in CONFIGS])
 def test_config_runs_on_small_data(config, data_folder, tmp_path, monkeypatch):
+    if config.stem.startswith("privacy"):
+        pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not installed")
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PL_FED_DATA", str(data_folder))
     monkeypatch.setattr(datasets.CelebA, "file_list", [])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -112,7 +113,7 @@ class RoundPrivacy:
         """
         norms = squared_norms(uploads)
         factors = clip_factors(norms, self.clip_norm)
-        total = share.processes.sum(weighted_sum(uploads, factors.to(uploads.device)).double())
+        total = share.processes.sum(weighted_sum(uploads, factors))
         num_below = share.processes.sum((factors == 1).sum().double())
         note("clipped", len(share.cohort) - float(num_below))
         quantile = self.settings.target_quantile
@@ -120,8 +121,8 @@ class RoundPrivacy:
         if quantile is not None:
             update_noise, count_noise = split_noise(update_noise, self.settings.quantile_share)
         deviation = update_noise * self.clip_norm * self._noise_scale
-        noise = self._draw_noise(uploads.shape[1])
-        total.add_(noise.to(total.device), alpha=deviation)
+        noise = self._draw_noise(uploads.shape[1]).to(total.device)
+        total = torch.add(total, noise, alpha=deviation)  # in float64
         if quantile is not None:
             deviation = count_noise * self._noise_scale
             self._adapt(quantile, float(num_below) - len(share.cohort) / 2, deviation)
@@ -199,6 +200,7 @@ class RoundPrivacy:
             "any": "no amplification by sampling",
             "banded": f"DP-FTRL with {settings.min_separation} bands",
         }
+        methods = {"pld": "PLD", "rdp": "RDP", "gaussian": "the Gaussian mechanism"}
         simulated = ""
         if settings.is_simulated:
             simulated = (
@@ -208,8 +210,8 @@ class RoundPrivacy:
         return (
             f"Privacy{simulated}: ε = {self.epsilon():.4g} at δ = {settings.delta:g} after"
             f" {self.rounds} rounds, for neighbours in which {participation.neighbours}; by"
-            f" {self.accountant.accounting.upper()} with {kinds[participation.kind]}. It covers the"
-            " global models, not logs and metrics; the noise is simulated, not cryptographic."
+            f" {methods[self.accountant.accounting]} with {kinds[participation.kind]}. It covers"
+            " the global models, not logs and metrics; the noise is simulated, not cryptographic."
         )
 
     # Stop and resume

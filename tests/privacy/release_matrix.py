@@ -1,13 +1,10 @@
 """The table of everything that leaves a client: private as it is, or refused with a sentence.
 
-``python tests/privacy/release_matrix.py`` writes the table into ``pl_fed/privacy/README.md``.
+``PYTHONPATH=.:tests python tests/privacy/release_matrix.py`` writes the table into
+``pl_fed/privacy/README.md``.
 """
 
-import sys
 from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "privacy")]
 
 from algorithms import ALGORITHMS, make
 from contract_suite import find_configurations
@@ -31,7 +28,7 @@ from pl_fed.rounds.privacy_checks import (
 )
 from pl_fed.samplers import Sampler
 
-PAGE = ROOT / "pl_fed" / "privacy" / "README.md"
+PAGE = Path(__file__).parents[2] / "pl_fed" / "privacy" / "README.md"
 BEGIN, END = "<!-- the table of releases begins -->", "<!-- the table of releases ends -->"
 OPTIONS = {  # arguments of algorithms that change what is sent
     "FLAME": [{"lagged_global": True}, {"weights": "samples"}],
