@@ -100,6 +100,7 @@ class RunSummary(Callback):
             "device": _describe_device(trainer),
             "processes": self.federation.processes.size,
             "precision": str(trainer.precision),
+            "privacy": self.federation.privacy_statement(),
         }
         write_json(folder / SUMMARY, summary)
 

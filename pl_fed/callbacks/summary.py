@@ -66,17 +66,7 @@ class Summary(Callback):
         has_accuracy = any("accuracy" in metrics for metrics in values.values())
         subject = "accuracy" if has_accuracy else "results"
         stage = "validation" if part == "val" else part
-        table = Table("")
-        main = [model for model in values if model != "hybrid"][-1:]
-        for model in values:
-            style = "bold" if model in main else None
-            table.add_column(f"{model} model", justify="right", style=style)
-        names = {name for metrics in values.values() for name in metrics}
-        for name, title in result_titles(names, self.federation.monitored_metric).items():
-            if any(name in metrics for metrics in values.values()):
-                row = [f"{v[name]:.4f}" if name in v else "-" for v in values.values()]
-                table.add_row(title, *row)
-        console = Console()
+        table, console = _build_table(values, self.federation.monitored_metric), Console()
         if self._fitted:
             console.print(self._fitted, highlight=False)
         if table.row_count:
@@ -93,6 +83,25 @@ class Summary(Callback):
             console.print(f"The run's files are in {self.folder}", soft_wrap=True, markup=False)
             if self._fitted and self.next_command:
                 console.print(f"Next: {self.next_command}", soft_wrap=True, markup=False)
+
+
+def _build_table(values: Mapping[str, Mapping[str, Tensor]], monitored: str) -> Table:
+    """Return the table of metrics, with a column for each model.
+
+    Args:
+        values: The metrics by model and name.
+        monitored: The metric to show first.
+    """
+    table = Table("")
+    main = [model for model in values if model != "hybrid"][-1:]
+    for model in values:
+        style = "bold" if model in main else None
+        table.add_column(f"{model} model", justify="right", style=style)
+    names = {name for metrics in values.values() for name in metrics}
+    for name, title in result_titles(names, monitored).items():
+        row = [f"{v[name]:.4f}" if name in v else "-" for v in values.values()]
+        table.add_row(title, *row)
+    return table
 
 
 def _undefined_metrics(values: Mapping[str, Mapping[str, Tensor]]) -> Iterator[str]:

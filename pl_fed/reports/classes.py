@@ -115,7 +115,7 @@ def _draw(panels: Sequence[tuple[Group, Classes]]) -> Figure:
         )  # fmt: skip
         axes.axhline(float(table.mean.mean()), color=BLACK, ls="--", lw=0.8)
         axes.set_ylim(-0.04, 1.04)
-        axes.set_title(shorten(group.title, 40), loc="left", fontsize=8)
+        axes.set_title(shorten(group.title, 34), loc="left", fontsize=8)
         axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
         axes.tick_params(labelbottom=place + columns >= len(panels))
         if place + columns >= len(panels):

@@ -67,7 +67,7 @@ def pair_clients(
         columns: The columns of ``per_client.csv`` of the reference and of the other group.
         metric: The metric in these columns.
     """
-    pairs = list(_matching_results(reference, group, columns))
+    pairs = list(_match_results(reference, group, columns))
     if not pairs:
         return None
     before, after = (np.concatenate(values) for values in zip(*pairs))
@@ -95,7 +95,7 @@ def pair_models(group: Group, columns: tuple[str, str], metric: str) -> Pairs | 
     return Pairs(before, after, is_lower_better(group.runs, metric)) if len(before) else None
 
 
-def _matching_results(
+def _match_results(
     reference: Group, group: Group, columns: tuple[str, str]
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Yield the results of the same benign clients in each pair of runs of equal seed and data."""

@@ -220,11 +220,11 @@ def render_differences(groups: Sequence[Group]) -> str:
 def render_answer(answer: Answer) -> str:
     """Return the table of an answer, with a link to its CSV file."""
     names = dict.fromkeys(name for row in answer.rows for name in row if name != "group")
-    shown = [name for name in names if any(row.get(name) is not None for row in answer.rows)]
+    columns = [name for name in names if any(row.get(name) is not None for row in answer.rows)]
     lines, previous = [], None
     for row in answer.rows:
         repeats = row["group"] == previous
-        cells = [_format_cell(row.get(name)) for name in shown]
+        cells = [_format_cell(row.get(name)) for name in columns]
         if repeats:
             cells[0] = ""
         lines.append(_line(str(row["group"]), cells, repeats, row["group"]))
@@ -232,7 +232,7 @@ def render_answer(answer: Answer) -> str:
     link = f' <span class="files"><a href="{answer.name}.csv">CSV</a></span>'
     title = f"<h3>{html.escape(answer.question)}{link}</h3>\n"
     note = f'<p class="note">{html.escape(answer.note)}</p>\n'
-    return title + note + _table(["", *shown], lines)
+    return title + note + _table(["", *columns], lines)
 
 
 def _format_cell(value: Any) -> str:

@@ -20,6 +20,7 @@ def print_summary(capsys, never_trained=0, untrained_models=None, **models):
         monitored_metric="accuracy",
         clients_without_training=lambda: untrained,
         untrained_models=untrained_models,
+        privacy_statement=lambda: None,
     )
     Summary(federation).on_test_end(SimpleNamespace(is_global_zero=True), None)
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
