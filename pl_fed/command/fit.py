@@ -28,11 +28,12 @@ from pl_fed.command.run_files import (
     discard_unstarted_run,
     place_logger,
     saves_into_run_folder,
+    wandb_loggers_in,
 )
 from pl_fed.command.saved_config import SaveAndLogConfig, is_config_of
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.command.start_status import StartStatus
-from pl_fed.command.wandb_runs import close_wandb_run
+from pl_fed.command.wandb_runs import close_wandb_run, silence_wandb
 from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import check_source, check_weights_only, local_path
 from pl_fed.lightning.trainer import Trainer
@@ -180,6 +181,8 @@ class FederatedCLI(SectionsCLI):
             if self.run_dir is not None:
                 place_logger(logger, self.run_dir, group)
         super().instantiate_classes()
+        if self.run_dir is not None and wandb_loggers_in(config.trainer.logger):
+            silence_wandb()
 
     def _lock_folder(self, folder: Path) -> None:
         """Make a folder this run's, and lock it until the end against other processes."""
