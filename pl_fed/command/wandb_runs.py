@@ -20,7 +20,7 @@ def prepare_wandb() -> None:
 
 
 def silence_wandb() -> None:
-    """Let an offline W&B read its environment now, so that not even its first warning is printed."""
+    """Let an offline W&B read its environment now, before its first warning."""
     wandb = sys.modules.get("wandb")
     if wandb is not None and os.environ.get("WANDB_SILENT") == "true":
         wandb.setup()
