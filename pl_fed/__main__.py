@@ -1,18 +1,30 @@
 """``python -m pl_fed``, and the console script ``pl_fed``."""
 
+import gc
 import sys
 
 
 def main() -> None:
-    """Run the command line; short commands do not wait for PyTorch and Lightning."""
+    """Run the command line; short commands do not wait for PyTorch and Lightning.
+
+    The garbage collector leaves out all objects that the imports make, and at the end all others:
+    they stay until the process ends. This halves the time of the imports and of the exit.
+    """
     from pl_fed.command.lazy_imports import import_torchmetrics
     from pl_fed.command.start import announce, run_light_command
 
-    if not run_light_command(sys.argv[1:]):
-        with announce("Loading PyTorch and Lightning …"):
-            import_torchmetrics()
-            from pl_fed.command.main import main as run_command
+    if run_light_command(sys.argv[1:]):
+        return
+    gc.disable()
+    with announce("Loading PyTorch and Lightning …"):
+        import_torchmetrics()
+        from pl_fed.command.main import main as run_command
+    gc.freeze()
+    gc.enable()
+    try:
         run_command()
+    finally:
+        gc.freeze()
 
 
 if __name__ == "__main__":

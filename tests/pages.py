@@ -54,14 +54,18 @@ class Page:
 
 
 def split_commands(code: str) -> list[list[str]]:
-    """Return the commands of a shell block, without variables before them."""
+    """Return the commands of a shell block, without variables before them and in full."""
     lines = code.replace("\\\n", " ").splitlines()
     commands = [shlex.split(line, comments=True) for line in lines]
     without_variables = [
         [word for place, word in enumerate(words) if place or not re.match(r"[A-Z_]+=", word)]
         for words in commands
     ]
-    return [words for words in without_variables if words]
+    full_names = [
+        ["python", "-m", *words] if words[:1] == ["pl_fed"] else words
+        for words in without_variables
+    ]
+    return [words for words in full_names if words]
 
 
 def find_pages(name: str = "*.md") -> list[Page]:

@@ -18,6 +18,7 @@ from pages import ROOT, Page, find_pages, split_commands
 from pl_fed import aggregators, attacks, clients
 from pl_fed.clients import Client, Model
 from pl_fed.command.main import main
+from pl_fed.command.start import run_light_command
 from pl_fed.data import Digits
 
 PAGES = find_pages("README.md")
@@ -105,9 +106,9 @@ class Reader:
         return RUN_FOLDER.sub(newest, word)
 
     def _run_pl_fed(self, arguments: list[str]) -> None:
-        if arguments[-1] in ("--help", "--version") or "--print_config" in arguments[-1]:
+        if {"--help", "--version", "--print_config"} & {*arguments}:
             with pytest.raises(SystemExit) as stopped:
-                main(arguments)
+                run_command(arguments)
             assert stopped.value.code in (0, None)
         elif arguments[0] in ("fit", "validate", "test", "predict"):
             short = ONE_ROUND if arguments[0] == "fit" else ONE_ROUND[2:]
@@ -116,7 +117,13 @@ class Reader:
             else:
                 main([*arguments, *short])
         else:
-            main(arguments)
+            run_command(arguments)
+
+
+def run_command(arguments: list[str]) -> None:
+    """Run a command as ``python -m pl_fed`` does."""
+    if not run_light_command(arguments):
+        main(arguments)
 
 
 def check_script(words: list[str]) -> None:
@@ -139,6 +146,7 @@ def folder(tmp_path, monkeypatch, data_folder):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PL_FED_DATA", str(data_folder))
+    monkeypatch.setenv("WANDB_MODE", "disabled")  # tests/test_wandb.py has runs of W&B
     for name in ("configs", "experiments"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path

@@ -56,7 +56,10 @@ def copy(path: Path, sources: Path) -> None:
     target = sources / path.relative_to(ROOT)
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".md":
-        target.write_text(link_to_index(path))
+        text = link_to_index(path)
+        named = re.search(r"^# ", text, flags=re.MULTILINE)
+        title = "" if named else f"# {path.parent.name}: {path.stem}\n\n"
+        target.write_text(title + text)
     else:
         shutil.copyfile(path, target)
 

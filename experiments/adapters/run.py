@@ -191,7 +191,8 @@ def draw_accuracy(rows: Sequence[Row], path: Path) -> None:
         axes.set_ylim(0, 1)
         axes.grid(axis="y", alpha=0.3)
     panels[0].set_ylabel("accuracy of benign clients (line: worst 10 %)")
-    panels[0].legend(frameon=False, loc="lower right")
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, frameon=False, loc="outside lower center", ncols=len(AGGREGATORS))
     figure.savefig(path, dpi=130)
 
 

@@ -1,9 +1,9 @@
 """``OMP_NUM_THREADS=1 python experiments/benchmarks/privacy.py``: the time of clipping and noise.
 
 Times the rounds of the MLP row of targets.py (10 clients, 10 steps of 10 samples, 109,386
-parameters) with and without privacy, alternately, and the two parts of the privacy step alone. The goal: clipping
-and noise cost at most 10 % of a round. The times are processor times, because the machine may be
-shared, and the fastest tenth is more reliable than the median.
+parameters) with and without privacy, alternately, and the two parts of the privacy step alone. The
+goal: clipping and noise cost at most 10 % of a round. The times are processor times, because the
+machine may be shared, and the fastest tenth is more reliable than the median.
 """
 
 import copy

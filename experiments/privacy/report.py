@@ -26,17 +26,23 @@ def summarize(rows: Sequence[Row], column: str, **cell: str) -> str:
     return f"{statistics.mean(numbers):.3f}" if numbers else "-"
 
 
-def make_table(rows: Sequence[Row]) -> str:
+def make_table(rows: Sequence[Row], noise_cohort: int, population: int) -> str:
     """Return the table in Markdown: mean, worst 10 % and spread, by ε and attack."""
     lines = [
         "Accuracy of benign clients: mean / worst 10 % / spread (standard deviation over clients).",
         "",
-        "ε is that of a simulated federation with cohorts of 1000 out of 10,000 clients, at",
+        f"ε is that of a simulated federation with cohorts of {noise_cohort} out of {population}"
+        " clients, at",
         "δ = 1e-5, not of the runs themselves. Their cohorts have about 80 clients. Mean over the",
         "seeds of the column on the right.",
     ]
+    total = len(DATA) * len(ATTACKS) * len(EPSILONS) * len(ALGORITHMS) * 3
+    if len(rows) < total:
+        lines += ["", f"**Unfinished: {len(rows)} of {total} runs.** A dash is a missing run."]
     for data in DATA:
         for attack in ATTACKS:
+            if not values(rows, "spent", data=data, attack=attack):
+                continue
             lines += ["", f"## {data}, {attack}", ""]
             lines += [f"| algorithm | model | {' | '.join(f'ε = {e}' for e in EPSILONS)} | seeds |"]
             lines += ["|---|---|" + "---|" * (len(EPSILONS) + 1)]
@@ -57,7 +63,7 @@ def make_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(rows: Sequence[Row], path: Path, noise_cohort: int, population: int) -> None:
     """Draw mean and worst-10 % accuracy against ε, a column of pictures for each attack."""
     import matplotlib
 
@@ -65,9 +71,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     from matplotlib import pyplot
 
     parts = {"": "mean", "_worst10": "worst 10 %"}
-    lines = [(data, part) for data in DATA for part in parts]
+    drawn = [data for data in DATA if values(rows, "spent", data=data)]
+    lines = [(data, part) for data in drawn for part in parts]
+    size = (11, 0.5 + 2.7 * len(lines))
     figure, axes = pyplot.subplots(
-        len(lines), len(ATTACKS), figsize=(11, 11), sharex=True, sharey="row", squeeze=False
+        len(lines), len(ATTACKS), figsize=size, sharex=True, sharey="row", squeeze=False
     )
     for row_axes, (data, part) in zip(axes, lines):
         for axis, attack in zip(row_axes, ATTACKS):
@@ -87,14 +95,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for axis, attack in zip(axes[0], ATTACKS):
         axis.set_title(attack)
     for axis in axes[-1]:
-        axis.set_xlabel("ε of a simulated cohort of 1000 of 10,000")
+        axis.set_xlabel(f"ε of a simulated cohort of {noise_cohort} of {population}")
     axes[0][0].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=90, metadata={"Software": None})
     pyplot.close(figure)
 
 
-def write(rows: Sequence[Row], folder: Path) -> None:
+def write(rows: Sequence[Row], folder: Path, noise_cohort: int, population: int) -> None:
     """Write the table and the picture."""
-    (folder / "table.md").write_text(make_table(rows), encoding="utf-8")
-    draw(rows, folder / "privacy.png")
+    (folder / "table.md").write_text(make_table(rows, noise_cohort, population), encoding="utf-8")
+    draw(rows, folder / "privacy.png", noise_cohort, population)

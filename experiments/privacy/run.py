@@ -14,7 +14,8 @@ Metrics are over benign clients, in the runs "none" over the same ones.
 
 Each finished run is a row of results.csv and is not repeated. table.md and the picture are made
 from the rows. ``--epsilons``, ``--attacks``, ``--algorithms``, ``--data`` and ``--seeds`` select
-runs, ``--workers`` sets the number of processes, and ``--report`` runs nothing.
+runs, ``--workers`` sets the number of processes, and ``--report`` runs nothing. With a ``--folder``
+of its own, ``--noise_cohort`` and ``--population`` simulate another federation.
 """
 
 import argparse
@@ -82,7 +83,12 @@ def data_of(name: str, seed: int) -> Any:
     return FederatedData(Subset(), Shards(2), num_clients=CLIENTS, **settings, **public)
 
 
-def run(job: Job, rounds: int = ROUNDS) -> Rows:
+def run(
+    job: Job,
+    rounds: int = ROUNDS,
+    noise_cohort: int = NOISE_COHORT,
+    population: int = POPULATION,
+) -> Rows:
     """Run one federation and return its row."""
     import torch
 
@@ -108,9 +114,9 @@ def run(job: Job, rounds: int = ROUNDS) -> Rows:
             clip_norm=CLIP_NORM,
             epsilon=float(epsilon),
             delta=DELTA,
-            rounds=ROUNDS,
-            noise_cohort_size=NOISE_COHORT,
-            population=POPULATION,
+            rounds=rounds,
+            noise_cohort_size=noise_cohort,
+            population=population,
         )
     federation = pl_fed.Federation(
         Poisson(RATE),
@@ -159,18 +165,21 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=DATA)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--noise_cohort", type=int, default=NOISE_COHORT)
+    parser.add_argument("--population", type=int, default=POPULATION)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=HERE, help="where to write")
     parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args()
-    if options.rounds != ROUNDS and options.folder == HERE:
-        parser.error(f"expected a --folder of its own for --rounds other than {ROUNDS}")
+    settings = {name: getattr(options, name) for name in ("rounds", "noise_cohort", "population")}
+    if [*settings.values()] != [ROUNDS, NOISE_COHORT, POPULATION] and options.folder == HERE:
+        parser.error(f"expected a --folder of its own for {settings}")
     results = options.folder / "results.csv"
     if not options.report:
-        run_job = functools.partial(run, rounds=options.rounds)
+        run_job = functools.partial(run, **settings)
         run_missing(cells(options), results, NAMES, run_job, options.workers)
     report = importlib.import_module("experiments.privacy.report")
-    report.write(read(results), options.folder)
+    report.write(read(results), options.folder, options.noise_cohort, options.population)
 
 
 if __name__ == "__main__":

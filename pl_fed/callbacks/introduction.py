@@ -60,6 +60,7 @@ class Introduction(Callback):
             "rounds": f"{limit}, {clients} ({_name(parts.get('sampler')) or 'Uniform'})",
             "attack": self._describe_attack(parts.get("adversary") or {}),
             "defence": self._describe_defence(parts),
+            **_describe_privacy(parts.get("privacy")),
             "engine": f"{federation.engine.name}, on {_describe_device(trainer)}",
             "logs": ", ".join(["metrics.csv", *map(_describe_logger, trainer.loggers[1:])]),
             **({} if self.folder is None else {"folder": str(self.folder)}),
@@ -76,7 +77,7 @@ class Introduction(Callback):
                 None,
                 (
                     describe_changes({**section, "init_args": _without_classes(arguments)}),
-                    f"{_name(net)} ({number:,} trained parameters)",
+                    f"{_name(net) or 'net'} ({number:,} trained parameters)",
                     describe_changes(optimizer) if optimizer else "",
                 ),
             )
@@ -155,6 +156,12 @@ def _name(section: Any) -> str:
     if not isinstance(section, Mapping):
         return "" if section is None else format_value(section)
     return str(section.get("class_path")).rpartition(".")[2]
+
+
+def _describe_privacy(section: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the line about differential privacy, if the federation has it."""
+    kind = {"class_path": "DifferentialPrivacy", "init_args": section}
+    return {"privacy": describe(kind)} if section else {}
 
 
 def _describe_logger(logger: Logger) -> str:

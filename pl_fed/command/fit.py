@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
@@ -28,11 +29,12 @@ from pl_fed.command.run_files import (
     discard_unstarted_run,
     place_logger,
     saves_into_run_folder,
+    wandb_loggers_in,
 )
 from pl_fed.command.saved_config import SaveAndLogConfig, is_config_of
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.command.start_status import StartStatus
-from pl_fed.command.wandb_runs import close_wandb_run
+from pl_fed.command.wandb_runs import close_wandb_run, silence_wandb
 from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import check_source, check_weights_only, local_path
 from pl_fed.lightning.trainer import Trainer
@@ -174,12 +176,18 @@ class FederatedCLI(SectionsCLI):
                 f"{self.subcommand} uses untrained models, because `ckpt_path` is not set: set"
                 " --ckpt_path last to use the models of the newest run."
             )
+        self._place_loggers(config)
+        super().instantiate_classes()
+        if self.run_dir is not None and wandb_loggers_in(config.trainer.logger):
+            silence_wandb()
+
+    def _place_loggers(self, config: Namespace) -> None:
+        """Direct the loggers of the config into the run's folder."""
         group = group_name(config.as_dict())
         config.trainer.logger = active_loggers(config.trainer.logger)
         for logger in class_entries(config.trainer.logger):
             if self.run_dir is not None:
                 place_logger(logger, self.run_dir, group)
-        super().instantiate_classes()
 
     def _lock_folder(self, folder: Path) -> None:
         """Make a folder this run's, and lock it until the end against other processes."""

@@ -62,6 +62,11 @@ def active_loggers(loggers: Any) -> Any:
     return None if _is_wandb(loggers) else loggers
 
 
+def wandb_loggers_in(loggers: Any) -> list[Namespace]:
+    """Return the W&B loggers of a config."""
+    return [logger for logger in class_entries(loggers) if _is_wandb(logger)]
+
+
 def _is_wandb(logger: Any) -> bool:
     return isinstance(logger, Namespace) and str(logger.get("class_path")).endswith("WandbLogger")
 

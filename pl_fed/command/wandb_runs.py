@@ -19,6 +19,13 @@ def prepare_wandb() -> None:
     os.environ.setdefault("WANDB_CONSOLE", "off")  # W&B would capture the progress bar
 
 
+def silence_wandb() -> None:
+    """Let an offline W&B read its environment now, before its first warning."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and os.environ.get("WANDB_SILENT") == "true":
+        wandb.setup()
+
+
 def close_wandb_run(failed: bool = False) -> None:
     """Finish the W&B run of this process, if there is one.
 

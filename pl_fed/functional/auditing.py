@@ -23,7 +23,8 @@ def canary_direction(seed: int, client: int, numel: int) -> Tensor:
         1.0
     """
     row = normal_row(key(seed, "canary", client), numel)
-    return row / row.norm()
+    direction: Tensor = row / row.norm()
+    return direction
 
 
 def empirical_epsilon(released: Tensor, canaries: Tensor, delta: float) -> float:

@@ -117,22 +117,32 @@ class Accountant:
         return self._saved.get(f"noise ε={epsilon!r} rounds={rounds}", search)
 
     def _search_noise(self, epsilon: float, rounds: int) -> float:
-        """Search for the noise multiplier by bisection; its ε is at most the target."""
-        low, high = 0.0, 1.0
-        while self._fresh_epsilon(high, rounds) > epsilon:
-            low, high = high, 2 * high
-            if high > _LARGEST_NOISE:
+        """Search for the noise multiplier; its ε is at most the target."""
+        from scipy.optimize import brentq
+
+        def gap(noise_multiplier: float) -> float:
+            """Return the logarithm of ε by the target."""
+            return math.log(max(self._fresh_epsilon(noise_multiplier, rounds), 1e-300) / epsilon)
+
+        high = self._find_sufficient_noise(epsilon, rounds)
+        while gap(low := high / 2) <= 0:
+            high = low
+        noise = float(brentq(gap, low, high, xtol=_TOLERANCE * low, rtol=_TOLERANCE))
+        while gap(noise) > 0:
+            noise *= 1 + _TOLERANCE
+        return noise
+
+    def _find_sufficient_noise(self, epsilon: float, rounds: int) -> float:
+        """Return a power of 2 that is enough noise by RDP, which is fast and never below PLD."""
+        noise = 1.0
+        while self._rdp_epsilon(noise, rounds) > epsilon:
+            noise *= 2
+            if noise > _LARGEST_NOISE:
                 raise ValueError(
                     "Expected argument `federation.privacy.epsilon` to be reachable but got"
                     f" {epsilon} for {rounds} rounds: set a larger `epsilon` or `delta`."
                 )
-        while high - low > _TOLERANCE * high:
-            middle = (low + high) / 2
-            if self._fresh_epsilon(middle, rounds) > epsilon:
-                low = middle
-            else:
-                high = middle
-        return high
+        return noise
 
     def _fresh_epsilon(self, noise_multiplier: float, rounds: int) -> float:
         """Return ε without saving it, because a search asks for each multiplier once."""

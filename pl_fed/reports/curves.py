@@ -55,6 +55,19 @@ def draw_uploads(groups: Sequence[Group]) -> Iterator[Picture]:
     yield from _picture(groups, metrics, "uploads", "Outcome of uploads", caption)
 
 
+def draw_privacy(groups: Sequence[Group]) -> Iterator[Picture]:
+    """Yield the picture of the privacy budget, if any run has one."""
+    metrics = {
+        "privacy/epsilon": "ε",
+        "privacy/simulated_epsilon": "ε of a simulated\nlarger cohort",
+        "privacy/clip_norm": "clipping norm",
+    }
+    caption = "The privacy budget ε that is spent after each round, at the config's δ, and the"
+    caption += " clipping norm. ε of a simulated larger cohort is no guarantee of the run itself."
+    if any(group.curve(metric).rounds for group in groups for metric in [*metrics][:2]):
+        yield from _picture(groups, metrics, "privacy", "Privacy budget", caption)
+
+
 @apply_style
 def _draw(groups: Sequence[Group], metrics: dict[str, str], named: Sequence[Group]) -> Any:
     figure, panels = make_panels(len(metrics), 2.3 if len(groups) < 16 else 3.2, named)

@@ -131,6 +131,7 @@ def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
         "Validation over rounds": curves.draw_validation(groups),
         "Training loss": curves.draw_training_loss(groups),
         "Uploads": curves.draw_uploads(groups),
+        "Privacy": curves.draw_privacy(groups),
         "Time": times.draw_round_times(groups),
     }
 

@@ -74,6 +74,13 @@ def test_fit_prints_a_table_and_its_folder(tmp_path, capsys):
     for words in ("global model", "personal model", "mean over clients", "spread", "worst 10 %"):
         assert words in out
     assert str(run) in out
+    words = [line.rstrip().split(maxsplit=1) for line in out.splitlines()[:12]]
+    parts = dict(pair for pair in words if len(pair) == 2)
+    assert parts["algorithm"].startswith("Ditto(lam=0.1, local_epochs=2), MLP (2,410 trained")
+    assert parts["rounds"] == "2 rounds, 10 of 12 clients per round (Uniform)"
+    assert (parts["attack"], parts["defence"]) == ("none", "none (Mean)")
+    assert "2 rounds in " in out
+    assert out.splitlines()[-1] == f"Next: python -m pl_fed report {run.parent}"
     assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2"]
     clients = rows(run / "per_client.csv")
     assert [row["client"] for row in clients] == [str(k) for k in range(12)]

@@ -5,7 +5,7 @@ import copy
 import torch
 from small_federations import classes, mlp, seeded, sgd, shared_out
 
-from pl_fed import DifferentialPrivacy, Federation
+from pl_fed import DifferentialPrivacy, EngineOptions, Federation
 from pl_fed.clients import FedAvg
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import Poisson
@@ -23,7 +23,8 @@ def build(client=None, privacy=None, data=None, rounds=3, **settings):
     """Return a federation after its setup, and its local optimizer."""
     client = client or FedAvg(seeded(mlp), optimizer=sgd(0.1))
     client = copy.deepcopy(client).double()
-    settings = {"sampler": Poisson(0.5), "privacy": privacy or private(), "seed": 0, **settings}
+    settings = {"sampler": Poisson(0.5), "engine": EngineOptions("one_by_one"), **settings}
+    settings = {"privacy": privacy or private(), "seed": 0, **settings}
     federation = Federation(**settings)
     data = data or shared_out(classes(SIZES))
     federation.setup(client, data, "fit", settings=RunSettings(rounds=rounds))

@@ -14,7 +14,7 @@ from pl_fed.aggregators import Clipping, Krum, Mean, Median
 from pl_fed.attacks import RandomLabels, SignFlipping
 from pl_fed.clients import Ditto, FedAvg, FedBN, Local, Scaffold
 from pl_fed.random import key, normal_row
-from pl_fed.samplers import All, BySize, Poisson, Uniform
+from pl_fed.samplers import All, BySize, Cyclic, Poisson, Uniform
 
 
 def uploads_of(clients):
@@ -27,6 +27,7 @@ def uploads_of(clients):
     return torch.stack(rows)
 
 
+@pytest.mark.slow
 def test_update_is_the_sum_of_clipped_uploads_and_noise_by_the_expected_cohort():
     federation, optimizer = build()
     set_cohort(federation, 1, 3, 6)
@@ -290,3 +291,45 @@ def test_what_has_a_theorem_runs(settings):
 def test_large_delta_gives_a_warning_with_the_number():
     with pytest.warns(UserWarning, match=r"`federation.privacy.delta` = 0.2 is not below 1 / 8"):
         build(privacy=private(delta=0.2))
+
+
+def test_correlated_noise_needs_a_sampler_with_that_separation():
+    correlated = private(min_separation=4)
+    for sampler in (Poisson(0.5), Uniform(3), All(), Cyclic(3)):
+        with pytest.raises(ValueError, match=r"`federation.privacy.min_separation` to be at most"):
+            build(privacy=correlated, sampler=sampler)
+    federation, _ = build(privacy=correlated, sampler=Cyclic(4))
+    assert [federation.draw_cohort(round).tolist() for round in (0, 3, 4)] == [
+        [0, 4],
+        [3, 7],
+        [0, 4],
+    ]
+
+
+def test_correlated_noise_of_the_rounds_and_after_a_resume():
+    correlated = private(min_separation=3, clip_norm=1e-9)
+    federation, optimizer = build(privacy=correlated, sampler=Cyclic(4))
+    updates = [run(federation, optimizer, round)[0] * 2 / 1e-9 for round in range(5)]
+    numel = len(updates[0])
+    noise = torch.stack([normal_row(key(0, "privacy noise", t), numel) for t in range(5)])
+    c = torch.eye(5, dtype=torch.float64)
+    for place, coefficient in ((1, 0.5), (2, 0.375)):
+        c += coefficient * torch.ones(5 - place, dtype=torch.float64).diag(-place)
+    rows = torch.linalg.solve_triangular(c, noise, upper=False)
+    for update, row in zip(updates, rows):  # an upload adds at most 1 to the norm
+        assert float((update - row).norm()) <= 2.1
+    resumed, optimizer = build(privacy=correlated, sampler=Cyclic(4))
+    resumed.session.rounds.privacy.rounds = 4
+    update = run(resumed, optimizer, 4)[0] * 2 / 1e-9
+    assert float((update - rows[4]).norm()) <= 2.1
+
+
+def test_clients_that_take_turns_cost_less():
+    cyclic, optimizer = build(sampler=Cyclic(4))
+    every, other = build(sampler=All())
+    for round in range(4):
+        report, expected = run(cyclic, optimizer, round)[1], run(every, other, 0)[1]
+        if round == 0:
+            first = expected["privacy/epsilon"]
+        assert report["privacy/epsilon"] == first
+    assert run(cyclic, optimizer, 4)[1]["privacy/epsilon"] > first

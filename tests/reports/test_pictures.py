@@ -486,6 +486,19 @@ def test_uploads_are_drawn_if_some_are_forged(make_groups):
     assert list(curves.draw_uploads(groups[:1])) == []
 
 
+def test_privacy_budget_is_drawn_under_the_name_that_says_a_simulation(make_groups):
+    groups = make_groups(
+        ({}, {"extra": {"privacy/epsilon": 2.5}}),
+        ({"data.num_clients": 7}, {"extra": {"privacy/simulated_epsilon": 2.5}}),
+        ({"data.num_clients": 8}, {}),
+    )
+    for group, title in zip(groups, ("ε", "ε of a simulated\nlarger cohort")):
+        (picture,) = curves.draw_privacy([group])
+        assert len({row["metric"] for row in picture.rows}) == 1
+        assert picture.figure.axes[0].get_ylabel() == title
+    assert list(curves.draw_privacy(groups[2:])) == []
+
+
 def test_only_drawn_group_is_named_in_a_report_of_several(make_groups):
     empty = {"tested": False, "extra": {"time/round": None}}
     groups = make_groups(({}, empty), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
