@@ -132,6 +132,33 @@ def test_fit_continues_if_a_picture_cannot_be_drawn(tmp_path, monkeypatch):
     assert (folder / "per_client.csv").is_file()
 
 
+def test_every_base_config_logs_to_wandb():
+    configs = [yaml.safe_load(path.read_text()) for path in (ROOT / "configs").glob("*.yaml")]
+    loggers = [
+        c["trainer"]["logger"] for c in configs if "default_root_dir" in c.get("trainer", {})
+    ]
+    assert len(loggers) > 10
+    assert {logger["class_path"] for logger in loggers} == {"lightning.pytorch.loggers.WandbLogger"}
+
+
+def test_quickstart_logs_offline_without_a_line_and_a_refused_fit_leaves_no_folder(tmp_path, capfd):
+    quickstart = ["fit", "--config", "quickstart", *short(tmp_path / "fit", 1)]
+    main(quickstart)
+    assert "wandb" not in capfd.readouterr().err
+    assert wandb.run is None, "the run is finished"
+    (folder,) = (tmp_path / "fit").iterdir()
+    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
+    refused = [*short(tmp_path / "refused", 1), "--federation.sampler.cohort_size", "50"]
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "quickstart", *refused])
+    assert not list((tmp_path / "refused").iterdir())
+    without = ["--trainer.logger", "false", *short(tmp_path / "without", 1)]
+    main(["fit", "--config", "quickstart", *without])
+    (folder,) = (tmp_path / "without").iterdir()
+    assert not (folder / "wandb").exists()
+    assert (folder / "metrics.csv").is_file()
+
+
 def test_complete_config_is_logged(run_records):
     configs = [r["config"]["update"] for r in run_records if r["type"] == "config"]
     merged = {key: value for config in configs for key, value in config.items()}
