@@ -1,11 +1,14 @@
 """Clients that never took part: their number in every evaluation, and a warning."""
 
+import re
+
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.federation import Federation
 
 _WARNED_STAGES = ("validate", "test")
+_ENDING = re.compile(r"val/(untrained_clients$|.*_trained(_std|_worst10)?$)")
 
 
 class Participation(Callback):
@@ -21,6 +24,12 @@ class Participation(Callback):
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self._warned = False
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remove metrics that end when every client has taken part, so that none is outdated."""
+        for metrics in (trainer.callback_metrics, trainer.logged_metrics):
+            for name in [name for name in metrics if _ENDING.match(name)]:
+                del metrics[name]
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the number of clients for a validation."""
