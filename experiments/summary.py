@@ -121,7 +121,7 @@ def tables() -> list[Table]:
             "ditto.run fashion",
             ditto.figures("fashion"),
             {
-                (condition, row): f"Fashion-MNIST, 500 clients, {condition}: {name}"
+                (condition, row): f"Fashion-MNIST, 500 clients, {ditto.describe(condition)}: {name}"
                 for condition in ("clean", "A1_50", "A2_50", "A3_20")
                 for row, name in (("global", "FedAvg"), ("dynamic_lambda", "Ditto"))
             },
@@ -133,7 +133,7 @@ def tables() -> list[Table]:
             "ditto.run vehicle",
             ditto.figures("vehicle"),
             {
-                (condition, row): f"Vehicle, {condition}: {name}"
+                (condition, row): f"Vehicle, {ditto.describe(condition)}: {name}"
                 for condition in ("clean", "A2_50")
                 for row, name in (("global", "FedAvg"), ("Ditto, lambda=1", "Ditto, λ = 1"))
             },
@@ -172,7 +172,7 @@ def papers() -> str:
     head = ["", "figures in the band", "seeds", "runs", "hours of one core", "command"]
     counts = markdown(head, [table.counts() for table in paper_tables])
     main = [
-        [name, *table.figures[key].cells(2 if "%" in name or "σ" in name else 4)]
+        [name, *table.figures[key].cells(2 if name.startswith("FedTilt") else 4)]
         for table in paper_tables
         for key, name in table.main.items()
         if key in table.figures
