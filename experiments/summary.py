@@ -83,7 +83,8 @@ def _is_cifar(setting: str) -> bool:
 
 def tables() -> list[Table]:
     """Return all tables with runs."""
-    label, hybrid = "2 classes a client", "half labels, half sizes"
+    label, hybrid = "2 classes per client", "half by label, half by size"
+    models = {"PM": "personal models", "GM": "global model"}
     flames, tilted = _flat(flame.figures()), _flat(fedtilt.figures())
     tilts = {job.key for job in table_jobs(SEEDS, SETTINGS + CIFAR10_SETTINGS)}
     kinds = {
@@ -98,10 +99,10 @@ def tables() -> list[Table]:
             "flame.run",
             {key: comparison for key, comparison in flames.items() if not _is_cifar(key[0])},
             {
-                (f"{data}/{split}", f"FLAME {model}"): f"FLAME, {name}, {words}: {model}"
+                (f"{data}/{split}", f"FLAME {model}"): f"FLAME, {name}, {words}: {models[model]}"
                 for data, name in DATA.items()
                 for split, words in (("label_q2", label), ("hybrid_q2_dir0.5", hybrid))
-                for model in ("PM", "GM")
+                for model in models
             },
             lambda row: not _is_cifar(row["setting"]),
         ),
