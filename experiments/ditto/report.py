@@ -56,6 +56,8 @@ ORDER = ["global", *ROWS, *REPEATED]
 ATTACK_WORDS = {"A1": "label poisoning", "A2": "random updates", "A3": "model replacement"}
 NAMES = {
     "global": "FedAvg and Ditto's global model",
+    "local": "local training",
+    "fair": "fair aggregation (TERM)",
     "best_lambda": "Ditto, best λ by validation",
     "dynamic_lambda": "Ditto, each client's own λ",
 }
