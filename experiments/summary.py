@@ -83,7 +83,8 @@ def _is_cifar(setting: str) -> bool:
 
 def tables() -> list[Table]:
     """Return all tables with runs."""
-    label, hybrid = "2 classes a client", "half labels, half sizes"
+    label, hybrid = "2 classes per client", "half by label, half by size"
+    models = {"PM": "personal models", "GM": "global model"}
     flames, tilted = _flat(flame.figures()), _flat(fedtilt.figures())
     tilts = {job.key for job in table_jobs(SEEDS, SETTINGS + CIFAR10_SETTINGS)}
     kinds = {
@@ -98,10 +99,10 @@ def tables() -> list[Table]:
             "flame.run",
             {key: comparison for key, comparison in flames.items() if not _is_cifar(key[0])},
             {
-                (f"{data}/{split}", f"FLAME {model}"): f"FLAME, {name}, {words}: {model}"
+                (f"{data}/{split}", f"FLAME {model}"): f"FLAME, {name}, {words}: {models[model]}"
                 for data, name in DATA.items()
                 for split, words in (("label_q2", label), ("hybrid_q2_dir0.5", hybrid))
-                for model in ("PM", "GM")
+                for model in models
             },
             lambda row: not _is_cifar(row["setting"]),
         ),
@@ -121,7 +122,7 @@ def tables() -> list[Table]:
             "ditto.run fashion",
             ditto.figures("fashion"),
             {
-                (condition, row): f"Fashion-MNIST, 500 clients, {condition}: {name}"
+                (condition, row): f"Fashion-MNIST, 500 clients, {ditto.describe(condition)}: {name}"
                 for condition in ("clean", "A1_50", "A2_50", "A3_20")
                 for row, name in (("global", "FedAvg"), ("dynamic_lambda", "Ditto"))
             },
@@ -133,7 +134,7 @@ def tables() -> list[Table]:
             "ditto.run vehicle",
             ditto.figures("vehicle"),
             {
-                (condition, row): f"Vehicle, {condition}: {name}"
+                (condition, row): f"Vehicle, {ditto.describe(condition)}: {name}"
                 for condition in ("clean", "A2_50")
                 for row, name in (("global", "FedAvg"), ("Ditto, lambda=1", "Ditto, λ = 1"))
             },
@@ -172,7 +173,7 @@ def papers() -> str:
     head = ["", "figures in the band", "seeds", "runs", "hours of one core", "command"]
     counts = markdown(head, [table.counts() for table in paper_tables])
     main = [
-        [name, *table.figures[key].cells(2 if "%" in name or "σ" in name else 4)]
+        [name, *table.figures[key].cells(2 if name.startswith("FedTilt") else 4)]
         for table in paper_tables
         for key, name in table.main.items()
         if key in table.figures

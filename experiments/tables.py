@@ -1,11 +1,12 @@
 """Comparison of a paper's figures with ours, as Markdown tables and for pictures."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
+DATA_NAMES = {"mnist": "MNIST", "fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 MARKERS = "osD^vPX"  # distinguish the lines as well as the colours of Okabe and Ito above
 
 
@@ -63,6 +64,21 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Format a Markdown table."""
     lines = [list(head), ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def fold(title: str, text: str) -> str:
+    """Return Markdown that a page shows when the reader opens its title."""
+    return f"<details>\n<summary>{title}</summary>\n\n{text}\n</details>\n"
+
+
+def tabulate_misses(comparisons: Mapping[str, Comparison], digits: int = 4) -> str:
+    """Return the table of the comparisons outside their bands, by name."""
+    rows = [
+        [name, *comparison.cells(digits)]
+        for name, comparison in comparisons.items()
+        if not comparison.agrees
+    ]
+    return markdown(["", "the paper", "ours", "difference"], rows)
 
 
 def notes(folder: Path) -> str:

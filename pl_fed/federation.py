@@ -107,6 +107,17 @@ class Federation(Configurable):
     Raises:
         TypeError: If an argument is of a wrong type.
         ValueError: If an argument is out of range.
+
+    Example:
+        Ten clients per round, a median, and random labels at a fifth of the clients:
+
+        >>> from pl_fed.aggregators import Median
+        >>> from pl_fed.attacks import RandomLabels
+        >>> from pl_fed.samplers import Uniform
+        >>> adversary = Adversary(RandomLabels(), fraction=0.2)
+        >>> federation = Federation(Uniform(cohort_size=10), Median(), adversary=adversary)
+        >>> federation.adversary.fraction
+        0.2
     """
 
     def __init__(

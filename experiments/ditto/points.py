@@ -209,8 +209,9 @@ def main() -> None:
     figure = Figure(figsize=(11, 8), layout="constrained")
     (first, second) = figure.subplots(2, 2)
     text = "# Ditto, Figures 1 and 2: point estimation\n\n"
-    text += "`python -m experiments.ditto.points` makes this. Exact: by covariances; trained: the\n"
-    text += f"mean over {PROBLEMS:,} problems that Ditto was trained on.\n"
+    text += f"Exact errors follow from covariances. Trained errors are means over {PROBLEMS:,}\n"
+    text += "problems on which Ditto was trained.\n\n"
+    text += "```bash\npython -m experiments.ditto.points\n```\n"
     head = ["λ / λ*", "λ", "mean, exact", "mean, trained", "std, exact", "std, trained"]
     for axes, (name, setting) in zip(first, FIGURE_1.items()):
         rows = draw_figure_1(axes, setting)

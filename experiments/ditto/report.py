@@ -20,7 +20,14 @@ from experiments.ditto.run import (
     fallback_of,
 )
 from experiments.grid import Row, finished_rows, group_rows, read
-from experiments.tables import Comparison, format_mean_and_std, markdown, notes
+from experiments.tables import (
+    Comparison,
+    fold,
+    format_mean_and_std,
+    markdown,
+    notes,
+    tabulate_misses,
+)
 
 HERE = Path(__file__).parent
 BANDS: dict[str, dict[str, float]] = {
@@ -44,8 +51,13 @@ ROWS = {  # of the paper: our method, and the model
     "finetuning": ("finetuning", "personal"),
     **{f"Ditto, lambda={lam}": (ditto(lam), "personal") for lam in (0.1, 1, 2)},
 }
-ORDER = ["global", *ROWS, "best_lambda", "dynamic_lambda"]
+REPEATED = ("best_lambda", "dynamic_lambda")  # rows that repeat other rows
+ORDER = ["global", *ROWS, *REPEATED]
+ATTACK_WORDS = {"A1": "label poisoning", "A2": "random updates", "A3": "model replacement"}
 NAMES = {
+    "global": "FedAvg and Ditto's global model",
+    "local": "local training",
+    "fair": "fair aggregation (TERM)",
     "best_lambda": "Ditto, best λ by validation",
     "dynamic_lambda": "Ditto, each client's own λ",
 }
@@ -119,6 +131,17 @@ def own_lam(clients: Sequence[Sequence[Row]], condition: str) -> dict[str, float
     }
 
 
+def describe(condition: str) -> str:
+    """Return a condition in words."""
+    attack, _, percent = condition.partition("_")
+    return f"{ATTACK_WORDS[attack]} ({attack}), {percent} %" if percent else condition
+
+
+def describe_row(name: str) -> str:
+    """Return a row of the paper in words."""
+    return NAMES.get(name, name.replace("lambda=", "λ = "))
+
+
 def results_of(name: str) -> Results:
     """Return the results of a folder's committed runs."""
     return Results(finished_rows(HERE / name / "results.csv"), read(HERE / name / "clients.csv"))
@@ -159,14 +182,14 @@ def table(
         ours = results.values(condition, name, "accuracy_weighted")
         if not ours:
             continue
-        cells = [NAMES.get(name, name.replace("lambda=", "λ = "))]
+        cells = [describe_row(name)]
         if (condition, name) in compared:
             banded.append(compared[condition, name])
             cells += banded[-1].cells(3)
         else:
             mean = f"{float(theirs[name]['mean']):.3f}" if name in theirs else "–"
             cells += [mean, format_mean_and_std(ours, 3), ""]
-            if name in theirs and name not in NAMES:  # the rows in NAMES repeat other rows
+            if name in theirs and name not in REPEATED:
                 pairs.append((float(theirs[name]["mean"]), statistics.mean(ours)))
         unweighted = format_mean_and_std(results.values(condition, name, "accuracy"), 3)
         std = format_mean_and_std(results.values(condition, name, "accuracy_std"), 3)
@@ -183,7 +206,9 @@ def table(
     elif len(pairs) > 2:
         correlation = spearmanr(pairs).statistic
         verdict = f": rank correlation with the paper {correlation:.2f} ({len(pairs)} rows)"
-    return f"## {condition}{verdict}\n\n" + markdown(head, rows)
+    words = describe(condition)
+    title = f"## {words[0].upper()}{words[1:]}{verdict}"
+    return f"{title}\n\n" + fold("All methods", markdown(head, rows))
 
 
 def write(name: str) -> None:
@@ -194,8 +219,19 @@ def write(name: str) -> None:
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600
     text = (folder / "head.md").read_text()
     seeds = {"seeds": ", ".join(results.seeds), "seeds_n": len(results.seeds)}
-    text = text.format(runs=len(results.rows), hours=hours, **seeds)
     compared = comparisons(results, paper, BANDS[name])
+    named = {
+        f"{describe(condition)}: {describe_row(row)}": comparison
+        for (condition, row), comparison in compared.items()
+    }
+    text = text.format(
+        runs=len(results.rows),
+        hours=hours,
+        agree=sum(comparison.agrees for comparison in named.values()),
+        compared=len(named),
+        misses=tabulate_misses(named, 3),
+        **seeds,
+    )
     tables = (table(results, paper, compared, condition) for condition in results.conditions)
     parts = [text for text in tables if text]
     (folder / "table.md").write_text(text + "\n" + "\n".join(parts) + notes(folder))

@@ -24,13 +24,14 @@ from pathlib import Path
 
 from experiments.fashion_mnist import picture
 from experiments.grid import Job, Row, Rows, read, run_missing, write
-from experiments.tables import markdown
+from experiments.tables import fold, markdown
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 METRICS = ["accuracy", "accuracy_std", "accuracy_worst10", "class_std_mean"]
 MODELS = ("global", "personal", "hybrid")
 SETTINGS = {"clean": [], "20 % poisoned": ["label_poisoning"]}
+HEAD = ["", "accuracy", "spread (std)", "worst 10 %", "spread within clients", "seconds"]
 ALGORITHMS = {  # layered configs, then command line arguments that change them
     "FedAvg": ["fedavg"],
     "FedProx": ["fedprox"],
@@ -98,19 +99,20 @@ def found(rows: Iterable[Row], algorithm: str, setting: str, column: str) -> lis
 
 
 def table(rows: list[Row]) -> str:
-    """Return the rows as a table: means over seeds."""
-    lines = []
+    """Return a table of means over seeds for each setting, and the failures."""
+    parts = []
     for setting in SETTINGS:
+        lines = []
         for algorithm in ALGORITHMS:
             seconds = found(rows, algorithm, setting, "seconds")
             for model in MODELS:
                 columns = [found(rows, algorithm, setting, f"{model}_{m}") for m in METRICS]
                 if columns[0]:
                     middle = f"{statistics.median(seconds):.0f}"
-                    lines.append([setting, f"{algorithm}, {model}", *map(_cell, columns), middle])
+                    lines.append([f"{algorithm}, {model}", *map(_cell, columns), middle])
+        parts.append(f"## {setting.capitalize()}\n\n" + fold("All models", markdown(HEAD, lines)))
     failures = [f"- {r['algorithm']}, {r['setting']}: {r['failed']}" for r in rows if r["failed"]]
-    head = ["", "", "accuracy", "spread (std)", "worst 10 %", "spread within clients", "seconds"]
-    return markdown(head, lines) + "".join(f"{line}\n" for line in ["", *failures] if failures)
+    return "\n".join([*parts, *failures])
 
 
 def short_table(rows: list[Row]) -> str:
@@ -167,9 +169,7 @@ def main() -> None:
     run_missing(wanted, results, ("algorithm", "setting", "seed"), run, asked.at_once)
     rows = sort_rows(read(results))
     write(results, rows)
-    (HERE / "table.md").write_text(
-        f"# All algorithms on Fashion-MNIST: all models\n\n{table(rows)}"
-    )
+    (HERE / "table.md").write_text(f"{(HERE / 'head.md').read_text()}\n{table(rows)}")
     picture.draw(rows, list(ALGORITHMS), list(SETTINGS), HERE / "algorithms.png")
     picture.draw(rows, picture.HERO, list(SETTINGS), HERE / "hero.png")
     print(table(rows))

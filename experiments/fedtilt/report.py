@@ -23,7 +23,7 @@ from experiments.fedtilt.run import (
     job,
 )
 from experiments.grid import Row, finished_rows, group_rows, key_of, read
-from experiments.tables import Comparison, markdown, notes
+from experiments.tables import DATA_NAMES, Comparison, fold, markdown, notes, tabulate_misses
 
 HERE = Path(__file__).parent
 BAND = 2.0  # points, for all four figures
@@ -33,6 +33,7 @@ METRICS = {
     "class_std_mean": "μ_σ over classes",
     "class_std_std": "σ_σ over classes",
 }
+SPREADS = [metric for metric in METRICS if metric != "accuracy"]
 METRIC_WORDS = {  # in the picture
     "accuracy": "accuracy, %",
     "accuracy_std": "spread over clients (σ)",
@@ -46,8 +47,12 @@ READINGS = {  # rows of the table → the paper's method, our method and our mod
     "Ditto": ("Ditto", "Ditto", "personal"),
     "FedTilt": ("FedTilt", "FedTilt", "personal"),
 }
-TITLES = {"clean": "Table II: clean", "corruption": "Table III: random corruptions"}
-TITLES["gaussian"] = "Table VII: Gaussian noise"
+CONDITION_WORDS = {
+    "clean": "clean",
+    "corruption": "random corruptions",
+    "gaussian": "Gaussian noise",
+}
+TABLES = {"clean": "II", "corruption": "III", "gaussian": "VII"}  # of the paper
 
 
 class Results:
@@ -97,17 +102,29 @@ def comparisons(results: Results, split: str) -> dict[tuple[str, str], dict[str,
     return found
 
 
+def describe(setting: str) -> str:
+    """Return a setting in words."""
+    data, condition = setting.split("/")
+    return f"{DATA_NAMES[data]}, {CONDITION_WORDS[condition]}"
+
+
 def table(
     compared: Mapping[tuple[str, str], Mapping[str, Comparison]], condition: str, more: str = ""
 ) -> str:
     """Return the table of a condition; ``more`` is appended to its title."""
     rows = [
-        [f"{setting.split('/')[0]}, {name}", *(cell for m in METRICS for cell in row[m].cells(2))]
+        [
+            f"{DATA_NAMES[setting.split('/')[0]]}, {name}",
+            *(cell for metric in METRICS for cell in row[metric].cells(2)),
+        ]
         for (setting, name), row in compared.items()
         if setting.endswith(condition)
     ]
     head = [""] + [cell for metric in METRICS.values() for cell in (metric, "ours", "difference")]
-    return f"## {TITLES[condition]}{more}\n\n" + markdown(head, rows) if rows else ""
+    if not rows:
+        return ""
+    title = f"## Table {TABLES[condition]}: {CONDITION_WORDS[condition]}{more}"
+    return f"{title}\n\n" + fold("All figures", markdown(head, rows))
 
 
 def orders(results: Results) -> str:
@@ -126,9 +143,11 @@ def orders(results: Results) -> str:
             ours = sorted(found, key=lambda m: sign * statistics.mean(found[m]))
             order = sorted(theirs, key=lambda m: sign * float(theirs[m][metric]))
             same = "✓" if ours == order else ("first ✓" if ours[0] == order[0] else "✗")
-            rows.append([setting, title, " > ".join(order), " > ".join(ours), same])
-    return "## Who is best\n\nThe trained w_n stands for FedAvg.\n\n" + markdown(
-        ["setting", "figure", "the paper", "ours", "same"], rows
+            rows.append([describe(setting), title, " > ".join(order), " > ".join(ours), same])
+    ranks = markdown(["setting", "figure", "the paper", "ours", "same"], rows)
+    return (
+        "## Ranking of the methods\n\nFedAvg is represented by w_n after 10 local passes.\n\n"
+        + fold("All rankings", ranks)
     )
 
 
@@ -166,7 +185,7 @@ def draw_sweep(results: Results, path: Path) -> None:
 def describe_selection() -> str:
     """Return the validation accuracies that decided the choice of Ditto's λ."""
     texts = [
-        f"{setting.split('/')[0]}: "
+        f"{describe(setting)}: "
         + ", ".join(f"{float(row['personal_validation']):.4f}" for row in rows)
         for (setting,), rows in group_rows(finished_rows(HERE / "select.csv"), "setting")
     ]
@@ -177,6 +196,11 @@ def write(folder: Path = HERE) -> None:
     """Write tables.md and the pictures."""
     results = Results(finished_rows(folder / "results.csv"))
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600
+    compared = comparisons(results, WHOLE)
+    accuracies = {
+        f"{describe(setting)}: {name}": row["accuracy"] for (setting, name), row in compared.items()
+    }
+    spreads = [row[metric].agrees for row in compared.values() for metric in SPREADS]
     head = (
         (HERE / "head.md")
         .read_text()
@@ -186,9 +210,12 @@ def write(folder: Path = HERE) -> None:
             lam=DITTO_LAM,
             chosen=describe_selection(),
             band=BAND,
+            misses=tabulate_misses(accuracies, 2),
+            spreads=sum(spreads),
+            compared_spreads=len(spreads),
         )
     )
-    parts = [table(comparisons(results, WHOLE), condition) for condition in TITLES]
+    parts = [table(compared, condition) for condition in TABLES]
     others = [split for split in SPLITS if split != WHOLE]
     parts += [table(comparisons(results, split), "clean", f": {split}") for split in others]
     runs = {(r["setting"], r["arguments"]) for r in results.rows if r["method"] == "FedTilt"}

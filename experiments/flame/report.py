@@ -16,7 +16,17 @@ from matplotlib.ticker import FuncFormatter
 
 from experiments.flame.run import METHODS
 from experiments.grid import Row, finished_rows, group_rows, read
-from experiments.tables import COLOURS, MARKERS, Comparison, format_mean_and_std, markdown, notes
+from experiments.tables import (
+    COLOURS,
+    DATA_NAMES,
+    MARKERS,
+    Comparison,
+    fold,
+    format_mean_and_std,
+    markdown,
+    notes,
+    tabulate_misses,
+)
 
 HERE = Path(__file__).parent
 COLUMNS = {  # the paper's columns → our method and column
@@ -38,7 +48,6 @@ EXTRA = {  # columns that the paper lacks
 }
 SAME = "pFedMe, step 1"  # has FLAME's values, so pictures leave it out
 MODELS = {"HM": "Hybrid models", "PM": "Personal models", "GM": "Global models"}
-DATA = {"mnist": "MNIST", "fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 SPLITS = {
     "hybrid_q2_dir0.5": "half by label, half by size",
     "label_dir0.5": "label skew, Dirichlet(0.5)",
@@ -96,14 +105,15 @@ def tables(results: Results, compared: Mapping[str, Mapping[str, Comparison]]) -
             continue
         verdicts = [columns[name].agrees for columns in complete.values() for name in names]
         rows = [
-            [s, *(c for n in names for c in columns[n].cells())] for s, columns in complete.items()
+            [describe(setting), *(cell for name in names for cell in columns[name].cells())]
+            for setting, columns in complete.items()
         ]
         title += ", as coded" if title == "Ditto" else ""
         count = f"{sum(verdicts)} of {len(verdicts)} figures agree"
-        parts.append(f"## {title}: {count}\n\n" + markdown(head, rows))
+        parts.append(f"## {title}: {count}\n\n" + fold("All figures", markdown(head, rows)))
     rows = [
         [
-            setting,
+            describe(setting),
             *(
                 format_mean_and_std(results.values(setting, method, name))
                 for method, name in EXTRA.values()
@@ -111,14 +121,15 @@ def tables(results: Results, compared: Mapping[str, Mapping[str, Comparison]]) -
         ]
         for setting in compared
     ]
-    parts.append("## What the paper lacks\n\n" + markdown(["setting", *EXTRA], rows))
+    extra = fold("All figures", markdown(["setting", *EXTRA], rows))
+    parts.append(f"## Figures that the paper lacks\n\n{extra}")
     return "\n".join(parts)
 
 
 def describe(setting: str) -> str:
     """Return a setting in words."""
     data, split = setting.split("/")
-    return f"{DATA[data]}: {SPLITS[split]}"
+    return f"{DATA_NAMES[data]}: {SPLITS[split]}"
 
 
 def draw_table(compared: Mapping[str, Mapping[str, Comparison]], path: Path) -> None:
@@ -252,9 +263,15 @@ def write(folder: Path = HERE) -> None:
     compared = comparisons(results, read(HERE / "paper.csv"))
     seeds = sorted({row["seed"] for row in results.rows}, key=int)
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600
+    named = {
+        f"{describe(setting)}: {name}": comparison
+        for setting, columns in compared.items()
+        for name, comparison in columns.items()
+    }
     head = (HERE / "head.md").read_text().format(
         runs=len(results.rows), seeds=len(seeds), each=", ".join(seeds), hours=hours, lr=0.1,
-        stds=STDS, band=GLOBAL_BAND,
+        stds=STDS, band=GLOBAL_BAND, agree=sum(c.agrees for c in named.values()),
+        compared=len(named), misses=tabulate_misses(named),
     )  # fmt: skip
     (folder / "table3.md").write_text(head + tables(results, compared) + notes(HERE))
     draw_table(compared, folder / "table3.png")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.tables import COLOURS, MARKERS
+from experiments.tables import COLOURS, MARKERS, fold
 
 Row = Mapping[str, str]
 MODELS = ("global", "personal")
@@ -73,7 +73,8 @@ def write(
 ) -> None:
     """Write table.md and the pictures."""
     results = Results(rows, attacks, defences)
-    (folder / "table.md").write_text(tables(results, grid))
+    head = (Path(__file__).parent / "head.md").read_text()
+    (folder / "table.md").write_text(f"{head}\n{tables(results, grid)}")
     for fraction in grid:
         name = f"{100 * fraction:.0f}"
         draw_grid(results, fraction, folder / f"grid_{name}.png")
@@ -87,19 +88,20 @@ def write(
 
 def tables(results: Results, grid: Sequence[float]) -> str:
     """Return all tables."""
-    parts = ["# Attacks against defences: all numbers", ""]
+    parts = []
     for fraction in grid:
         share = f"{100 * fraction:.0f} % Byzantine clients"
+        parts += [f"## Worst case of each defence, {share}", "", worst_table(results, fraction)]
+        parts += [f"## Strength of attacks, {share}", "", strength_table(results, fraction)]
         for model in MODELS:
             parts += [
                 f"## Accuracy of {model} models, {share}",
                 "",
-                grid_table(results, fraction, model),
+                fold("All defences and attacks", grid_table(results, fraction, model)),
             ]
-        parts += [f"## Strength of attacks, {share}", "", strength_table(results, fraction)]
         success = success_table(results, fraction)
         if success:
-            parts += [f"## Success of backdoors, {share}", "", success]
+            parts += [f"## Success of backdoors, {share}", "", fold("All defences", success)]
     failed = {
         f"- {r['attack']}, {r['defence']}, {r['fraction']}: {r['failed']}"
         for r in results.rows
@@ -132,6 +134,20 @@ def grid_table(results: Results, fraction: float, model: str) -> str:
             last = f"**{worst[0]:.3f}** ({worst[1]})"
             lines.append([defence, *map(number, values), last])
     return table(["", results.none, *results.attacks, "worst case"], lines)
+
+
+def worst_table(results: Results, fraction: float) -> str:
+    """Return the worst case of each defence for both models, the best defence first."""
+    lines = []
+    for defence in results.sort_defences(fraction):
+        cells = [defence]
+        for model in MODELS:
+            clean = results.value(results.none, defence, fraction, f"{model}_accuracy")
+            worst = results.worst(defence, fraction, model)
+            cells += [number(clean), "–" if worst is None else f"{worst[0]:.3f} ({worst[1]})"]
+        lines.append(cells)
+    columns = [f"{model}, {case}" for model in MODELS for case in ("no attack", "worst attack")]
+    return table(["", *columns], lines)
 
 
 def strength_table(results: Results, fraction: float) -> str:

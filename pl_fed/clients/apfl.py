@@ -47,7 +47,8 @@ class APFL(Client):
             and the net has running statistics (BatchNorm).
 
     Example:
-        >>> client = APFL(nn.Linear(4, 2), alpha=0.25)
+        >>> sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+        >>> client = APFL(nn.Linear(4, 2), alpha=0.25, optimizer=sgd, local_epochs=2)
         >>> client.trained, client.evaluated  # "local" is v_k, "personal" the mixture
         (('global', 'local'), ('global', 'personal'))
     """

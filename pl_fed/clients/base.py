@@ -98,7 +98,8 @@ class Client(Configurable, ClientRounds, ABC):
         ...     def training_step(self, batch, batch_idx):
         ...         pull = 0.05 * self.squared_distance("global", to="broadcast")
         ...         return self.loss("global", batch) + pull
-        >>> Proximal(nn.Linear(2, 2)).trained
+        >>> sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+        >>> Proximal(nn.Linear(2, 2), optimizer=sgd, local_epochs=2).trained
         ('global',)
     """
 

@@ -55,7 +55,9 @@ class Ditto(Pulled):
             is below 1, or ``regularizer`` is unknown.
 
     Example:
-        >>> client = Ditto(nn.Linear(4, 2), lam=0.5, personal_steps=2)
+        >>> from torch.optim import SGD
+        >>> sgd = lambda parameters: SGD(parameters, lr=0.1)
+        >>> client = Ditto(nn.Linear(4, 2), lam=0.5, optimizer=sgd, local_epochs=2)
         >>> client.trained, list(client.state_defaults())  # v_k is kept
         (('global', 'personal'), ['personal', 'personal.statistics'])
     """

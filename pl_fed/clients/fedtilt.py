@@ -68,7 +68,8 @@ class FedTilt(Client):
             data has no classes.
 
     Example:
-        >>> client = FedTilt(nn.Linear(4, 2), tau=2.0, lam=-0.5, mu=0.1)
+        >>> sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.01)
+        >>> client = FedTilt(nn.Linear(4, 2), tau=2.0, lam=-0.5, optimizer=sgd, local_epochs=10)
         >>> client.trained, list(client.state_defaults())
         (('global', 'personal'), ['personal', 'personal.statistics'])
     """

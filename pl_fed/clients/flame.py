@@ -83,7 +83,8 @@ class FLAME(ADMM):
             decay: others move a model without a gradient.
 
     Example:
-        >>> client = FLAME(nn.Linear(4, 2), lam=1.0, rho=0.1)
+        >>> sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.01)
+        >>> client = FLAME(nn.Linear(4, 2), lam=1.0, rho=0.1, optimizer=sgd, local_epochs=2)
         >>> client.trained, client.evaluated
         (('personal',), ('global', 'personal'))
         >>> list(client.state_defaults())  # θ_i, w_i and π_i

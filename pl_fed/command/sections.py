@@ -20,7 +20,7 @@ from pl_fed.federation import Federation
 
 
 class SectionsCLI(LightningCLI):
-    """LightningCLI with the sections model, data, federation and trainer.
+    """Sections CLI: LightningCLI with the sections model, data, federation and trainer.
 
     Args:
         args: List of arguments to parse; ``None`` uses the command line.

@@ -12,7 +12,7 @@ from pl_fed.reports.run import Run, sort_models
 
 
 class Curve(NamedTuple):
-    """A metric over rounds: its mean and range over the runs that have a value.
+    """Curve: the mean and the range of a metric over the runs with a value, for each round.
 
     Attributes:
         rounds: The rounds with a value.
