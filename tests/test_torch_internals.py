@@ -166,10 +166,10 @@ def test_operator_that_takes_a_number_out_of_a_tensor_is_detected():
 EAGER_FIT = """
 import builtins, sys, tempfile
 original, imported = builtins.__import__, []
-def watch(name, globals=None, *rest):
+def watch(name, globals=None, *rest, **named):
     if (globals or {}).get("__name__", "").startswith("pl_fed"):
         imported.append(name)
-    return original(name, globals, *rest)
+    return original(name, globals, *rest, **named)
 builtins.__import__ = watch
 import pl_fed
 assert "torch._inductor" not in sys.modules, "by the import of pl_fed"

@@ -32,6 +32,7 @@ NET_ARGUMENTS = {  # the smallest arguments, and the shape of a sample
     "FrozenBody": ({"architecture": "shufflenet_v2_x0_5"}, (3, 32, 32)),
 }
 RECURRENT = {"CharacterGRU"}  # torch cannot stack recurrent layers
+TRANSFORMERS = {"HuggingFaceModel", "LoRA"}  # tests/tasks/test_hugging_face_task.py, tests/models
 NOT_STACKABLE = {"DittoCelebaCNN"}  # BatchNorm mixes samples
 CLIENT_ARGUMENTS = {
     "APFL": [{"alpha": 0.4, "alpha_lr": 0.1}],
@@ -74,7 +75,9 @@ def assert_engines_agree(client, data, stackable=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("net_class", shipped_classes(pl_fed.models, nn.Module, RECURRENT))
+@pytest.mark.parametrize(
+    "net_class", shipped_classes(pl_fed.models, nn.Module, RECURRENT | TRANSFORMERS)
+)
 def test_engines_agree_for_every_shipped_net(uncompiled, net_class):
     arguments, shape = NET_ARGUMENTS[net_class.__name__]
     has_classes = "num_classes" in inspect.signature(net_class).parameters
@@ -92,7 +95,7 @@ def test_engines_agree_for_every_shipped_net(uncompiled, net_class):
     ("client_class", "arguments"),
     [
         pytest.param(*param.values, arguments, id=said(param.id, arguments))
-        for param in shipped_classes(pl_fed.clients, Client)
+        for param in shipped_classes(pl_fed.clients, Client, {"FedExLoRA"})
         for arguments in CLIENT_ARGUMENTS.get(param.id, [{}])
     ],
 )
