@@ -495,7 +495,7 @@ def get_refusal(capsys, *args):
     last = [line for line in text.splitlines() if line.startswith("error")]
     assert len(last) == 1, text
     after = text.rstrip().split(last[0])[1].strip()
-    assert not after or after.startswith("hint: ") and "\n" not in after, "no trace"
+    assert not after or (after.startswith("hint: ") and "\n" not in after), "no trace"
     return last[0].removeprefix("error: ")
 
 
