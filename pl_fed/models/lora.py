@@ -149,10 +149,15 @@ class LoRA(nn.Module):
         }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's outputs; inputs of real numbers are cast to the body's precision."""
+        """Return the model's outputs.
+
+        Inputs of real numbers are cast to the body's precision, but not ``labels``: they belong to
+        the loss.
+        """
         if self.body_dtype is not None:
             args = tuple(_cast(value, self.body_dtype) for value in args)
-            kwargs = {name: _cast(value, self.body_dtype) for name, value in kwargs.items()}
+            for name in kwargs.keys() - {"labels"}:
+                kwargs[name] = _cast(kwargs[name], self.body_dtype)
         return self.get_base_model()(*args, **kwargs)
 
 

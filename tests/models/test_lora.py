@@ -84,6 +84,15 @@ def test_a_body_in_bfloat16_trains_adapters_in_float32():
     assert 0 < in_turn.distance(full) < 0.02
 
 
+def test_labels_keep_their_precision_beside_a_body_in_bfloat16():
+    net = LoRA(tiny(num_labels=1), r=2, body_dtype="bfloat16").eval()
+    labels = torch.full((16,), 1001.0)  # 1000 in bfloat16
+    with torch.no_grad():
+        outputs = net(**texts().inputs, labels=labels)
+    expected = (outputs.logits.squeeze(1) - labels).square().mean()
+    torch.testing.assert_close(outputs.loss, expected)
+
+
 def test_a_net_of_one_s_own_takes_adapters_robust_aggregators_and_attacks():
     net = seeded(lambda: LoRA(mlp(), r=2, target_modules=["0"], modules_to_save=["2"]))
     settings = {"aggregator": Median(), "attack": SignFlipping(), "fraction": 0.25}
