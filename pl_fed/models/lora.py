@@ -141,11 +141,15 @@ class LoRA(nn.Module):
         return model
 
     def adapters(self) -> dict[str, Adapter]:
-        """Return the adapters by the names of their layers."""
+        """Return the adapters of layers with one weight, by the names of the layers.
+
+        Embeddings and attention as one layer (``torch.nn.MultiheadAttention``) are left out.
+        """
         return {
             name: _describe_adapter(name, layer)
             for name, layer in self.named_modules()
             if _ADAPTER in getattr(layer, "lora_A", {})
+            and isinstance(getattr(layer.get_base_layer(), "weight", None), Tensor)
         }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

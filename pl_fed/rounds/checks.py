@@ -171,15 +171,22 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
 
 
 def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
-    """Refuse attacks that do not fit the net or the data.
+    """Refuse attacks that do not fit the algorithm, the net or the data.
 
     Raises:
-        ValueError: If an attack needs inputs of real numbers and the net keeps features or the data
-            has other inputs; or if an attack needs classes and the data has none.
+        ValueError: If an attack forges uploads and the algorithm needs their plain mean; if it
+            needs inputs of real numbers and the net keeps features or the data has other inputs; or
+            if it needs classes and the data has none.
     """
     net = client.global_model
     for attack in attacks:
         name = type(attack).__name__
+        if attack.forges and client.needs_plain_mean:
+            raise ValueError(
+                "Expected `federation.adversary.attack` to leave uploads unchanged for"
+                f" {type(client).__name__}, whose server undoes forged uploads, but got {name}: use"
+                " an attack on data, such as RandomLabels, or FedAvg."
+            )
         if attack.needs_inputs and keeps_features(net):
             raise ValueError(
                 f"Expected `keep_features` of {type(net).__name__} to be False for {name}, which"

@@ -18,7 +18,7 @@ from small_federations import (
 from torch import nn
 
 from pl_fed.aggregators import Median
-from pl_fed.attacks import SignFlipping
+from pl_fed.attacks import RandomLabels, SignFlipping
 from pl_fed.clients import Ditto, FedAvg, FedExLoRA, FedRep
 from pl_fed.models import LoRA
 
@@ -138,6 +138,43 @@ def test_fedex_engines_agree_over_rounds_and_freeze_a_needs_no_residual():
     plain = FedAvg(adapters(freeze_a=True), optimizer=sgd(0.5))
     exact, mean = (run_rounds(each, data, 2) for each in (frozen, plain))
     torch.testing.assert_close(exact.w, mean.w, atol=1e-10, rtol=0)
+
+
+def test_fedex_continues_from_a_body_that_an_earlier_federation_has_changed():
+    client = FedExLoRA(adapters().double())
+    draw = torch.Generator().manual_seed(0)
+    client.row("global").data.normal_(generator=draw)
+    client.update_body({"products": torch.randn(client.first_body.shape, generator=draw).double()})
+    body = client._body()
+    assert float((body - client.first_body).abs().max()) > 1
+    client.update_body(client.server_state_defaults())
+    torch.testing.assert_close(client._body(), body, atol=1e-12, rtol=0)
+
+
+class Attentive(nn.Module):
+    """A net with an embedding and with attention as one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 4)
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.head = nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize("layer", ["embedding", "attention"])
+def test_fedex_refuses_layers_whose_products_it_does_not_average(layer):
+    net = LoRA(Attentive(), r=2, target_modules=[layer, "head"])
+    assert all(adapter.is_plain for adapter in net.adapters().values())
+    with pytest.raises(ValueError, match=rf"got another kind at \S*{layer}\.lora_\S*: change"):
+        FedExLoRA(net)
+
+
+def test_fedex_refuses_attacks_that_its_body_would_undo():
+    settings = {"fraction": 0.34, "rounds": 1}
+    with pytest.raises(ValueError, match=r"adversary.attack` to leave uploads .* got SignFlipping"):
+        run_rounds(FedExLoRA(adapters()), shared_out(texts()), attack=SignFlipping(), **settings)
+    client = FedExLoRA(adapters(), optimizer=sgd())
+    assert run_rounds(client, shared_out(texts()), attack=RandomLabels(), **settings).reports
 
 
 def test_mistakes_are_refused_with_one_sentence():
