@@ -290,8 +290,14 @@ def _run_steps(
         augment,
     )
     if task.further_metrics:
-        batch = _spread_samples(client, data, "val")
-        _try_metrics(client, task.predict_batch(client.global_model, batch), batch.targets)
+        net, batch = client.global_model, _spread_samples(client, data, "val")
+        outputs = call_or_explain(
+            f"Expected `predict_step` of {type(net).__name__} to take the batches of"
+            " `validation_step`, since `federation.metrics` reads its predictions, but that",
+            lambda: task.predict_batch(net, batch),
+            explains_own=False,
+        )
+        _try_metrics(client, outputs, batch.targets)
 
 
 def _compute_outputs(

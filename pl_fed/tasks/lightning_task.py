@@ -333,10 +333,13 @@ class LightningTask(Task):
         if "predict_step" not in list_hooks(module):
             try:
                 return self.predict(module, batch.inputs)
-            except (TypeError, NotImplementedError, AttributeError, KeyError) as error:
+            except torch.OutOfMemoryError:
+                raise
+            except (TypeError, RuntimeError, AttributeError, LookupError) as error:
                 raise ValueError(
                     f"Expected {type(module).__name__} to have a `predict_step`, or to take inputs"
-                    f" {describe(batch.inputs)}, but that failed ({error}): define `predict_step`."
+                    f" {describe(batch.inputs)}, but that failed ({first_line(error)}): define"
+                    " `predict_step`."
                 ) from error
         return call_step(module, "predict_step", self.build_batch(batch.inputs, batch.targets), 0)
 
