@@ -109,6 +109,7 @@ def check_kept_optimizers(client: Client) -> None:
         "Expected a local optimizer that steps from gradients alone for"
         " `federation.engine.keep_optimizer_state: true` but that",
         lambda: client.optimizer_layouts,
+        explains_own=False,
     )
     if not layouts:
         optimizer = client.objective.build_optimizer(_list_leaves(client))
