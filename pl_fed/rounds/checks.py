@@ -474,17 +474,12 @@ def check_mean(client: Client, aggregator: Aggregator, only_adds: bool) -> None:
         only_adds: Whether the server only adds the merged update to the global model.
 
     Raises:
-        ValueError: If the aggregator weights clients by samples, or is no plain mean for an
-            algorithm that needs one.
+        ValueError: If the aggregator weights clients by samples; or if the algorithm needs a plain
+            mean, and the aggregator or the server optimizer makes it another one.
     """
     name, last = type(client).__name__, aggregator.final_aggregator
-    is_mean = type(aggregator) is Mean and aggregator.weighting == "uniform"
-    if client.needs_plain_mean and not (is_mean and only_adds):
-        raise ValueError(
-            f"Expected argument `aggregator` to be Mean(weighting='uniform') for {name}, and"
-            " `server_optimizer` to be plain SGD with learning rate 1, because the mean is exact"
-            f" only then, but got {type(last).__name__}: change them, or use FedAvg."
-        )
+    if client.needs_plain_mean:
+        _check_plain_mean(name, aggregator, only_adds)
     if client.mean_of != "clients":
         return
     weighting = getattr(last, "weighting", "uniform")
@@ -498,6 +493,23 @@ def check_mean(client: Client, aggregator: Aggregator, only_adds: bool) -> None:
             f"The global model of {name} is the mean over all clients only if `server_optimizer` is"
             " plain SGD with learning rate 1: another optimizer makes it a variant of the"
             " algorithm."
+        )
+
+
+def _check_plain_mean(name: str, aggregator: Aggregator, only_adds: bool) -> None:
+    """Refuse another merge than adding the mean with equal weights; ``name`` is the algorithm's."""
+    if type(aggregator) is not Mean or aggregator.weighting != "uniform":
+        got = type(aggregator).__name__
+        if isinstance(aggregator, Mean):
+            got = f"{got}(weighting={aggregator.weighting!r})"
+        raise ValueError(
+            f"Expected `federation.aggregator` to be Mean(weighting='uniform') for {name}, whose"
+            f" mean is exact only then, but got {got}: change it, or use FedAvg."
+        )
+    if not only_adds:
+        raise ValueError(
+            "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
+            f" {name}, whose mean is exact only then, but got another: remove it, or use FedAvg."
         )
 
 

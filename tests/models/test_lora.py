@@ -17,7 +17,7 @@ from small_federations import (
 )
 from torch import nn
 
-from pl_fed.aggregators import Median
+from pl_fed.aggregators import Mean, Median
 from pl_fed.attacks import RandomLabels, SignFlipping
 from pl_fed.clients import Ditto, FedAvg, FedExLoRA, FedRep
 from pl_fed.models import LoRA
@@ -186,6 +186,10 @@ def test_mistakes_are_refused_with_one_sentence():
         FedExLoRA(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"a body of torch.float32 for FedExLoRA"):
         FedExLoRA(adapters(body_dtype="bfloat16"))
-    median = {"aggregator": Median(), "rounds": 1}
-    with pytest.raises(ValueError, match=r"Mean\(weighting='uniform'\) for FedExLoRA"):
-        run_rounds(FedExLoRA(adapters()), shared_out(texts()), **median)
+    for settings, words in (
+        ({"aggregator": Median()}, r"`federation.aggregator` to be Mean\(.* but got Median: "),
+        ({"aggregator": Mean("samples")}, r"but got Mean\(weighting='samples'\): change it"),
+        ({"server_optimizer": sgd(0.5)}, r"`federation.server_optimizer` to be plain SGD"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            run_rounds(FedExLoRA(adapters()), shared_out(texts()), rounds=1, **settings)
