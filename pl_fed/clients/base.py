@@ -117,7 +117,8 @@ class Client(Configurable, ClientRounds, ABC):
     part in each round. A broken upload then leaves the mean unchanged."""
 
     needs_plain_mean = False
-    """Whether the server must merge by the mean with equal weights, and only add it."""
+    """Whether the server must merge by the mean with equal weights, and only add it. Attacks that
+    forge uploads are then refused."""
 
     reads_validation = False
     """Whether ``training_step`` reads the client's validation data, by ``validation_batch``."""

@@ -28,8 +28,8 @@ class FedExLoRA(FedAvg):
     """FedEx-LoRA: FedAvg of adapters, with the residual of their products in the frozen body.
 
     A client also sends its products, which are as long as the adapted weights. Its server merges
-    by :class:`pl_fed.aggregators.Mean` with equal weights. Attacks on uploads do not change the
-    products.
+    by :class:`pl_fed.aggregators.Mean` with equal weights. Attacks that forge uploads are refused,
+    since they would not change the products: the body would undo them.
 
     Args:
         net: A :class:`pl_fed.models.LoRA` with adapters of linear layers, and a body in the
@@ -65,10 +65,8 @@ class FedExLoRA(FedAvg):
         check_adapters(net)
         net.body_changes = True
         super().__init__(net, **kwargs)
-        weights = [adapter.weight for adapter in net.adapters().values()]
-        first_body = torch.cat([weight.detach().flatten() for weight in weights])
-        self.register_buffer("first_body", first_body)
-        self.add_server_state("products", lambda: self._products(self.initial_row()))
+        self.register_buffer("first_body", self._body())
+        self.add_server_state("products", self._current_products)
 
     def end_round(self, client: ClientRound) -> Tensor | None:
         """Upload the change of the adapters, and propose the mean of the products."""
@@ -86,6 +84,15 @@ class FedExLoRA(FedAvg):
                 end = begin + adapter.weight.numel()
                 adapter.weight.copy_(body[begin:end].view_as(adapter.weight))
                 begin = end
+
+    def _current_products(self) -> Tensor:
+        """Return the products of the global model, and the residuals that the body has already."""
+        return self._products(self.initial_row()) + (self._body() - cast(Tensor, self.first_body))
+
+    def _body(self) -> Tensor:
+        """Return the adapted weights, flat: [length]."""
+        weights = [adapter.weight.detach() for adapter in self._adapters().values()]
+        return torch.cat([weight.flatten() for weight in weights])
 
     def _adapters(self) -> dict[str, Adapter]:
         """Return the adapters of the net by name."""
@@ -112,12 +119,17 @@ def check_adapters(net: LoRA) -> None:
     Raises:
         ValueError: If a layer is not linear, or its weight has another dtype than the adapters.
     """
-    for name, adapter in net.adapters().items():
-        if not adapter.is_plain:
+    adapters = net.adapters()
+    plain = [adapter for adapter in adapters.values() if adapter.is_plain]
+    names = {name for adapter in plain for name in (adapter.name_a, adapter.name_b)}
+    for name, parameter in net.named_parameters():
+        is_factor = "lora_" in name and not name.endswith(".bias")  # the mean of biases is exact
+        if parameter.requires_grad and is_factor and name not in names:
             raise ValueError(
-                f"Expected plain adapters of linear layers for FedExLoRA but got another kind at"
+                "Expected plain adapters of linear layers for FedExLoRA but got another kind at"
                 f" {name}: change `target_modules` or `peft_options`."
             )
+    for name, adapter in adapters.items():
         if adapter.weight.dtype != adapter.b.dtype:
             raise ValueError(
                 f"Expected a body of {adapter.b.dtype} for FedExLoRA, which adds small numbers to"

@@ -1,5 +1,6 @@
 """The state of a local optimizer as a flat row, which clients keep between rounds."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -173,7 +174,8 @@ def find_optimizer_layouts(
         parameters: The parameters of each trained model; they do not change.
 
     Raises:
-        ValueError: If the optimizer keeps other values than tensors and numbers for each parameter.
+        ValueError: If the optimizer keeps other values than tensors and numbers for each parameter,
+            or a step changes its options.
     """
     trials: dict[str, list[Tensor]] = {  # [1] tells a number's momentum from its count of steps
         model: [nn.Parameter(tensor.new_zeros(tensor.shape or (1,))) for tensor in tensors]
@@ -183,8 +185,10 @@ def find_optimizer_layouts(
     optimizer = objective.build_optimizer(trials)
     for parameter in own:
         parameter.grad = torch.zeros_like(parameter)
+    options = copy.deepcopy(_list_options(optimizer))
     with fork_torch_rng(own[0].device):
         optimizer.step()
+    _check_options(optimizer, options)
     if any(parameter not in set(own) for parameter in optimizer.state):
         raise ValueError(
             "Expected a local optimizer that keeps a state for each parameter alone but got"
@@ -202,6 +206,26 @@ def find_optimizer_layouts(
                 tuple(entry for entry in entries if entry.is_shared),
             )
     return layouts
+
+
+def _list_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the options of each parameter group."""
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _check_options(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:
+    """Refuse an optimizer whose step has changed options: they restart in each round."""
+    for own, group in zip(before, _list_options(optimizer)):
+        for name, value in group.items():
+            if name not in own or own[name] != value:
+                raise ValueError(
+                    "Expected a local optimizer that keeps its state for each parameter but"
+                    f" {type(optimizer).__name__} counts in the option `{name}` of its parameter"
+                    f" groups: {_REMEDY}."
+                )
 
 
 def _restore(entry: StateEntry, value: Any) -> Any:

@@ -141,18 +141,27 @@ class LoRA(nn.Module):
         return model
 
     def adapters(self) -> dict[str, Adapter]:
-        """Return the adapters by the names of their layers."""
+        """Return the adapters of layers with one weight, by the names of the layers.
+
+        Embeddings and attention as one layer (``torch.nn.MultiheadAttention``) are left out.
+        """
         return {
             name: _describe_adapter(name, layer)
             for name, layer in self.named_modules()
             if _ADAPTER in getattr(layer, "lora_A", {})
+            and isinstance(getattr(layer.get_base_layer(), "weight", None), Tensor)
         }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's outputs; inputs of real numbers are cast to the body's precision."""
+        """Return the model's outputs.
+
+        Inputs of real numbers are cast to the body's precision, but not ``labels``: they belong to
+        the loss.
+        """
         if self.body_dtype is not None:
             args = tuple(_cast(value, self.body_dtype) for value in args)
-            kwargs = {name: _cast(value, self.body_dtype) for name, value in kwargs.items()}
+            for name in kwargs.keys() - {"labels"}:
+                kwargs[name] = _cast(kwargs[name], self.body_dtype)
         return self.get_base_model()(*args, **kwargs)
 
 

@@ -109,6 +109,7 @@ def check_kept_optimizers(client: Client) -> None:
         "Expected a local optimizer that steps from gradients alone for"
         " `federation.engine.keep_optimizer_state: true` but that",
         lambda: client.optimizer_layouts,
+        explains_own=False,
     )
     if not layouts:
         optimizer = client.objective.build_optimizer(_list_leaves(client))
@@ -171,15 +172,22 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
 
 
 def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
-    """Refuse attacks that do not fit the net or the data.
+    """Refuse attacks that do not fit the algorithm, the net or the data.
 
     Raises:
-        ValueError: If an attack needs inputs of real numbers and the net keeps features or the data
-            has other inputs; or if an attack needs classes and the data has none.
+        ValueError: If an attack forges uploads and the algorithm needs their plain mean; if it
+            needs inputs of real numbers and the net keeps features or the data has other inputs; or
+            if it needs classes and the data has none.
     """
     net = client.global_model
     for attack in attacks:
         name = type(attack).__name__
+        if attack.forges and client.needs_plain_mean:
+            raise ValueError(
+                "Expected `federation.adversary.attack` to leave uploads unchanged for"
+                f" {type(client).__name__}, whose server undoes forged uploads, but got {name}: use"
+                " an attack on data, such as RandomLabels, or FedAvg."
+            )
         if attack.needs_inputs and keeps_features(net):
             raise ValueError(
                 f"Expected `keep_features` of {type(net).__name__} to be False for {name}, which"
@@ -283,8 +291,14 @@ def _run_steps(
         augment,
     )
     if task.further_metrics:
-        batch = _spread_samples(client, data, "val")
-        _try_metrics(client, task.predict_batch(client.global_model, batch), batch.targets)
+        net, batch = client.global_model, _spread_samples(client, data, "val")
+        outputs = call_or_explain(
+            f"Expected `predict_step` of {type(net).__name__} to take the batches of"
+            " `validation_step`, since `federation.metrics` reads its predictions, but that",
+            lambda: task.predict_batch(net, batch),
+            explains_own=False,
+        )
+        _try_metrics(client, outputs, batch.targets)
 
 
 def _compute_outputs(
@@ -460,17 +474,12 @@ def check_mean(client: Client, aggregator: Aggregator, only_adds: bool) -> None:
         only_adds: Whether the server only adds the merged update to the global model.
 
     Raises:
-        ValueError: If the aggregator weights clients by samples, or is no plain mean for an
-            algorithm that needs one.
+        ValueError: If the aggregator weights clients by samples; or if the algorithm needs a plain
+            mean, and the aggregator or the server optimizer makes it another one.
     """
     name, last = type(client).__name__, aggregator.final_aggregator
-    is_mean = type(aggregator) is Mean and aggregator.weighting == "uniform"
-    if client.needs_plain_mean and not (is_mean and only_adds):
-        raise ValueError(
-            f"Expected argument `aggregator` to be Mean(weighting='uniform') for {name}, and"
-            " `server_optimizer` to be plain SGD with learning rate 1, because the mean is exact"
-            f" only then, but got {type(last).__name__}: change them, or use FedAvg."
-        )
+    if client.needs_plain_mean:
+        _check_plain_mean(name, aggregator, only_adds)
     if client.mean_of != "clients":
         return
     weighting = getattr(last, "weighting", "uniform")
@@ -484,6 +493,23 @@ def check_mean(client: Client, aggregator: Aggregator, only_adds: bool) -> None:
             f"The global model of {name} is the mean over all clients only if `server_optimizer` is"
             " plain SGD with learning rate 1: another optimizer makes it a variant of the"
             " algorithm."
+        )
+
+
+def _check_plain_mean(name: str, aggregator: Aggregator, only_adds: bool) -> None:
+    """Refuse another merge than adding the mean with equal weights; ``name`` is the algorithm's."""
+    if type(aggregator) is not Mean or aggregator.weighting != "uniform":
+        got = type(aggregator).__name__
+        if isinstance(aggregator, Mean):
+            got = f"{got}(weighting={aggregator.weighting!r})"
+        raise ValueError(
+            f"Expected `federation.aggregator` to be Mean(weighting='uniform') for {name}, whose"
+            f" mean is exact only then, but got {got}: change it, or use FedAvg."
+        )
+    if not only_adds:
+        raise ValueError(
+            "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
+            f" {name}, whose mean is exact only then, but got another: remove it, or use FedAvg."
         )
 
 

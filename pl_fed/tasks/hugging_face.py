@@ -240,10 +240,10 @@ class HuggingFace(Task):
         problem_type = getattr(self._config, "problem_type", None)
         try:
             self._config.problem_type = self.problem if self.problem in PROBLEMS[:3] else None
-            own_loss = net(**self._prepare(net, arguments), labels=targets).loss
+            own_loss = net(**arguments, labels=targets).loss  # with the model's own masks
         finally:
             self._config.problem_type = problem_type
-        if own_loss is None or torch.allclose(own_loss.double(), loss.double(), 1e-3, 1e-5, True):
+        if own_loss is None or _are_close(own_loss, loss, net):
             return
         raise ValueError(
             f"Expected {self._model_name} to have the loss of {self.problem}, {float(loss):.5g} for"
@@ -286,3 +286,11 @@ def _read_score_dtype(net: Any) -> torch.dtype:
     model = find_model(net.module if isinstance(net, Net) else net)
     dtype: torch.dtype = model.get_input_embeddings().weight.dtype
     return dtype
+
+
+def _are_close(own_loss: Tensor, loss: Tensor, net: nn.Module) -> bool:
+    """Return whether two losses of a net agree in the lowest precision of its parameters."""
+    floats = (parameter for parameter in net.parameters() if parameter.is_floating_point())
+    dtypes = {own_loss.dtype, *(parameter.dtype for parameter in floats)}
+    tolerance = max(1e-3, *(4 * torch.finfo(dtype).eps for dtype in dtypes))
+    return torch.allclose(own_loss.double(), loss.double(), tolerance, 1e-5, equal_nan=True)

@@ -159,12 +159,15 @@ class LightningTask(Task):
         return loss
 
     def _align_logs(self, values: dict[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
-        """Return logged values by the names of the trial; NaN for a name without a value."""
+        """Return logged values by the names of the trial; NaN for a name without a value.
+
+        All are on the loss's device, also numbers of Python.
+        """
         if self.step_names is None:
             return values
         self.warn_of_omitted(values, self.step_names)
         missing = loss.new_full((), torch.nan)
-        return {name: values.get(name, missing) for name in self.step_names}
+        return {name: values.get(name, missing).to(loss.device) for name in self.step_names}
 
     def warn_of_omitted(self, names: Iterable[str], known_names: Iterable[str]) -> None:
         """Warn once of each name that the trial before training did not log."""
@@ -333,10 +336,13 @@ class LightningTask(Task):
         if "predict_step" not in list_hooks(module):
             try:
                 return self.predict(module, batch.inputs)
-            except (TypeError, NotImplementedError, AttributeError, KeyError) as error:
+            except torch.OutOfMemoryError:
+                raise
+            except (TypeError, RuntimeError, AttributeError, LookupError) as error:
                 raise ValueError(
                     f"Expected {type(module).__name__} to have a `predict_step`, or to take inputs"
-                    f" {describe(batch.inputs)}, but that failed ({error}): define `predict_step`."
+                    f" {describe(batch.inputs)}, but that failed ({first_line(error)}): define"
+                    " `predict_step`."
                 ) from error
         return call_step(module, "predict_step", self.build_batch(batch.inputs, batch.targets), 0)
 

@@ -222,10 +222,23 @@ class Late(torch.optim.SGD):
         state["first"] = torch.ones(1)
 
 
+class CountingInGroups(torch.optim.SGD):
+    """Keeps its number of steps among the options of each group, as schedule-free optimizers do."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+
+
 REFUSED = {
     "SGD without momentum": (sgd(), r"has SGD without one: set false\.$"),
     "a list": (build(Listing, lr=0.1), "tensors and numbers .* but got list for `history`: set"),
     "one for all": (build(Central, lr=0.1), "a state for each parameter alone but got Central"),
+    "a number of each group": (
+        build(CountingInGroups, lr=0.1, momentum=0.9),
+        "each parameter but CountingInGroups counts in the option `steps` of its parameter groups",
+    ),
     "a closure": (
         build(torch.optim.LBFGS),
         "steps from gradients alone .* but that failed: .*clos",
@@ -236,8 +249,9 @@ REFUSED = {
 
 @pytest.mark.parametrize(("optimizer", "words"), REFUSED.values(), ids=REFUSED)
 def test_unsuitable_optimizers_are_refused_in_one_sentence(optimizer, words):
-    with pytest.raises(ValueError, match=f"^Expected .*{words}"):
+    with pytest.raises(ValueError, match=f"^Expected .*{words}") as info:
         keep(FedAvg(mlp(), optimizer), shared_out(classes([8])))
+    assert str(info.value).count("Expected") == 1
 
 
 def test_algorithm_without_a_state_of_its_optimizer_is_refused():

@@ -17,8 +17,8 @@ from small_federations import (
 )
 from torch import nn
 
-from pl_fed.aggregators import Median
-from pl_fed.attacks import SignFlipping
+from pl_fed.aggregators import Mean, Median
+from pl_fed.attacks import RandomLabels, SignFlipping
 from pl_fed.clients import Ditto, FedAvg, FedExLoRA, FedRep
 from pl_fed.models import LoRA
 
@@ -84,6 +84,15 @@ def test_a_body_in_bfloat16_trains_adapters_in_float32():
     assert 0 < in_turn.distance(full) < 0.02
 
 
+def test_labels_keep_their_precision_beside_a_body_in_bfloat16():
+    net = LoRA(tiny(num_labels=1), r=2, body_dtype="bfloat16").eval()
+    labels = torch.full((16,), 1001.0)  # 1000 in bfloat16
+    with torch.no_grad():
+        outputs = net(**texts().inputs, labels=labels)
+    expected = (outputs.logits.squeeze(1) - labels).square().mean()
+    torch.testing.assert_close(outputs.loss, expected)
+
+
 def test_a_net_of_one_s_own_takes_adapters_robust_aggregators_and_attacks():
     net = seeded(lambda: LoRA(mlp(), r=2, target_modules=["0"], modules_to_save=["2"]))
     settings = {"aggregator": Median(), "attack": SignFlipping(), "fraction": 0.25}
@@ -131,6 +140,43 @@ def test_fedex_engines_agree_over_rounds_and_freeze_a_needs_no_residual():
     torch.testing.assert_close(exact.w, mean.w, atol=1e-10, rtol=0)
 
 
+def test_fedex_continues_from_a_body_that_an_earlier_federation_has_changed():
+    client = FedExLoRA(adapters().double())
+    draw = torch.Generator().manual_seed(0)
+    client.row("global").data.normal_(generator=draw)
+    client.update_body({"products": torch.randn(client.first_body.shape, generator=draw).double()})
+    body = client._body()
+    assert float((body - client.first_body).abs().max()) > 1
+    client.update_body(client.server_state_defaults())
+    torch.testing.assert_close(client._body(), body, atol=1e-12, rtol=0)
+
+
+class Attentive(nn.Module):
+    """A net with an embedding and with attention as one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 4)
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.head = nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize("layer", ["embedding", "attention"])
+def test_fedex_refuses_layers_whose_products_it_does_not_average(layer):
+    net = LoRA(Attentive(), r=2, target_modules=[layer, "head"])
+    assert all(adapter.is_plain for adapter in net.adapters().values())
+    with pytest.raises(ValueError, match=rf"got another kind at \S*{layer}\.lora_\S*: change"):
+        FedExLoRA(net)
+
+
+def test_fedex_refuses_attacks_that_its_body_would_undo():
+    settings = {"fraction": 0.34, "rounds": 1}
+    with pytest.raises(ValueError, match=r"adversary.attack` to leave uploads .* got SignFlipping"):
+        run_rounds(FedExLoRA(adapters()), shared_out(texts()), attack=SignFlipping(), **settings)
+    client = FedExLoRA(adapters(), optimizer=sgd())
+    assert run_rounds(client, shared_out(texts()), attack=RandomLabels(), **settings).reports
+
+
 def test_mistakes_are_refused_with_one_sentence():
     with pytest.raises(ValueError, match=r"LoRA that fit Sequential but peft refuses them"):
         LoRA(mlp(), target_modules=["missing"])
@@ -140,6 +186,10 @@ def test_mistakes_are_refused_with_one_sentence():
         FedExLoRA(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"a body of torch.float32 for FedExLoRA"):
         FedExLoRA(adapters(body_dtype="bfloat16"))
-    median = {"aggregator": Median(), "rounds": 1}
-    with pytest.raises(ValueError, match=r"Mean\(weighting='uniform'\) for FedExLoRA"):
-        run_rounds(FedExLoRA(adapters()), shared_out(texts()), **median)
+    for settings, words in (
+        ({"aggregator": Median()}, r"`federation.aggregator` to be Mean\(.* but got Median: "),
+        ({"aggregator": Mean("samples")}, r"but got Mean\(weighting='samples'\): change it"),
+        ({"server_optimizer": sgd(0.5)}, r"`federation.server_optimizer` to be plain SGD"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            run_rounds(FedExLoRA(adapters()), shared_out(texts()), rounds=1, **settings)

@@ -155,3 +155,26 @@ def test_a_model_with_another_own_loss_is_refused():
     plain = FedAvg(net, task=Classification())
     with pytest.raises(ValueError, match="Expected argument `net` to return a tensor"):
         run_rounds(plain, shared_out(texts()), rounds=1)
+
+
+def test_masks_that_a_model_reads_otherwise_than_pl_fed_are_refused(monkeypatch):
+    def invert(mask, causal, dtype):
+        return additive_mask(1 - mask, causal, dtype)
+
+    monkeypatch.setattr("pl_fed.tasks.hugging_face.additive_mask", invert)
+    net, arrays = model_and_texts("bert", "language", initializer_range=1.0)
+    assert "but its own loss is" in refusal(net, arrays)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_own_loss_may_differ_by_the_rounding_of_the_net_only(dtype):
+    net, arrays = model_and_texts("bert", "language")
+    net.to(dtype).eval()
+    task = HuggingFace()
+    task.read_net(net)
+    with torch.no_grad():
+        loss = task.batch_loss(task.predict(net, arrays.inputs), arrays.targets)
+        task.check_loss(net, arrays.inputs, arrays.targets, loss)
+        for factor in (0.9, 1.1):
+            with pytest.raises(ValueError, match="but its own loss is"):
+                task.check_loss(net, arrays.inputs, arrays.targets, factor * loss)

@@ -17,6 +17,7 @@ from lit_modules import (
 )
 from small_federations import run_rounds, shared_out
 from torch import nn
+from torchmetrics import MeanAbsoluteError
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score, MulticlassAccuracy
 
 from pl_fed.attacks import Backdoor
@@ -144,6 +145,23 @@ REFUSED = {
             metrics=[BinaryAUROC()],
         ),
         "Own to have a `predict_step`, or to take inputs .*: define `predict_step`",
+    ),
+    "a further metric of a module whose step changes the inputs": (
+        lambda: fedavg_round(
+            make_module(
+                forward=lambda m, x: m.decoder(x),
+                training_step=lambda m, batch, _: m(m.encoder(batch[0])).square().mean(),
+            ),
+            metrics=[MeanAbsoluteError()],
+        ),
+        r"Own to have a `predict_step`, .* that failed \(mat1 and mat2 .*\): define `predict_step`",
+    ),
+    "a further metric of a failing predict_step": (
+        lambda: fedavg_round(
+            make_module(predict_step=lambda m, batch, batch_idx: batch["x"]),
+            metrics=[MeanAbsoluteError()],
+        ),
+        "`predict_step` of Own to take the batches of `validation_step`, .* but that failed: tuple",
     ),
     "a schedule under pFedMe": (
         lambda: run_rounds(PFedMe(LitImages(norm=False)), shared_out(images())),

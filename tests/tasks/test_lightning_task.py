@@ -43,6 +43,7 @@ from pl_fed.command.main import main
 from pl_fed.data import Arrays
 from pl_fed.samplers import All
 from pl_fed.tasks import LightningTask
+from pl_fed.types import Batch
 
 MODULES = {
     "images": (LitImages, images),
@@ -523,3 +524,20 @@ def test_optimizer_like_the_default_is_chosen_by_an_option_that_changes_no_numbe
     build.__module__ = "jsonargparse"  # as of a config
     client = FedAvg(LitTable(), build)
     assert type(client.objective.build_optimizer(client.trained_parameters)) is kind
+
+
+def test_logged_numbers_of_python_are_on_the_device_of_the_loss():
+    class Logging(LitAutoencoder):
+        def training_step(self, batch, batch_idx):
+            self.log("number", 2.0)
+            return super().training_step(batch, batch_idx)
+
+    module, task = Logging().to("meta"), LightningTask()
+    task.step_names = ("number", "recon", "missing")
+    inputs = torch.zeros(3, 4, device="meta")
+    with task.training_logs(0) as logs:
+        task.loss(module, Batch(inputs, inputs))
+    values = logs[id(module)]
+    assert {name: value.device.type for name, value in values.items()} == {
+        "number": "meta", "recon": "meta", "missing": "meta"
+    }  # fmt: skip
