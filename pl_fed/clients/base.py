@@ -580,7 +580,7 @@ class Client(Configurable, ClientRounds, ABC):
             before: The clients' previous rows, [clients, numel].
             broadcast: w^t, [numel].
         """
-        if self.population.cohort == self.population.clients:
+        if self.population.is_full:
             return now - broadcast
         return self.population.share * (now - before)
 
