@@ -568,6 +568,11 @@ class Client(Configurable, ClientRounds, ABC):
         names = iter(validation_rows(name, like))
         return tree_map(lambda t: self.read(next(names)).unflatten(0, (-1, *t.shape[1:])), like)
 
+    @property
+    def sends_uploads(self) -> bool:
+        """Whether clients send anything to the server."""
+        return "global" in self.trained or type(self).end_round is not Client.end_round
+
     def upload_change(self, now: Tensor, before: Tensor, broadcast: Tensor) -> Tensor:
         """Return the uploads that make w the mean of the rows that all clients keep.
 

@@ -78,7 +78,7 @@ def refuse_aggregator(aggregator: Aggregator) -> str | None:
 def refuse_algorithm(client: Client) -> str | None:
     """Return the first release of an algorithm besides the upload, or ``None`` without any."""
     name = type(client).__name__
-    if "global" not in client.trained and type(client).end_round is Client.end_round:
+    if not client.sends_uploads:
         return (
             f"Expected an algorithm that sends uploads {_FOR} but got {name}, which sends nothing:"
             " remove `federation.privacy`, as nothing leaves a client."
