@@ -50,7 +50,8 @@ def read_run(folder: str | Path) -> RunRecord:
     folder = Path(folder)
     if not (folder / "metrics.csv").is_file():
         raise FileNotFoundError(
-            f"Expected argument `folder` to be a run's folder, with a metrics.csv, but got {folder}."
+            "Expected argument `folder` to be a run's folder, with a metrics.csv, but got"
+            f" {folder}."
         )
     run = run_files.read_run(folder)
     names = dict.fromkeys(name for row in run.rows.values() for name in row)
