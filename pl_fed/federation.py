@@ -217,7 +217,12 @@ class Federation(Configurable):
         if previous is None:
             self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed)
         cohort = self.sampler.size_of_cohort(data.num_clients)
-        client.population = Population(data.num_clients, cohort, int(data.train.sizes.sum()))
+        client.population = Population(
+            data.num_clients,
+            cohort,
+            int(data.train.sizes.sum()),
+            cohort_varies=not self.sampler.has_fixed_size,
+        )
         self._check(client, datamodule)
         if self.privacy is not None:
             check_privacy(

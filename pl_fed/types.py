@@ -98,13 +98,20 @@ class Population:
 
     Attributes:
         clients: Number of clients.
-        cohort: Number of clients in a round's cohort.
+        cohort: Number of clients in a round's cohort; the expected one if it varies.
         samples: Number of training samples of all clients.
+        cohort_varies: Whether cohorts have several sizes.
     """
 
     clients: int = 1
     cohort: int = 1
     samples: int = 1
+    cohort_varies: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all clients take part in each round."""
+        return self.cohort == self.clients and not self.cohort_varies
 
     @property
     def share(self) -> float:

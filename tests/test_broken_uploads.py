@@ -36,6 +36,7 @@ from pl_fed.clients import (
     Scaffold,
 )
 from pl_fed.rounds.checks import NonFiniteLossError
+from pl_fed.samplers import Cyclic, Poisson
 
 SIZES = [9, 4, 6, 11, 5, 8]
 COHORT = [5, 0, 3, 2, 4]
@@ -101,8 +102,8 @@ def run(client, cohorts=(COHORT,) * 3, rounds=3, broken=1, data=None, **settings
     """Run rounds; the client breaks in round ``broken``."""
     client = copy.deepcopy(client).double()
     settings = {"engine": "one_by_one", "chunk_size": 1, **settings}
-    sampler = VariedCohorts(*(list(cohort) for cohort in cohorts))
-    federation = Federation(sampler, seed=0, **sections(**settings))
+    varied = VariedCohorts(*(list(cohort) for cohort in cohorts))
+    federation = Federation(settings.pop("sampler", varied), seed=0, **sections(**settings))
     federation.setup(client, data or make_data(), "fit")
     client.train()
     optimizer = client.configure_optimizers()
@@ -169,6 +170,18 @@ def test_mean_over_all_clients_includes_those_that_are_left_out(kind):
         expected = TERMS_OF_THE_MEAN[kind](end).mean(0)
         torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
         assert (end.w - intact.w).abs().max() > 1e-4
+
+
+@quiet
+@pytest.mark.parametrize("kind", TERMS_OF_THE_MEAN)
+@pytest.mark.parametrize("sampler", [Cyclic(4), Poisson(0.4), Poisson(0.95)])
+def test_mean_over_all_clients_is_exact_with_cohorts_of_several_sizes(kind, sampler):
+    """The cohorts: in turn, of random clients, and of nearly all clients."""
+    end = run(breaking_client(kind), broken=None, rounds=4, sampler=copy.deepcopy(sampler))
+    assert len({report["train/cohort"] for report in end.reports}) > 1
+    mean = end.server["control"] if kind is Scaffold else end.w
+    expected = TERMS_OF_THE_MEAN[kind](end).mean(0)
+    torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
 
 
 @quiet

@@ -435,3 +435,11 @@ def test_first_process_of_another_node_is_not_the_first(monkeypatch, name):
     assert is_first_process()
     monkeypatch.setenv(name, "1")
     assert not is_first_process()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_runs_without_a_root_folder_are_under_runs_in_every_process(monkeypatch, tmp_path, rank):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NODE_RANK", rank)
+    trainer = pl_fed.Trainer(pl_fed.Federation(), default_root_dir=None, accelerator="cpu")
+    assert trainer.run_dir.parts[0] == "runs"

@@ -82,7 +82,7 @@ class RoundProgress(ProgressBar):
     ) -> None:
         """Count the clients of a round, or finish it after the last one."""
         self.display.loss = outputs.get("loss", self.display.loss)  # the bar has its own thread
-        if batch_idx + 1 == len(batch):
+        if batch_idx + 1 >= len(batch):  # a cohort may be empty
             self.display.work = None
             self.display.finish_round(trainer.current_epoch + 1)
         elif self.display.work is not None:

@@ -108,14 +108,15 @@ class RunSummary(Callback):
         federation = self.federation
         byzantine = int(federation.is_byzantine.sum())
         clients = federation.states.loaded.num_clients
+        client = federation.client
         return {
             "clients": clients,
             "benign": clients - byzantine,
             "byzantine": byzantine,
             "untrained": len(federation.clients_without_training()),
-            "cohort": federation.client.population.cohort,
+            "cohort": client.population.cohort,
             "rounds": rounds,
-            "upload_bytes": federation.client.row("global").data.nbytes,
+            "upload_bytes": client.row("global").data.nbytes if client.sends_uploads else 0,
             **{f"uploads_{name}": history["uploads"].get(name) for name in _UPLOADS},
         }
 

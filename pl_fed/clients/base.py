@@ -569,6 +569,11 @@ class Client(Configurable, ClientRounds, ABC):
         names = iter(validation_rows(name, like))
         return tree_map(lambda t: self.read(next(names)).unflatten(0, (-1, *t.shape[1:])), like)
 
+    @property
+    def sends_uploads(self) -> bool:
+        """Whether clients send anything to the server."""
+        return "global" in self.trained or type(self).end_round is not Client.end_round
+
     def upload_change(self, now: Tensor, before: Tensor, broadcast: Tensor) -> Tensor:
         """Return the uploads that make w the mean of the rows that all clients keep.
 
@@ -581,7 +586,7 @@ class Client(Configurable, ClientRounds, ABC):
             before: The clients' previous rows, [clients, numel].
             broadcast: w^t, [numel].
         """
-        if self.population.cohort == self.population.clients:
+        if self.population.is_full:
             return now - broadcast
         return self.population.share * (now - before)
 

@@ -72,6 +72,7 @@ class Trainer(LightningTrainer):
     Args:
         federation: The federation.
         default_root_dir: Parent of the runs' folders; each run creates a new folder for its files.
+            ``None`` is ``runs``.
         run_dir: The run's folder. ``"last"`` selects the latest folder under ``default_root_dir``
             with a checkpoint; resume it by ``fit(..., ckpt_path="last")``.
         logger: Loggers in addition to ``metrics.csv``, which is always written; ``True`` and
@@ -108,7 +109,7 @@ class Trainer(LightningTrainer):
         self,
         federation: Federation,
         *,
-        default_root_dir: str | Path = "runs",
+        default_root_dir: str | Path | None = "runs",
         run_dir: str | Path | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
@@ -356,8 +357,9 @@ def _require_weights_only(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "weights_only": True}
 
 
-def _choose_run_dir(root: str | Path, run_dir: str | Path | None) -> Path:
+def _choose_run_dir(root: str | Path | None, run_dir: str | Path | None) -> Path:
     """Return the run's folder; create it if it is new."""
+    root = root or "runs"  # a config may have null
     if run_dir in (None, "last") and not is_first_process():
         return Path(root)  # this process writes nothing
     if run_dir is None:

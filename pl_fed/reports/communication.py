@@ -13,7 +13,8 @@ def measure_communication(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
     """Yield the rounds, uploads and bytes to reach the level, by model and group."""
     metric = main_metric(groups, "val")
     lower = is_lower_better((run for group in groups for run in group.runs), metric)
-    for model in list_models(groups, "val")[:1] + (["global"] if len(groups) > 1 else []):
+    models = list_models(groups, "val")[:1] + (["global"] if len(groups) > 1 else [])
+    for model in dict.fromkeys(models):
         name = f"val/{model}/{metric}"
         curves = {group.number: group.curve(name) for group in groups}
         values = [value for curve in curves.values() for value in curve.mean]
@@ -46,4 +47,6 @@ def _count_uploads(run: Run, last_round: int) -> dict[str, Any]:
     upload_bytes = run.counts.get("upload_bytes")
     if not isinstance(upload_bytes, int):
         return {"uploads": uploads}
+    if not upload_bytes:  # local training
+        uploads = 0
     return {"uploads": uploads, "MB uploaded": uploads * upload_bytes / 1e6}

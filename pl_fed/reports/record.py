@@ -19,8 +19,8 @@ class RunRecord(NamedTuple):
     Attributes:
         config: ``config.yaml``, or ``python_config.yaml`` of a run from Python; empty without any.
         metrics: The columns of ``metrics.csv``, float64 [rows]; NaN where a round has no value.
-        clients: The columns of ``per_client.csv``, float64 [clients], and ``owner`` as text; empty
-            before a test.
+        clients: The columns of ``per_client.csv``, float64 [clients], and columns of text, such as
+            ``owner``; empty before a test.
         classes: The columns of ``per_class.csv``, float64 [rows]; empty without the file.
         summary: ``summary.json``; empty without the file.
     """
@@ -58,7 +58,8 @@ def read_run(folder: str | Path) -> RunRecord:
     metrics = {"round": np.array(list(run.rows), dtype=np.float64)} | {
         name: np.array([row.get(name, np.nan) for row in run.rows.values()]) for name in names
     }
-    clients: Table = dict(run.clients)
+    texts = {name: np.array(cells) for name, cells in run.attributes.items()}
+    clients: Table = {**run.clients, **texts}
     if "owner" in clients:
         clients["owner"] = _read_owners(folder / "per_client.csv")
     return RunRecord(

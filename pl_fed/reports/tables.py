@@ -50,7 +50,8 @@ def describe_run(group: Group, run: Run) -> dict[str, str]:
     ]
     default = "Mean" if run.config else none
     seconds = [value for value in run.curve("time/round").values() if math.isfinite(value)]
-    cohort = run.final("train/cohort")
+    cohort = run.counts.get("cohort")  # the expected one if cohorts vary
+    cohort = cohort if isinstance(cohort, int) else run.final("train/cohort")
     return {
         "number": str(group.number),
         "run": run.name,

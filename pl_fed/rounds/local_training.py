@@ -28,7 +28,6 @@ from pl_fed.rounds.trained_cohort import (
     UploadStatus,
 )
 from pl_fed.trees import count_sample_bytes
-from pl_fed.types import Batch
 
 _READ_BYTES = 1 << 28  # samples in memory maps that are read at once, in bytes
 
@@ -178,12 +177,15 @@ class LocalTraining:
             num_done += len(positions)
 
     def _read_ahead(self, clients: Tensor, round: int, rule: BatchRule) -> None:
-        """Read the samples of clients in a later chunk from memory maps, in the background."""
-        data = self.states.data
-        if data.mapped and len(clients):
-            steps = self.count_steps(clients, rule)
-            batches = self._build_batches(clients, round, rule, steps, {})
-            read_ahead(data.inputs, lambda: batches.sample_ids().cpu())
+        """Read the samples of clients in a later chunk from memory maps, in the background.
+
+        The thread uses the CPU alone: work on a GPU would break the capture of a CUDA graph.
+        """
+        data = self.states.loaded
+        if self.states.data.mapped and data.redraw is None and len(clients):
+            steps = self._max_steps(self.count_steps(clients, rule))
+            batches = Batches(data, clients, steps, rule, self.seed, round)
+            read_ahead(data.inputs, batches.sample_ids)
 
     def _split_cohort(self, cohort: Tensor, rule: BatchRule) -> tuple[Tensor, ...]:
         """Split a cohort into chunks, and return the clients' positions in the cohort.
@@ -195,8 +197,7 @@ class LocalTraining:
             return ()
         positions = torch.arange(len(cohort))
         if self.engine.stacks:
-            steps = self.count_steps(cohort, rule).values()
-            max_steps = [max(counts) for counts in zip(*steps)]
+            max_steps = self._max_steps(self.count_steps(cohort, rule))
             if len(set(max_steps)) > 1:
                 positions = torch.tensor(max_steps).argsort(descending=True, stable=True)
         size = self.engine.size or len(cohort)
@@ -225,7 +226,16 @@ class LocalTraining:
         """
         client, steps = self.client, self.count_steps(clients, plan.rule)
         poison = self.byzantine_clients.poison(clients, plan.round)
-        batches = self._build_batches(clients, plan.round, plan.rule, steps, poison)
+        batches = Batches(
+            self.states.data,
+            clients,
+            self._max_steps(steps),
+            plan.rule,
+            self.seed,
+            plan.round,
+            poison,
+            self.augment,
+        )
         device = broadcast.parameters.device
         step_rows = {
             model: torch.tensor(counts, dtype=torch.int64, device=device)[:, None]
@@ -236,25 +246,10 @@ class LocalTraining:
             start = self.states.begin(clients, broadcast, remote, step_rows, lr)
         return Chunk(clients, client.objective, batches, steps, start)
 
-    def _build_batches(
-        self,
-        clients: Tensor,
-        round: int,
-        rule: BatchRule,
-        steps: dict[str, list[int]],
-        poison: dict[int, Callable[[Batch], Batch]],
-    ) -> Batches:
-        """Return the minibatches of clients in a round."""
-        return Batches(
-            self.states.data,
-            clients,
-            [max(counts) for counts in zip(*steps.values())],
-            rule,
-            self.seed,
-            round,
-            poison,
-            self.augment,
-        )
+    @staticmethod
+    def _max_steps(steps: dict[str, list[int]]) -> list[int]:
+        """Return the largest number of steps of each client, over the trained models."""
+        return [max(counts) for counts in zip(*steps.values())]
 
     def _end_chunk(
         self, chunk: Chunk, positions: Tensor, metrics: dict[str, Tensor]

@@ -70,7 +70,7 @@ class RoundPrivacy:
             rounds: The number of rounds of the run; may be infinite.
 
         Raises:
-            ValueError: If there is a target but no number of rounds.
+            ValueError: If there is a target but no number of rounds, or the budget allows no round.
         """
         settings, limit = self.settings, rounds
         if self.noise_multiplier is None and settings.epsilon is not None:
@@ -93,6 +93,13 @@ class RoundPrivacy:
             allowed = self.accountant.count_rounds(
                 self.noise_multiplier, settings.stop_at_epsilon, int(limit)
             )
+            if allowed < 1:
+                cost = self.accountant.epsilon(self.noise_multiplier, 1)
+                raise ValueError(
+                    f"Expected argument `{_PATH}.stop_at_epsilon` to allow one round, which costs"
+                    f" ε = {cost:.4g}, but got {settings.stop_at_epsilon:g}: set a larger number,"
+                    f" or a larger `{_PATH}.noise_multiplier`."
+                )
             if allowed < limit:
                 self.max_rounds = allowed
 
@@ -100,6 +107,21 @@ class RoundPrivacy:
     def is_spent(self) -> bool:
         """Whether another round would exceed the budget."""
         return self.rounds >= self.max_rounds
+
+    def check_round(self, round: int) -> None:
+        """Refuse a round that would draw the cohort of an earlier one again.
+
+        The accounting needs a fresh cohort in each round, or the turns of the clients in order.
+
+        Raises:
+            ValueError: If another number of rounds has spent budget.
+        """
+        if round != self.rounds:
+            raise ValueError(
+                f"Expected the next round of a run with `{_PATH}` to be round {self.rounds} but got"
+                f" round {round}, whose cohort was drawn before: to train on, set `ckpt_path`, or"
+                " fit with the same Trainer after a change of `trainer.fit_loop.max_epochs`."
+            )
 
     def protect(
         self, uploads: Tensor, share: WorkShare, note: Callable[[str, float], None]

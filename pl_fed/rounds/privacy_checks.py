@@ -57,7 +57,7 @@ def refuse_aggregator(aggregator: Aggregator) -> str | None:
     The sensitivity is known for the sum of clipped uploads. A rule that compares uploads, or reads
     losses or sample counts, may change by more if one client changes.
     """
-    if isinstance(aggregator.final_aggregator, Mean) and aggregator.final_aggregator is aggregator:
+    if type(aggregator) is Mean:
         if aggregator.weighting == "uniform":
             return None
         return (
@@ -78,7 +78,7 @@ def refuse_aggregator(aggregator: Aggregator) -> str | None:
 def refuse_algorithm(client: Client) -> str | None:
     """Return the first release of an algorithm besides the upload, or ``None`` without any."""
     name = type(client).__name__
-    if "global" not in client.trained and type(client).end_round is Client.end_round:
+    if not client.sends_uploads:
         return (
             f"Expected an algorithm that sends uploads {_FOR} but got {name}, which sends nothing:"
             " remove `federation.privacy`, as nothing leaves a client."
@@ -116,7 +116,7 @@ def refuse_states(client: Client, is_without_replacement: bool) -> str | None:
         client: The algorithm.
         is_without_replacement: Whether the accounting uses amplification by cohorts of fixed size.
     """
-    states = [name for name, row in client.state_defaults().items() if row.numel()]
+    states = [name for name, row in client.store_defaults().items() if row.numel()]
     if not states or not is_without_replacement:
         return None
     return (

@@ -117,9 +117,12 @@ class RoundRunner:
 
         Raises:
             NonFiniteLossError: If too many benign clients are broken.
-            ValueError: If the aggregator needs more valid uploads than the round has.
+            ValueError: If the aggregator needs more valid uploads than the round has; or if a
+                round with privacy draws an earlier cohort again.
         """
         started = time.perf_counter()
+        if self.privacy is not None:
+            self.privacy.check_round(round)
         self.client.renew_rows()
         self.byzantine_clients.begin(round)
         notes = _Notes()

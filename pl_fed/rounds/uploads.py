@@ -52,7 +52,6 @@ class Uploads:
         self._sizes = sizes
         self._byzantine_clients = byzantine_clients
         self._training_share = trained.share
-        self._cohort_size = len(self.share.cohort)
         self._factor = 1.0  # factor of the rows in the server's mean
 
     @property
@@ -111,22 +110,27 @@ class Uploads:
         """Leave out broken uploads and their clients' proposals, and return the number of them.
 
         If uploads are changes of a mean over all clients, the valid uploads are scaled by valid
-        clients / cohort. Then a left-out client does not change the mean.
+        clients / expected cohort. Then neither a left-out client nor a cohort of another size
+        changes the weight of a client in this mean.
         """
-        valid = self._valid
-        if valid.all():
+        num_broken = self._leave_out(~self._valid)
+        population = client.population
+        if client.mean_of == "clients" and (client.uploads_changes or not population.is_full):
+            self._factor = len(self.share.cohort) / population.cohort
+        return num_broken
+
+    def _leave_out(self, broken: Tensor) -> int:
+        """Leave out clients by a mask, bool [cohort], and return the number of them."""
+        if not broken.any():
             return 0
-        num_broken = int((~valid).sum())
+        valid = ~broken
         self.rows = self.rows[valid[self.share.is_worker.to(valid.device)]]
         own_valid = self._select_own(valid)
         self._proposals = {name: rows[own_valid] for name, rows in self._proposals.items()}
         self._proposers = self._proposers[own_valid.cpu()]
         self.context = self._select_context(self.context, valid)
         self.share = self.share.select(valid.cpu())
-        partial = client.population.cohort < client.population.clients
-        if client.mean_of == "clients" and (client.uploads_changes or partial):
-            self._factor = len(self.share.cohort) / self._cohort_size
-        return num_broken
+        return int(broken.sum())
 
     def _select_own(self, mask: Tensor) -> Tensor:
         """Return a mask [cohort] for the clients that this process trained, [clients]."""
@@ -185,7 +189,8 @@ class Uploads:
             current = server_states[name]
             change = self._proposals.get(name, current.expand(0, -1)) - current
             is_population_mean = name in client.state_means.values()
-            divisor = float(self._cohort_size if is_population_mean else len(self.share.cohort))
+            clients = client.population.cohort if is_population_mean else len(self.share.cohort)
+            divisor = float(clients)
             if name == GLOBAL_STATISTICS and weights_by_samples(aggregator):
                 change = change * self._sizes[self._proposers[: len(change)], None].to(change)
                 divisor = float(self.weights.sum())

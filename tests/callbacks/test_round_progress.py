@@ -5,6 +5,7 @@ import io
 import logging
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import rich
@@ -107,6 +108,14 @@ def test_last_round_and_unlimited_runs_have_a_title(clock):
     unlimited.finish_round(7)
     assert lines(unlimited)[0].startswith("Round 8 ")
     assert "left" not in lines(unlimited)[0]
+
+
+def test_round_with_an_empty_cohort_counts():
+    progress = RoundProgress(federation=None)
+    trainer = SimpleNamespace(current_epoch=0)
+    progress.on_train_batch_start(trainer, None, [], 0)
+    progress.on_train_batch_end(trainer, None, {}, [], 0)
+    assert progress.display.finished == 1
 
 
 def test_fit_without_a_terminal_prints_a_line_per_validation(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """A round with privacy: the exact update, the fixed denominator, the budget, and its refusals."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -206,11 +207,13 @@ def test_run_stops_before_epsilon_is_exceeded():
     assert run(federation, optimizer, round)[1]["privacy/epsilon"] > 4.0
 
 
-def test_second_fit_uses_fresh_noise_and_continues_the_budget():
+def test_each_round_uses_fresh_noise_and_a_fresh_cohort():
     federation, optimizer = build()
     set_cohort(federation)
     first, report = run(federation, optimizer, 0)
-    second, next_report = run(federation, optimizer, 0)
+    with pytest.raises(ValueError, match="to be round 1 but got round 0, whose cohort was drawn"):
+        run(federation, optimizer, 0)
+    second, next_report = run(federation, optimizer, 1)
     assert not torch.isclose(first, second).any()
     assert next_report["privacy/epsilon"] > report["privacy/epsilon"]
 
@@ -225,6 +228,10 @@ def batch_norm_net():
     )
 
 
+class OwnMean(Mean):
+    """A mean that a user changed."""
+
+
 FORGED = Adversary(SignFlipping(), fraction=0.25)
 REFUSED = {
     "median": ({"aggregator": Median()}, "to be pl_fed.aggregators.Mean for .* but got Median"),
@@ -232,6 +239,7 @@ REFUSED = {
     "samples": ({"aggregator": Mean("samples")}, "`weighting` of Mean to be 'uniform' for"),
     "clipping": ({"pre_aggregators": [Clipping()]}, "Expected no `federation.pre_aggregators`"),
     "by size": ({"sampler": BySize(2)}, "but got BySize: there is no accounting for its draws"),
+    "a mean of one's own": ({"aggregator": OwnMean()}, "but got OwnMean: no bound is known"),
     "control": (
         {"client": Scaffold(seeded(mlp), optimizer=sgd(0.1))},
         r"but got Scaffold, whose server also keeps states of clients \(control\)",
@@ -244,6 +252,18 @@ REFUSED = {
     "states without replacement": (
         {"client": Ditto(seeded(mlp)), "sampler": Uniform(3)},
         r"Poisson for Ditto, whose clients keep states \(personal\), but got cohorts of fixed size",
+    ),
+    "states of optimizers without replacement": (
+        {
+            "client": FedAvg(seeded(mlp), optimizer=partial(torch.optim.Adam, lr=0.1)),
+            "sampler": Uniform(3),
+            "engine": EngineOptions("one_by_one", keep_optimizer_state=True),
+        },
+        r"Poisson for FedAvg, whose clients keep states \(global.optimizer\), but got",
+    ),
+    "no round": (
+        {"privacy": private(stop_at_epsilon=0.01)},
+        r"privacy.stop_at_epsilon` to allow one round, which costs ε = .*, but got 0.01: set a",
     ),
     "normalization": (
         {"data": shared_out(classes(SIZES), normalize="channel")},
@@ -328,7 +348,7 @@ def test_clients_that_take_turns_cost_less():
     cyclic, optimizer = build(sampler=Cyclic(4))
     every, other = build(sampler=All())
     for round in range(4):
-        report, expected = run(cyclic, optimizer, round)[1], run(every, other, 0)[1]
+        report, expected = run(cyclic, optimizer, round)[1], run(every, other, round)[1]
         if round == 0:
             first = expected["privacy/epsilon"]
         assert report["privacy/epsilon"] == first

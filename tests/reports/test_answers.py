@@ -7,6 +7,7 @@ import pytest
 from run_folders import read_table, with_changes, write_run, write_table
 from scipy.stats import spearmanr
 
+import pl_fed
 from pl_fed.reports.answers import find_answers
 from pl_fed.reports.group import group_runs
 from pl_fed.reports.run import find_runs, read_run
@@ -159,6 +160,20 @@ def test_rounds_and_bytes_until_a_level(answer):
     assert second["rounds"] == "not reached"
 
 
+def test_local_training_uploads_nothing_and_a_model_has_one_row(answer):
+    """All groups have a global model only."""
+    answer("communication", ({}, {}), (LOCAL, {}))
+    for number, upload_bytes in enumerate((1000, 0)):
+        summary = {"counts": {"upload_bytes": upload_bytes}}
+        (answer.folder / f"run{number}" / "summary.json").write_text(json.dumps(summary))
+        rows = read_table(answer.folder / f"run{number}" / "metrics.csv")
+        rows = [{k: v for k, v in row.items() if "personal" not in k} for row in rows]
+        write_table(answer.folder / f"run{number}" / "metrics.csv", rows)
+    first, second = answer.again("communication")
+    assert first["uploads"] > 0
+    assert (second["uploads"], second["MB uploaded"]) == (0, 0.0)
+
+
 def test_gaps_between_values_of_a_column_of_text(answer):
     answer("attributes", ({}, {"accuracy": (0.9, 0.7, 0.4, 0.0), "byzantine": [3]}))
     change_columns(answer.folder / "run0", region=["north", "south", "south", "north"])
@@ -166,6 +181,8 @@ def test_gaps_between_values_of_a_column_of_text(answer):
     values = [(row["region"], row["clients"], row["gap to the best"]) for row in rows]
     assert values == [("north", 1, 0.0), ("south", 2, pytest.approx(0.35))]
     assert read_run(answer.folder / "run0").damage == (), "text is no damage"
+    region = pl_fed.read_run(answer.folder / "run0").clients["region"]
+    assert region.tolist() == ["north", "south", "south", "north"]
 
 
 def test_single_run_without_an_attack_has_few_answers(answer):

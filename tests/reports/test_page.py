@@ -1,6 +1,7 @@
 """The page of a report: its contents, and that it opens offline."""
 
 import html
+import json
 import os
 import re
 from html.parser import HTMLParser
@@ -306,6 +307,15 @@ def test_same_runs_give_the_same_page(tmp_path):
     first = write_page(tmp_path, *TWO_SEEDS).read_bytes()
     runs, _ = find_runs([tmp_path / "runs"])
     assert page.write(runs, tmp_path / "again").read_bytes() == first
+
+
+@pytest.mark.parametrize("cohort", [7, "broken"])
+def test_table_has_the_expected_cohort(tmp_path, cohort):
+    folder = write_run(tmp_path / "run", with_changes({}), extra={"train/cohort": 3})
+    (folder / "summary.json").write_text(json.dumps({"counts": {"cohort": cohort}}))
+    run = read_run(folder)
+    (group,) = group_runs([run])
+    assert tables.describe_run(group, run)["cohort"] == ("7" if cohort == 7 else "3")
 
 
 def test_table_has_durations_in_words():
