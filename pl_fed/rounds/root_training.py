@@ -81,6 +81,6 @@ class RootTraining:
         parameters = {"global": list(self.client.row("global").tensors.values())}
         root_optimizer = self.objective.build_optimizer(parameters)
         groups = [g for g in optimizer.param_groups if model_of_group(g) == self._model]
-        for root_group, group in zip(root_optimizer.param_groups, groups):
+        for root_group, group in zip(root_optimizer.param_groups, groups, strict=True):
             root_group.update({k: v for k, v in group.items() if k not in ("params", "name")})
         return root_optimizer
