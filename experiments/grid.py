@@ -23,11 +23,16 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from pl_fed.run_folder import try_lock
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+
+    import pl_fed
 
 ROOT = Path(__file__).parent.parent
 _RUNS_PER_WORKER = 25
@@ -313,6 +318,42 @@ def write(path: Path, rows: Sequence[Row]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     temporary.replace(path)
+
+
+def build_trainer(
+    federation: "pl_fed.Federation",
+    folder: str,
+    rounds: int,
+    callbacks: "list[Callback] | None" = None,
+) -> "pl_fed.Trainer":
+    """Return a trainer on the CPU that only trains: no validation, output or checkpoint."""
+    import pl_fed  # the process that only starts workers does not need it
+
+    return pl_fed.Trainer(
+        federation,
+        run_dir=folder,
+        max_epochs=rounds,
+        limit_val_batches=0,
+        log_every_n_steps=0,
+        enable_checkpointing=False,
+        callbacks=callbacks,
+        **QUIET,
+    )
+
+
+def format_results(metrics: Mapping[str, Any], names: Iterable[str]) -> Row:
+    """Return the tested metrics of the global and the personal models; empty without a model.
+
+    Args:
+        metrics: A trainer's metrics after its test.
+        names: Names of the metrics, such as ``accuracy_worst10``.
+    """
+    row = {}
+    for model in ("global", "personal"):
+        for name in names:
+            value = metrics.get(f"test/{model}/{name}")
+            row[f"{model}_{name}"] = "" if value is None else f"{float(value):.4f}"
+    return row
 
 
 def shorten(value: str | float) -> str:

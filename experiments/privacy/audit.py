@@ -19,6 +19,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 import pl_fed
+from experiments.grid import build_trainer
 from pl_fed.attacks import Canaries
 from pl_fed.clients import FedAvg
 from pl_fed.data import Digits, FederatedData
@@ -84,19 +85,7 @@ def run(change: Callable[[RoundPrivacy], None], noise: float, seed: int) -> tupl
     data = FederatedData(Digits(), IID(), num_clients=CLIENTS, batch_size=10, seed=seed)
     start = client.row("global").data.clone()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = pl_fed.Trainer(
-            federation,
-            run_dir=folder,
-            accelerator="cpu",
-            max_epochs=ROUNDS,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            log_every_n_steps=0,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[ChangeMechanism(change)],
-        )
+        trainer = build_trainer(federation, folder, ROUNDS, [ChangeMechanism(change)])
         trainer.fit(client, data)
     released = client.row("global").data - start
     rows = torch.stack([canary_direction(seed, k, len(start)) for k in range(CANARIES)])

@@ -26,7 +26,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Job, Rows, read, run_missing
+from experiments.grid import Job, Rows, build_trainer, format_results, read, run_missing
 
 HERE = Path(__file__).parent
 EPSILONS = ("1", "2", "4", "8", "inf")
@@ -133,26 +133,12 @@ def run(
         seed=int(seed),
     )
     with tempfile.TemporaryDirectory() as folder:
-        trainer = pl_fed.Trainer(
-            federation,
-            run_dir=folder,
-            accelerator="cpu",
-            max_epochs=rounds,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            log_every_n_steps=0,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        trainer = build_trainer(federation, folder, rounds)
         trainer.fit(client, data_of(data, int(seed)))
         spent = trainer.callback_metrics.get("privacy/simulated_epsilon", math.inf)
         trainer.test(client, data_of(data, int(seed)), verbose=False)
     row = {"rounds": str(rounds), "spent": f"{float(spent):.4g}"}
-    for model in ("global", "personal"):
-        for metric in METRICS:
-            value = trainer.callback_metrics.get(f"test/{model}/{metric}")
-            row[f"{model}_{metric}"] = "" if value is None else f"{float(value):.4f}"
+    row |= format_results(trainer.callback_metrics, METRICS)
     return {"results.csv": [row]}
 
 

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Job, Rows, read, run_missing
+from experiments.grid import Job, Rows, build_trainer, format_results, read, run_missing
 
 HERE = Path(__file__).parent
 Spec = tuple[str, dict[str, Any]]  # a class of the package, and its arguments
@@ -182,25 +182,11 @@ def run(job: Job, rounds: int = ROUNDS) -> Rows:
         seed=int(seed),
     )
     with tempfile.TemporaryDirectory() as folder:
-        trainer = pl_fed.Trainer(
-            federation,
-            run_dir=folder,
-            accelerator="cpu",
-            max_epochs=rounds,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            log_every_n_steps=0,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        trainer = build_trainer(federation, folder, rounds)
         trainer.fit(client, data_of(int(seed)))
         trainer.test(client, data_of(int(seed)), verbose=False)
     row = {"rounds": str(rounds)}
-    for model in ("global", "personal"):
-        for metric in METRICS:
-            value = trainer.callback_metrics.get(f"test/{model}/{metric}")
-            row[f"{model}_{metric}"] = "" if value is None else f"{float(value):.4f}"
+    row |= format_results(trainer.callback_metrics, METRICS)
     return {"results.csv": [row]}
 
 

@@ -84,7 +84,7 @@ class Introduction(Callback):
         )
 
     def _describe_data(self) -> str:
-        section, data = self.config["data"], self.federation.data
+        section, data = self.config["data"], self.federation.states.loaded
         partitioner = section.get("partitioner")
         split = describe(partitioner) if partitioner else "the owners of the samples"
         skew = section.get("skew")

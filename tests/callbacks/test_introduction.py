@@ -17,12 +17,13 @@ def lines(rounds=5.0, **federation):
         "data": {"dataset": {"class_path": "pl_fed.data.Digits"}, "partitioner": None},
         "federation": federation,
     }
+    data = SimpleNamespace(num_clients=8, train=SimpleNamespace(sizes=torch.tensor([1500, 34])))
     parts = SimpleNamespace(
         client=SimpleNamespace(
             population=Population(8, 4, 100),
             row=lambda name: SimpleNamespace(data=torch.zeros(1234)),
         ),
-        data=SimpleNamespace(num_clients=8, train=SimpleNamespace(sizes=torch.tensor([1500, 34]))),
+        states=SimpleNamespace(loaded=data),
         engine=SimpleNamespace(name="auto"),
         is_byzantine=torch.arange(8) < 2,
     )
