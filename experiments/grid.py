@@ -58,6 +58,7 @@ class FitResult:
         clients: The rows of per_client.csv.
         validation: The rows of per_client_validation.csv; none without a validation.
         before: Seconds of the rounds before a kill; 0 if the run was not killed.
+        run: The run's folder.
     """
 
     config: Config
@@ -66,6 +67,7 @@ class FitResult:
     clients: list[Row]
     validation: list[Row]
     before: float = 0.0
+    run: Path = Path()
 
     def tested_models(self, models: Iterable[str]) -> list[str]:
         """Return the models with test results, out of the given names."""
@@ -74,6 +76,23 @@ class FitResult:
     def last_value(self, column: str) -> str:
         """Return a column's value in the last round that has one."""
         return [row[column] for row in self.rounds if row.get(column)][-1]
+
+
+def test_again(fitted: FitResult, change: Config) -> FitResult:
+    """Test a run's last checkpoint once more, with a changed config, and return the results."""
+    from pl_fed.command.fit import FederatedCLI
+    from pl_fed.run_folder import last_checkpoint
+
+    folder = fitted.run / "again"
+    folder.mkdir(exist_ok=True)
+    config = merge_configs(fitted.config, change, {"trainer": {"default_root_dir": str(folder)}})
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    arguments = ["test", "--config", str(file), "--ckpt_path", str(last_checkpoint(fitted.run))]
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        run = Path(FederatedCLI(arguments).run_dir or folder)
+    rounds = read(run / "metrics.csv")
+    return FitResult(config, rounds[-1], rounds, read(run / "per_client.csv"), [], run=run)
 
 
 @dataclass(frozen=True)
@@ -131,7 +150,9 @@ def fit(config: Config, folder: Path) -> FitResult:
         run = Path(FederatedCLI(arguments).run_dir or folder)
     rounds = read(run / "metrics.csv")
     tables = ("per_client.csv", "per_client_validation.csv")
-    return FitResult(config, rounds[-1], rounds, *(read(run / table) for table in tables), before)
+    return FitResult(
+        config, rounds[-1], rounds, *(read(run / table) for table in tables), before, run
+    )
 
 
 def silence_worker() -> None:

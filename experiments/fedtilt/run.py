@@ -4,7 +4,9 @@ PL_FED_DATA=../data python -m experiments.fedtilt.run
 
 ``... run cifar10`` runs CIFAR-10, clean, for a tenth of the rounds; ``... run select`` chooses
 Ditto's λ by validation data, ``... run sweep`` runs FedTilt over τ and λ, ``... run split`` clean
-data that are shared out and tested in other ways.
+data that are shared out and tested in other ways. ``... run own`` tests each client on a tenth of
+its own samples, with five seeds, and writes a row for each client; ``... run own_cifar10`` does so
+for CIFAR-10.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from experiments.grid import (
     merge_configs,
     shorten,
     spec,
+    test_again,
     work,
 )
 from experiments.make_cifar10_npz import OUTPUT, write_if_missing
@@ -30,6 +33,7 @@ from pl_fed.data.folders import data_root
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1)
+FIVE_SEEDS = (0, 1, 2, 3, 4)  # of the reading "own 10 %"
 SGD = spec("torch.optim.SGD", lr=0.01)
 MLP = spec("pl_fed.models.MLP", in_features=784, hidden=[300, 100], num_classes=10)
 DATASETS = {
@@ -56,6 +60,8 @@ TILTS = {  # the paper's λ and τ
 SETTINGS = [f"{data}/{condition}" for condition in CONDITIONS for data in GREY]
 CIFAR10_SETTINGS = ["cifar10/clean"]
 WHOLE = "whole classes"
+OWN_TENTH = "own 10 %"
+FEW_STEPS = 3  # of the third reading of FedAvg: w with a few local steps
 OWN: Config = {"split": "own", "val_fraction": 0.0, "test_fraction": 0.2}
 SPLITS: dict[str, Config] = {
     WHOLE: {
@@ -72,6 +78,12 @@ SPLITS: dict[str, Config] = {
     "own 20 %, ten to one": {
         "partitioner": spec("experiments.fedtilt.data.Unbalanced", ratio=10.0),
         **OWN,
+    },
+    OWN_TENTH: {
+        "partitioner": spec("pl_fed.partitioners.Shards", classes_per_client=2),
+        "split": "own",
+        "val_fraction": 0.1,
+        "test_fraction": 0.1,
     },
 }
 DITTO_LAM = 0.1  # the best of LAMS by validation: see select.csv
@@ -124,6 +136,31 @@ def rows_of(fitted: FitResult) -> Rows:
     return {"results.csv": [row]}
 
 
+def client_rows_of(fitted: FitResult) -> Rows:
+    """Return the row of a run, a row for each client, and FedAvg's w after a few local steps."""
+    tables = {**rows_of(fitted)}
+    models = fitted.tested_models(("global", "personal"))
+    names = [f"{model}_{name}" for model in models for name in ("accuracy", "class_std")]
+    columns = ["rounds", "train_samples", "test_samples", *names]
+    clients = [
+        {"client": row["client"], **{name: shorten(row[name]) for name in columns}}
+        for row in fitted.clients
+    ]
+    if fitted.config["model"]["class_path"] == METHODS["FedAvg"][0]:
+        change = {"model": {**fitted.config["model"]}}
+        arguments = {**change["model"]["init_args"], "finetune_steps": FEW_STEPS}
+        del arguments["finetune_epochs"]
+        change["model"]["init_args"] = arguments
+        again = test_again(fitted, change)
+        for name in METRICS:
+            value = again.last[f"test/personal/{name}"]
+            tables["results.csv"][0][f"stepped_{name}"] = shorten(value)
+        for row, other in zip(clients, again.clients):
+            row["stepped_accuracy"] = shorten(other["personal_accuracy"])
+            row["stepped_class_std"] = shorten(other["personal_class_std"])
+    return {**tables, "clients.csv": clients}
+
+
 def validation_rows_of(fitted: FitResult) -> Rows:
     """Return the row of a run with the last accuracy on validation data."""
     accuracy = shorten(fitted.last_value("val/personal/accuracy"))
@@ -141,10 +178,15 @@ def split_jobs(seeds: Iterable[int]) -> list[Job]:
         job(f"{data}/clean", split, method, seed)
         for seed in seeds
         for split in SPLITS
-        if split != WHOLE
+        if split not in (WHOLE, OWN_TENTH)
         for data in GREY
         for method in METHODS
     ]
+
+
+def own_tenth_jobs(seeds: Iterable[int], settings: Iterable[str] = SETTINGS) -> list[Job]:
+    """Return the jobs of the reading "own 10 %", all settings of a seed before the next seed."""
+    return [job(s, OWN_TENTH, m, seed) for seed in seeds for s in settings for m in METHODS]
 
 
 def sweep_jobs(seeds: Iterable[int]) -> list[Job]:
@@ -174,24 +216,28 @@ def select_jobs(seeds: Iterable[int]) -> list[Job]:
 def main() -> None:
     """Run the missing runs, and write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parts = ["table", "cifar10", "select", "sweep", "split"]
+    parts = ["table", "cifar10", "select", "sweep", "split", "own", "own_cifar10"]
     parser.add_argument("part", nargs="?", default="table", choices=parts)
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    seeds = options.seeds or (SEEDS if options.part == "table" else SEEDS[:1])
+    default_seeds = {"table": SEEDS, "own": FIVE_SEEDS}
+    seeds = options.seeds or default_seeds.get(options.part, SEEDS[:1])
     if options.part == "select":
         work(select_jobs(seeds), HERE / "select.csv", NAMES, validation_rows_of, options.workers)
         return
-    if options.part == "cifar10":
+    if options.part.endswith("cifar10"):
         write_if_missing(data_root(None))
     jobs = {
         "table": table_jobs(seeds),
         "cifar10": table_jobs(seeds, CIFAR10_SETTINGS),
         "sweep": sweep_jobs(seeds),
         "split": split_jobs(seeds),
+        "own": own_tenth_jobs(seeds),
+        "own_cifar10": own_tenth_jobs(seeds, CIFAR10_SETTINGS),
     }[options.part]
-    work(jobs, HERE / "results.csv", NAMES, rows_of, options.workers)
+    rows = client_rows_of if options.part.startswith("own") else rows_of
+    work(jobs, HERE / "results.csv", NAMES, rows, options.workers)
     importlib.import_module("experiments.fedtilt.report").write()
 
 
