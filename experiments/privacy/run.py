@@ -5,17 +5,15 @@ PL_FED_DATA=../data python -m experiments.privacy.run
 Fashion-MNIST has 800 clients with two classes and 50 samples each; MNIST has 836 clients, one
 writer each. A fifth of the samples are for the test. In each of 50 rounds, a client takes part with
 probability 0.1 (Poisson sampling), and takes 5 local steps of 10 samples with an MLP 784-32-10.
-Uploads are clipped to norm 0.5. The noise is that of a simulated federation with cohorts of 1000
-out of 10,000 clients, and so is ε, at δ = 1e-5: the runs themselves have cohorts of about 80. In
-runs with ε = ∞ the uploads are clipped to the same norm, and there is no noise.
+Uploads are clipped to norm 0.5. ε is that of the runs themselves, at δ = 1e-5: no larger federation
+is simulated. In runs with ε = ∞ the uploads are clipped to the same norm, and there is no noise.
 
 20 % of the clients are Byzantine: they train on random labels, or flip the sign of their upload.
 Metrics are over benign clients, in the runs "none" over the same ones.
 
 Each finished run is a row of results.csv and is not repeated. table.md and the picture are made
 from the rows. ``--epsilons``, ``--attacks``, ``--algorithms``, ``--data`` and ``--seeds`` select
-runs, ``--workers`` sets the number of processes, and ``--report`` runs nothing. With a ``--folder``
-of its own, ``--noise_cohort`` and ``--population`` simulate another federation.
+runs, ``--workers`` sets the number of processes, and ``--report`` runs nothing.
 """
 
 import argparse
@@ -42,7 +40,7 @@ DATA = ("Fashion-MNIST", "MNIST writers")
 NAMES = ("data", "epsilon", "attack", "algorithm", "seed")
 METRICS = ("accuracy", "accuracy_worst10", "accuracy_std")
 ROUNDS, RATE, CLIP_NORM, DELTA = 50, 0.1, 0.5, 1e-5
-NOISE_COHORT, POPULATION, CLIENTS, SAMPLES = 1000, 10_000, 800, 40_000
+CLIENTS, SAMPLES = 800, 40_000
 
 
 def cells(options: argparse.Namespace) -> list[Job]:
@@ -83,12 +81,7 @@ def data_of(name: str, seed: int) -> Any:
     return FederatedData(Subset(), Shards(2), num_clients=CLIENTS, **settings, **public)
 
 
-def run(
-    job: Job,
-    rounds: int = ROUNDS,
-    noise_cohort: int = NOISE_COHORT,
-    population: int = POPULATION,
-) -> Rows:
+def run(job: Job, rounds: int = ROUNDS) -> Rows:
     """Run one federation and return its row."""
     import torch
 
@@ -115,8 +108,6 @@ def run(
             epsilon=float(epsilon),
             delta=DELTA,
             rounds=rounds,
-            noise_cohort_size=noise_cohort,
-            population=population,
         )
     federation = pl_fed.Federation(
         Poisson(RATE),
@@ -135,7 +126,7 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         trainer = build_trainer(federation, folder, rounds)
         trainer.fit(client, data_of(data, int(seed)))
-        spent = trainer.callback_metrics.get("privacy/simulated_epsilon", math.inf)
+        spent = trainer.callback_metrics.get("privacy/epsilon", math.inf)
         trainer.test(client, data_of(data, int(seed)), verbose=False)
     row = {"rounds": str(rounds), "spent": f"{float(spent):.4g}"}
     row |= format_results(trainer.callback_metrics, METRICS)
@@ -151,21 +142,18 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=DATA)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--noise_cohort", type=int, default=NOISE_COHORT)
-    parser.add_argument("--population", type=int, default=POPULATION)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=HERE, help="where to write")
     parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args()
-    settings = {name: getattr(options, name) for name in ("rounds", "noise_cohort", "population")}
-    if [*settings.values()] != [ROUNDS, NOISE_COHORT, POPULATION] and options.folder == HERE:
-        parser.error(f"expected a --folder of its own for {settings}")
+    if options.rounds != ROUNDS and options.folder == HERE:
+        parser.error(f"expected a --folder of its own for {options.rounds} rounds")
     results = options.folder / "results.csv"
     if not options.report:
-        run_job = functools.partial(run, **settings)
+        run_job = functools.partial(run, rounds=options.rounds)
         run_missing(cells(options), results, NAMES, run_job, options.workers)
     report = importlib.import_module("experiments.privacy.report")
-    report.write(read(results), options.folder, options.noise_cohort, options.population)
+    report.write(read(results), options.folder)
 
 
 if __name__ == "__main__":
