@@ -50,8 +50,8 @@ def test_one_seed_gives_no_paired_p_value():
 
 
 def test_different_numbers_of_values_are_refused():
-    with pytest.raises(ValueError, match="shorter|longer"):
-        paired_p_value([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        paired_p_value([1.0, 2.0], [1.0])
 
 
 def test_cohorts_are_those_of_a_run(tmp_path):
