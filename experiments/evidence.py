@@ -7,7 +7,7 @@ all clients of all seeds is about these runs, and counts dependent clients as in
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from pl_fed.random import generator
 from pl_fed.samplers import Sampler
 
 LEVEL = 0.95
+SUPPORTED, NOISE, REVERSED = VERDICTS = ("supported", "within noise", "reversed")
 DECIMALS = 10  # of a difference: results have about five digits, and equal steps must stay ties
 
 
@@ -36,6 +37,11 @@ class Interval:
     low: float
     high: float
 
+    @classmethod
+    def of_number(cls, number: float) -> "Interval":
+        """Return a number without an interval."""
+        return cls(number, -math.inf, math.inf)
+
     def text(self, digits: int = 2, sign: bool = False) -> str:
         """Return ``mean [low, high]``; the mean alone without an interval."""
         numbers = [self.mean] if math.isinf(self.low) else [self.mean, self.low, self.high]
@@ -49,10 +55,15 @@ def interval(values: Sequence[float]) -> Interval:
     """Return the mean of the values of several seeds with its interval."""
     mean = statistics.mean(values)
     if len(values) < 2:
-        return Interval(mean, -math.inf, math.inf)
+        return Interval.of_number(mean)
     quantile = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1))
     half = quantile * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
+
+
+def format_interval(values: Sequence[float], digits: int = 4) -> str:
+    """Format the mean over seeds with its interval; a dash without values."""
+    return interval(values).text(digits) if values else "–"
 
 
 def paired_differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
@@ -119,6 +130,7 @@ class Pairs:
         second: Results of the second method on the same seeds.
         first_clients: Results of the first method, one per client of every seed, if available.
         second_clients: Results of the second method on the same clients.
+        paper: The paper's difference of the two methods, if it has both.
     """
 
     names: Sequence[str]
@@ -126,6 +138,7 @@ class Pairs:
     second: Sequence[float]
     first_clients: Sequence[float] = ()
     second_clients: Sequence[float] = ()
+    paper: float | None = None
 
     @property
     def difference(self) -> Interval:
@@ -144,28 +157,61 @@ class Pairs:
             return math.nan
         return paired_rank_p_value(self.first_clients, self.second_clients)
 
+    @property
+    def client_difference(self) -> float:
+        """The mean of the differences over clients; NaN without clients."""
+        if not self.first_clients:
+            return math.nan
+        return statistics.mean(paired_differences(self.first_clients, self.second_clients))
+
+
+def judge(difference: float, p_value: float, paper: float | None) -> str:
+    """Return whether a corrected test supports the paper's order of two methods, or reverses it.
+
+    Args:
+        difference: Our difference of the two methods.
+        p_value: Its corrected p-value.
+        paper: The paper's difference.
+
+    Returns:
+        One of ``VERDICTS``; an empty text without a test, or without an order in the paper.
+    """
+    if math.isnan(p_value) or not round(paper or 0.0, DECIMALS):
+        return ""
+    if p_value >= 1 - LEVEL:
+        return NOISE
+    return SUPPORTED if difference * paper > 0 else REVERSED
+
 
 def tabulate_pairs(head: Sequence[str], pairs: Sequence[Pairs], digits: int = 3) -> str:
     """Return the table of paired comparisons, with p-values corrected by Holm's method.
 
-    Tests over seeds are one family, and tests over clients another one.
+    Tests over seeds are one family, and tests over clients another one. Columns without any value
+    are left out.
 
     Args:
         head: Titles of the cells that name a comparison.
         pairs: The comparisons.
         digits: Decimals of a difference.
     """
-    head = [*head, "difference", "seeds", "p over seeds"]
-    columns = [[str(len(pair.first)) for pair in pairs], _corrected_cells(p.p_value for p in pairs)]
+    columns = {title: [pair.names[place] for pair in pairs] for place, title in enumerate(head)}
+    if any(pair.paper is not None for pair in pairs):
+        columns["the paper"] = [_format_difference(pair.paper, digits) for pair in pairs]
+    columns["ours"] = [pair.difference.text(digits, sign=True) for pair in pairs]
+    columns["seeds"] = [str(len(pair.first)) for pair in pairs]
+    columns["p over seeds"] = _corrected_cells(pair.p_value for pair in pairs)
     if any(pair.first_clients for pair in pairs):
-        head += ["clients", "p over clients"]
-        columns.append([str(len(pair.first_clients) or "–") for pair in pairs])
-        columns.append(_corrected_cells(pair.client_p_value for pair in pairs))
-    rows = [
-        [*pair.names, pair.difference.text(digits, sign=True), *cells]
-        for pair, *cells in zip(pairs, *columns)
-    ]
-    return markdown(head, rows)
+        columns["clients"] = [str(len(pair.first_clients) or "–") for pair in pairs]
+        columns["p over clients"] = _corrected_cells(pair.client_p_value for pair in pairs)
+    if all(cell == "–" for cell in columns["p over seeds"]):
+        del columns["p over seeds"]
+    return markdown(list(columns), zip(*columns.values()))
+
+
+def _format_difference(difference: float | None, digits: int) -> str:
+    return (
+        "–" if difference is None else Interval(difference, -math.inf, math.inf).text(digits, True)
+    )
 
 
 def _corrected_cells(p_values: Iterable[float]) -> list[str]:
@@ -181,24 +227,127 @@ def format_p_value(p_value: float) -> str:
     return f"{p_value:.3f}" if p_value < 0.1 else f"{p_value:.2f}"
 
 
-def explain_pairs(pairs: Sequence[Pairs]) -> str:
-    """Return sentences that explain the tests of a table, with their numbers."""
+@dataclass(frozen=True)
+class Verdicts:
+    """Verdicts on a group of comparisons, one per comparison; an empty text without a test.
+
+    Args:
+        seeds: The verdicts over seeds.
+        clients: The verdicts over clients.
+    """
+
+    seeds: Sequence[str]
+    clients: Sequence[str]
+
+
+def judge_groups(groups: Mapping[str, Sequence[Pairs]]) -> dict[str, Verdicts]:
+    """Return the verdicts on each group, with p-values corrected for all comparisons of all groups.
+
+    Args:
+        groups: Names of the groups → their comparisons.
+    """
+    pairs = [pair for group in groups.values() for pair in group]
+    seeds = iter(correct_by_holm([pair.p_value for pair in pairs]))
+    clients = iter(correct_by_holm([pair.client_p_value for pair in pairs]))
+    return {
+        name: Verdicts(
+            [judge(pair.difference.mean, next(seeds), pair.paper) for pair in group],
+            [judge(pair.client_difference, next(clients), pair.paper) for pair in group],
+        )
+        for name, group in groups.items()
+    }
+
+
+def tabulate_rankings(groups: Mapping[str, Sequence[Pairs]], digits: int = 3) -> str:
+    """Return a table with one row per group of comparisons: its mean, and the verdicts on them.
+
+    The mean is over the group's comparisons with several seeds: first over the comparisons of a
+    seed, then over the seeds. The p-values of the means are corrected for the number of groups.
+
+    Args:
+        groups: Names of the groups → their comparisons, on the same seeds within a group.
+        digits: Decimals of a difference.
+    """
+    means = [_mean_of_group(group) for group in groups.values()]
+    p_values = _corrected_cells(mean.p_value for mean in means)
+    rows = []
+    for (name, verdicts), mean, p_value in zip(judge_groups(groups).items(), means, p_values):
+        differences = [pair.difference.mean for pair in groups[name]]
+        rows.append(
+            [
+                name,
+                _format_difference(mean.paper, digits),
+                mean.difference.text(digits, sign=True),
+                p_value,
+                count_same_signs(differences, [pair.paper for pair in groups[name]]),
+                count_verdicts(verdicts.seeds),
+                count_verdicts(verdicts.clients),
+            ]
+        )
+    head = ["", "the paper, mean", "ours, mean", "p of the mean", "same sign"]
+    return _drop_empty_columns([*head, "verdicts over seeds", "verdicts over clients"], rows)
+
+
+def _mean_of_group(group: Sequence[Pairs]) -> Pairs:
+    """Return the mean of comparisons for each seed; single seeds only where no other exist."""
+    repeated = [pair for pair in group if len(pair.first) > 1] or group
+    papers = [pair.paper for pair in repeated]
+    first = [statistics.mean(values) for values in zip(*(p.first for p in repeated), strict=True)]
+    second = [statistics.mean(values) for values in zip(*(p.second for p in repeated), strict=True)]
+    paper = None if None in papers else statistics.mean(p for p in papers if p is not None)
+    return Pairs([], first, second, paper=paper)
+
+
+def _drop_empty_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    columns = [column for column in zip(head, *rows) if {*column[1:]} - {"–"}]
+    return markdown([column[0] for column in columns], zip(*(column[1:] for column in columns)))
+
+
+def count_verdicts(verdicts: Sequence[str]) -> str:
+    """Return the numbers of verdicts, such as ``11 supported, 7 within noise``; a dash without."""
+    counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in verdicts]
+    return ", ".join(counts) or "–"
+
+
+def count_same_signs(differences: Sequence[float], papers: Sequence[float | None]) -> str:
+    """Return the number of differences with the paper's sign, such as ``9 of 10``."""
+    signs = [
+        d * p > 0 for d, p in zip(differences, papers, strict=True) if round(p or 0.0, DECIMALS)
+    ]
+    return f"{sum(signs)} of {len(signs)}" if signs else "–"
+
+
+def count_tests(pairs: Sequence[Pairs]) -> str:
+    """Return the numbers of tests that a table of comparisons corrects for."""
     seeds = sum(not math.isnan(pair.p_value) for pair in pairs)
     clients = sum(bool(pair.first_clients) for pair in pairs)
+    kinds = [f"{seeds} tests over seeds"] * bool(seeds)
+    kinds += [f"{clients} tests over clients"] * bool(clients)
+    return f"All {len(pairs)} comparisons: {', '.join(kinds)}"
+
+
+def explain_tests(seeds: bool = True, clients: bool = True) -> str:
+    """Return a Markdown list that explains the tests of a page.
+
+    Args:
+        seeds: Whether the page has tests over seeds.
+        clients: Whether it has tests over clients.
+    """
     over_seeds = (
-        "The p-value over seeds is that of a paired t-test: would other seeds give the same sign? A"
-        " seed is one pair, so few seeds show only large or steady differences."
+        "- p over seeds: a paired t-test, would other seeds give the same sign? A seed is one\n"
+        "  pair, so few seeds show only large or steady differences. Brackets are 95 % intervals\n"
+        "  over seeds, without a correction.\n"
     )
     over_clients = (
-        " The p-value over clients is that of Wilcoxon's signed-rank test on all clients of all"
-        " seeds. The clients of a seed share a global model, so this test counts dependent clients"
-        " as independent ones and is about these runs alone."
+        "- p over clients: Wilcoxon's signed-rank test on all clients of all seeds, with equal\n"
+        "  weights. The clients of a seed share a global model, so this test counts dependent\n"
+        "  clients as independent ones. It is about these runs alone.\n"
     )
-    counts = f"{seeds} tests over seeds" + (f" and {clients} over clients" if clients else "")
-    return (
-        f"{over_seeds}{over_clients if clients else ''} Brackets are 95 % intervals over seeds,"
-        f" without a correction. The p-values of the {counts} are corrected by Holm's method"
-        f"{', each kind for itself' if clients else ''}."
+    return f"{over_seeds if seeds else ''}{over_clients if clients else ''}" + (
+        "- All p-values are corrected by Holm's method: for the number of tests of their kind in\n"
+        "  their table, or for the number of means.\n"
+        "- Supported: our difference has the paper's sign, and p < 0.05. Reversed: the other\n"
+        "  sign, and p < 0.05. Within noise: all others. The paper's figures count as exact.\n"
     )
 
 
