@@ -63,9 +63,9 @@ def describe_draws(table: str, seeds: Sequence[str]) -> str:
     rounds = TABLES[table]["trainer"]["max_epochs"]
     of_seeds = f" with each of the {len(seeds)} seeds" if len(seeds) > 1 else ""
     return (
-        f"**Clients that never took part: {listed} of {draws.shape[1]}{of_seeds}.** The rarest client"
-        f" took part\nin {int(draws.min()):,} of {rounds:,} rounds. All methods and attacks of a seed"
-        " have the same cohorts."
+        f"**Clients that never took part: {listed} of {draws.shape[1]}{of_seeds}.** The rarest"
+        f" client took part\nin {int(draws.min()):,} of {rounds:,} rounds. All methods and attacks"
+        " of a seed have the same cohorts."
     )
 
 

@@ -105,33 +105,40 @@ def table(
     return f"{title}\n\n" + fold("All methods", markdown(head, rows))
 
 
-def write(name: str) -> None:
-    """Write the table of a folder."""
+def page(name: str) -> str:
+    """Return the text of the table of a folder."""
     folder = HERE / name
     results = results_of(name)
     paper = read(HERE / PAPER.get(name, name) / "paper.csv")
-    hours = sum(float(row["seconds"]) for row in results.rows) / 3600
-    text = (folder / "head.md").read_text()
-    seeds = {"seeds": ", ".join(results.seeds), "seeds_n": len(results.seeds)}
     compared = comparisons(results, paper, BANDS[name])
     named = {
         f"{describe(condition)}: {describe_row(row)}": comparison
         for (condition, row), comparison in compared.items()
     }
-    text = text.format(
-        runs=len(results.rows),
-        hours=hours,
-        agree=sum(comparison.agrees for comparison in named.values()),
-        compared=len(named),
-        draws=describe_draws(name, results.seeds),
-        misses=tabulate_misses(named, 3, format_interval),
-        **seeds,
+    head = (
+        (folder / "head.md")
+        .read_text()
+        .format(
+            runs=len(results.rows),
+            seeds=", ".join(results.seeds),
+            seeds_n=len(results.seeds),
+            hours=sum(float(row["seconds"]) for row in results.rows) / 3600,
+            agree=sum(comparison.agrees for comparison in named.values()),
+            compared=len(named),
+            misses=tabulate_misses(named, 3, format_interval),
+            draws=describe_draws(name, results.seeds),
+        )
     )
-    tables = (table(results, paper, compared, condition) for condition in results.conditions)
-    parts = [text for text in tables if text]
     rankings = tabulate_all_rankings(name, results, paper)
-    (folder / "table.md").write_text(text + rankings + "\n" + "\n".join(parts) + notes(folder))
-    print(f"{folder / 'table.md'}: {len(results.rows)} runs")
+    tables = (table(results, paper, compared, condition) for condition in results.conditions)
+    return f"{head}{rankings}\n" + "\n".join(text for text in tables if text) + notes(folder)
+
+
+def write(name: str) -> None:
+    """Write the table of a folder."""
+    file = HERE / name / "table.md"
+    file.write_text(page(name))
+    print(f"{file}: {len(results_of(name).rows)} runs")
 
 
 if __name__ == "__main__":
