@@ -38,7 +38,7 @@ class Interval:
     high: float
 
     @classmethod
-    def of_number(cls, number: float) -> "Interval":
+    def point(cls, number: float) -> "Interval":
         """Return a number without an interval."""
         return cls(number, -math.inf, math.inf)
 
@@ -55,7 +55,7 @@ def interval(values: Sequence[float]) -> Interval:
     """Return the mean of the values of several seeds with its interval."""
     mean = statistics.mean(values)
     if len(values) < 2:
-        return Interval.of_number(mean)
+        return Interval.point(mean)
     quantile = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1))
     half = quantile * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
@@ -199,10 +199,10 @@ def tabulate_pairs(head: Sequence[str], pairs: Sequence[Pairs], digits: int = 3)
         columns["the paper"] = [_format_difference(pair.paper, digits) for pair in pairs]
     columns["ours"] = [pair.difference.text(digits, sign=True) for pair in pairs]
     columns["seeds"] = [str(len(pair.first)) for pair in pairs]
-    columns["p over seeds"] = _corrected_cells(pair.p_value for pair in pairs)
+    columns["p over seeds"] = _format_corrected(pair.p_value for pair in pairs)
     if any(pair.first_clients for pair in pairs):
         columns["clients"] = [str(len(pair.first_clients) or "–") for pair in pairs]
-        columns["p over clients"] = _corrected_cells(pair.client_p_value for pair in pairs)
+        columns["p over clients"] = _format_corrected(pair.client_p_value for pair in pairs)
     if all(cell == "–" for cell in columns["p over seeds"]):
         del columns["p over seeds"]
     return markdown(list(columns), zip(*columns.values()))
@@ -214,7 +214,7 @@ def _format_difference(difference: float | None, digits: int) -> str:
     )
 
 
-def _corrected_cells(p_values: Iterable[float]) -> list[str]:
+def _format_corrected(p_values: Iterable[float]) -> list[str]:
     return [format_p_value(p_value) for p_value in correct_by_holm(list(p_values))]
 
 
@@ -269,7 +269,7 @@ def tabulate_rankings(groups: Mapping[str, Sequence[Pairs]], digits: int = 3) ->
         digits: Decimals of a difference.
     """
     means = [_mean_of_group(group) for group in groups.values()]
-    p_values = _corrected_cells(mean.p_value for mean in means)
+    p_values = _format_corrected(mean.p_value for mean in means)
     rows = []
     for (name, verdicts), mean, p_value in zip(judge_groups(groups).items(), means, p_values):
         differences = [pair.difference.mean for pair in groups[name]]

@@ -129,7 +129,7 @@ def tabulate_all_rankings(name: str, results: Results, paper: Iterable[Row]) -> 
     rows = [*BASELINES, *LAMS]
     if name == "vehicle_rounded_down":  # Ditto's runs do not depend on the counts
         rows = [row for row in rows if results.values(results.conditions[0], row, "accuracy")]
-        results = results.with_ditto_of(results_of("vehicle"))
+        results = results.add_ditto(results_of("vehicle"))
     ours = OWN if results.values(results.conditions[0], OWN, "accuracy") else FIXED
     if len(results.seeds) == 1:
         return tabulate_one_seed(results, figures, ours)
@@ -223,7 +223,7 @@ def tabulate_unpaired(compared: Sequence[Unpaired]) -> str:
     rows = [
         [
             *comparison.names,
-            "–" if comparison.paper is None else Interval.of_number(comparison.paper).text(3, True),
+            "–" if comparison.paper is None else Interval.point(comparison.paper).text(3, True),
             difference.text(3, sign=True),
             str(comparison.clients),
             format_p_value(p_value),

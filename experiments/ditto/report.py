@@ -141,5 +141,14 @@ def write(name: str) -> None:
     print(f"{file}: {len(results_of(name).rows)} runs")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the table of the folder that the command names."""
+    if len(sys.argv) != 2 or sys.argv[1] not in BANDS:
+        sys.exit(
+            f"Expected the name of a table, one of {', '.join(BANDS)}, but got {sys.argv[1:]}."
+        )
     write(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -69,7 +69,7 @@ class Results:
         runs = [rows for (c, *_), rows in self.clients.items() if c == condition]
         return len(runs[0]) if runs else 0
 
-    def with_ditto_of(self, other: "Results") -> "Results":
+    def add_ditto(self, other: "Results") -> "Results":
         """Return these results with the runs of Ditto of another folder, on the same clients."""
         own = [row for row in other.rows if row["method"].startswith("Ditto")]
         return Results(
