@@ -57,14 +57,14 @@ def expect_untrained(results: ClientResults, reading: Reading) -> Compared:
 
 
 def count_agreeing(
-    compared: Compared, data: str, names: Collection[str], metrics: Iterable[str]
+    compared: Compared, data: str | None, names: Collection[str], metrics: Iterable[str]
 ) -> str:
-    """Return the number of agreeing figures of some rows, over all settings of a data set."""
+    """Return the number of agreeing figures of some rows, over a data set's or all settings."""
     agrees = [
         figures[metric].agrees
         for (setting, row), figures in compared.items()
         for metric in metrics
-        if setting.split("/")[0] == data and row in names
+        if data in (None, setting.split("/")[0]) and row in names
     ]
     return f"{sum(agrees)} of {len(agrees)}" if agrees else "–"
 
@@ -86,6 +86,22 @@ def tabulate_agreement(results: ClientResults, metrics: Sequence[str]) -> str:
         for name, compared in tables.items()
     ]
     return markdown(["", *TESTED_MODELS], rows)
+
+
+def tabulate_all_agreement(tables: Mapping[str, Compared]) -> str:
+    """Return the number of agreeing figures, all four together, by data set and reading.
+
+    Args:
+        tables: Names of readings → comparisons.
+    """
+    rows = [
+        [f"{name}: {reading}"]
+        + [count_agreeing(compared, data, [row], METRICS) for row in TESTED_MODELS]
+        for data, name in DATA_NAMES.items()
+        for reading, compared in tables.items()
+    ]
+    head = ["figures in the band", *TESTED_MODELS]
+    return markdown(head, [row for row in rows if set(row[1:]) != {"–"}])
 
 
 def tabulate_figures(compared: Mapping[tuple[str, str], Mapping[str, Comparison]]) -> str:

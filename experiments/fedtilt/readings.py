@@ -15,7 +15,7 @@ from torch import Tensor
 from experiments.evidence import count_draws, draw_cohort
 from experiments.fedtilt.noise import IMAGES, Design, measure
 from experiments.fedtilt.paper import BAND, GROUP_WORDS, METRICS, Figures
-from experiments.fedtilt.run import COMMON, OWN_TENTH
+from experiments.fedtilt.run import CIFAR10_SETTINGS, COMMON, OWN_TENTH, SETTINGS
 from experiments.grid import Row, group_rows
 from pl_fed.functional.fairness import class_std
 from pl_fed.random import generator
@@ -162,7 +162,8 @@ class ClientResults:
     def __init__(self, rows: Iterable[Row], split: str = OWN_TENTH) -> None:
         selected = (row for row in rows if row["split"] == split)
         self.runs: dict[tuple[str, str], dict[int, ClientRun]] = {}
-        for (setting, method, seed), clients in group_rows(selected, "setting", "method", "seed"):
+        groups = sorted(group_rows(selected, "setting", "method", "seed"), key=_place)
+        for (setting, method, seed), clients in groups:
             run = ClientRun(int(seed), clients)
             self.runs.setdefault((setting, method), {})[run.seed] = run
 
@@ -195,6 +196,12 @@ class ClientResults:
         for seed, run in self.runs.get((setting, first), {}).items():
             if seed in others:
                 yield run, others[seed]
+
+
+def _place(group: tuple[tuple[str, ...], list[Row]]) -> tuple[int, int]:
+    """Return the place of a run in the tables: in the order of the settings, then of the seeds."""
+    setting, _, seed = group[0]
+    return [*SETTINGS, *CIFAR10_SETTINGS].index(setting), int(seed)
 
 
 def rate_cohorts_in_band(

@@ -16,12 +16,13 @@ from experiments.fedtilt.agreement import (
     describe_never_drawn,
     describe_own,
     interval_cells,
+    tabulate_all_agreement,
     tabulate_figures,
 )
 from experiments.fedtilt.bounds import count_possible
 from experiments.fedtilt.limits import FIGURES, ROWS, describe_published, draw_published
 from experiments.fedtilt.paper import BAND, CONDITION_WORDS, METRICS, SPREADS, describe
-from experiments.fedtilt.readings import READINGS, TEN_GROUPS, ClientResults
+from experiments.fedtilt.readings import READINGS, TEN_GROUPS, TESTED_MODELS, ClientResults
 from experiments.fedtilt.results import Results, comparisons, read_published_rows
 from experiments.fedtilt.run import DITTO_LAM, OWN_TENTH, SEEDS, SPLITS, SWEPT, WHOLE
 from experiments.fedtilt.sweep import draw_sweep
@@ -40,6 +41,14 @@ def figures() -> Compared:
 def own_figures() -> Compared:
     """Return the comparisons of the committed runs of "own 10 %": all clients, ten groups."""
     return compare(ClientResults(read(HERE / "clients.csv")))
+
+
+def short_table() -> str:
+    """Return the number of agreeing figures of the committed runs by data set and reading."""
+    own = ClientResults(read(HERE / "clients.csv"))
+    tables = {"whole classes, two classes": figures()}
+    tables |= {reading.name: compare(own, reading) for reading in READINGS}
+    return tabulate_all_agreement(tables)
 
 
 def table(
@@ -127,6 +136,11 @@ def describe_head(results: Results, own: ClientResults) -> str:
         for data in ("mnist", "fmnist")
         for reading in READINGS[:2]
     }
+    accuracies = {
+        model: count_agreeing(compare(own), None, [row], ["accuracy"])
+        for row, (method, model) in TESTED_MODELS.items()
+        if method == "FedAvg"
+    }
     return (
         (HERE / "head.md")
         .read_text()
@@ -140,6 +154,7 @@ def describe_head(results: Results, own: ClientResults) -> str:
             possible=count_possible(FIGURES, 10),
             rows=len(ROWS),
             **counts,
+            **accuracies,
         )
     )
 
