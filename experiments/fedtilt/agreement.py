@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from experiments.evidence import interval, paired_p_value, paired_rank_p_value
 from experiments.fedtilt.limits import LEVEL, PAIRS, format_p_value
 from experiments.fedtilt.noise import expect
@@ -14,6 +16,7 @@ from experiments.fedtilt.readings import (
     TEN_GROUPS,
     TESTED_MODELS,
     ClientResults,
+    ClientRun,
     Reading,
     count_never_drawn,
     measure_cohort_noise,
@@ -115,6 +118,20 @@ def tabulate_figures(compared: Mapping[tuple[str, str], Mapping[str, Comparison]
     return markdown(["", *head], rows)
 
 
+def tabulate_reading(results: ClientResults, reading: Reading) -> str:
+    """Return all figures under a reading, with a row of identical clients for each method."""
+    compared, untrained = compare(results, reading), expect_untrained(results, reading)
+    rows: Compared = {}
+    for setting in results.settings:
+        rows |= {key: row for key, row in compared.items() if key[0] == setting}
+        rows |= {
+            (setting, f"{method}, no training"): untrained[setting, name]
+            for method, name in PERSONAL.items()
+            if (setting, name) in untrained
+        }
+    return tabulate_figures(rows)
+
+
 def interval_cells(comparison: Comparison) -> list[str]:
     """Return three cells: the paper's figure, ours with its interval over seeds, the difference."""
     paper, _, difference = comparison.cells(2)
@@ -191,21 +208,6 @@ def _test_pair(
     place = list(METRICS).index(metric)
     ours = [[float(run.figures("personal", reading)[place]) for run in pair] for pair in pairs]
     p_value = paired_p_value(*zip(*ours))
-    p_clients = math.nan
-    if metric in ("accuracy", "class_std_mean"):
-        values = [
-            [
-                value
-                for pair in pairs
-                for value in (
-                    pair[side].accuracies("personal")
-                    if metric == "accuracy"
-                    else pair[side].stds("personal", reading.groups)
-                ).tolist()
-            ]
-            for side in (0, 1)
-        ]
-        p_clients = paired_rank_p_value(*values)
     paper = getattr(PUBLISHED[setting, first], metric) - getattr(PUBLISHED[setting, second], metric)
     words = f", {reading.group_words}" if metric.startswith("class") else ""
     row = [
@@ -214,9 +216,22 @@ def _test_pair(
         f"{paper:+.2f}".replace("-", "−"),
         interval([a - b for a, b in ours]).text(2, sign=True),
         format_p_value(p_value),
-        format_p_value(p_clients),
+        format_p_value(_test_clients(pairs, reading, metric)),
     ]
     return row, p_value
+
+
+def _test_clients(
+    pairs: Sequence[tuple[ClientRun, ClientRun]], reading: Reading, metric: str
+) -> float:
+    """Return the p-value over the clients of all seeds; NaN for a figure of all clients."""
+    if metric == "accuracy":
+        values = [[run.accuracies("personal") for run in runs] for runs in zip(*pairs)]
+    elif metric == "class_std_mean":
+        values = [[run.stds("personal", reading.groups) for run in runs] for runs in zip(*pairs)]
+    else:
+        return math.nan
+    return paired_rank_p_value(*(torch.cat(tensors).tolist() for tensors in values))
 
 
 def describe_never_drawn(seeds: Iterable[int]) -> str:
@@ -231,7 +246,7 @@ def describe_own(results: ClientResults) -> str:
     pairs, p_values = tabulate_pairs(results)
     noise, smaller = tabulate_cohort_noise(results)
     full = [
-        fold(f"All figures: {reading.name}", tabulate_figures(compare(results, reading)))
+        fold(f"All figures: {reading.name}", tabulate_reading(results, reading))
         for reading in READINGS
     ]
     runs = [run for by_seed in results.runs.values() for run in by_seed.values()]

@@ -129,18 +129,6 @@ def describe_selection() -> str:
 
 def describe_head(results: Results, own: ClientResults) -> str:
     """Return the summary of the page, and the setting of the runs."""
-    counts = {
-        f"{data}_{reading.groups}": count_agreeing(
-            compare(own, reading), data, ("Ditto", "FedTilt"), METRICS
-        )
-        for data in ("mnist", "fmnist")
-        for reading in READINGS[:2]
-    }
-    accuracies = {
-        model: count_agreeing(compare(own), None, [row], ["accuracy"])
-        for row, (method, model) in TESTED_MODELS.items()
-        if method == "FedAvg"
-    }
     return (
         (HERE / "head.md")
         .read_text()
@@ -153,10 +141,25 @@ def describe_head(results: Results, own: ClientResults) -> str:
             impossible=len(ROWS) - count_possible(FIGURES, 2),
             possible=count_possible(FIGURES, 10),
             rows=len(ROWS),
-            **counts,
-            **accuracies,
+            **_count_own(own),
         )
     )
+
+
+def _count_own(own: ClientResults) -> dict[str, str]:
+    """Return the numbers of agreeing figures in the page's summary, by their names in it."""
+    methods = ("Ditto", "FedTilt")
+    figures_in_band = {
+        f"{data}_{reading.groups}": count_agreeing(compare(own, reading), data, methods, METRICS)
+        for data in ("mnist", "fmnist")
+        for reading in READINGS[:2]
+    }
+    accuracies = {
+        model: count_agreeing(compare(own), None, [row], ["accuracy"])
+        for row, (method, model) in TESTED_MODELS.items()
+        if method == "FedAvg"
+    }
+    return figures_in_band | accuracies
 
 
 def write(folder: Path = HERE) -> None:

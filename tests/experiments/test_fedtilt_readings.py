@@ -145,6 +145,7 @@ def test_report_needs_no_complete_runs(seeds):
         rows += make_rows("mnist/clean", "FedAvg", seed, spread_errors(seed))
     rows += make_rows("fmnist/gaussian", "Ditto", 0, spread_errors())
     text = agreement.describe_own(ClientResults(rows))
-    assert f"({2 * seeds + 1} runs, seeds {', '.join(map(str, range(seeds)))})" in text
+    assert f"({2 * seeds + 1} runs; seeds: {', '.join(map(str, range(seeds)))})" in text
     assert "| Fashion-MNIST: all clients, ten groups | – | – | – |" in text
+    assert text.count("| MNIST, clean: FedTilt, no training | 98.53 |") == len(READINGS)
     assert "nan" not in text
