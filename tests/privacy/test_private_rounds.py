@@ -229,7 +229,7 @@ def test_budget_does_not_begin_again_with_another_client_or_other_data():
     run(federation, client.configure_optimizers())
     other_data = shared_out(classes([6] * 9))
     for again in ((fed_avg().double(), data), (client, other_data)):
-        with pytest.raises(ValueError, match="Expected a new Federation .* ε = .* in 1 rounds"):
+        with pytest.raises(ValueError, match=r"Expected a new Federation .* ε = .* in 1 rounds"):
             federation.setup(*again, "fit", settings=settings)
 
 
