@@ -1,13 +1,14 @@
 """Comparison of a paper's figures with ours, as Markdown tables and for pictures."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
 DATA_NAMES = {"mnist": "MNIST", "fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 MARKERS = "osD^vPX"  # distinguish the lines as well as the colours of Okabe and Ito above
+Show = Callable[[Sequence[float], int], str]  # formats the values of several seeds
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,18 @@ class Comparison:
         """Whether the difference lies in the band."""
         return abs(self.difference) <= self.band
 
-    def cells(self, digits: int = 4) -> list[str]:
-        """Return three table cells: the paper's figure, ours and the difference."""
+    def cells(self, digits: int = 4, show: Show | None = None) -> list[str]:
+        """Return three table cells: the paper's figure, ours and the difference.
+
+        Args:
+            digits: Decimals.
+            show: Formats our figures; by default their mean ± standard deviation.
+        """
         sign = "✓" if self.agrees else "✗"
         difference = f"{self.difference:+.{digits}f}".replace("-", "−")
         return [
             spread(self.paper, self.std, digits),
-            format_mean_and_std(self.ours, digits),
+            (show or format_mean_and_std)(self.ours, digits),
             f"{difference} {sign}",
         ]
 
@@ -71,10 +77,12 @@ def fold(title: str, text: str) -> str:
     return f"<details>\n<summary>{title}</summary>\n\n{text}\n</details>\n"
 
 
-def tabulate_misses(comparisons: Mapping[str, Comparison], digits: int = 4) -> str:
+def tabulate_misses(
+    comparisons: Mapping[str, Comparison], digits: int = 4, show: Show | None = None
+) -> str:
     """Return the table of the comparisons outside their bands, by name."""
     rows = [
-        [name, *comparison.cells(digits)]
+        [name, *comparison.cells(digits, show)]
         for name, comparison in comparisons.items()
         if not comparison.agrees
     ]

@@ -29,7 +29,7 @@ PREPOSITIONS = {"at", "before", "between", "by", "in", "into", "of", "over", "un
 EXEMPT_FUNCTIONS = {"before_instantiate_classes"}  # a hook of LightningCLI
 ADJECTIVES = {  # participles that belong to a noun: ``trimmed_mean``, ``training_step``
     *("ascending", "cached", "centred", "enclosing", "frozen", "loading", "mapping", "masked"),
-    *("merging", "missing", "mixed", "needed", "padded", "pulled", "running", "spaced"),
+    *("merging", "missing", "mixed", "needed", "padded", "paired", "pulled", "running", "spaced"),
     *("squared", "symmetrized", "tested", "tilted", "training", "trimmed"),
     *("undefined", "unfrozen", "unpadded", "untrained", "validated", "weighted"),
     *("finished", "reading"),

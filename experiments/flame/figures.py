@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from torch import Tensor
 
+from experiments.evidence import count_draws
 from experiments.flame.report import HYBRID, finish_panels, mean_over_rounds
 from experiments.flame.run import HERE, METHODS, config
 from experiments.grid import (
@@ -29,6 +31,7 @@ from experiments.grid import (
     work,
 )
 from experiments.tables import COLOURS, MARKERS
+from pl_fed.samplers import Uniform
 
 ATTACKS: dict[str, Config] = {  # as in the paper: variance 0.1
     "label poisoning": spec("pl_fed.attacks.RandomLabels", redraw="access"),
@@ -101,6 +104,16 @@ def parameter_jobs(seeds: Iterable[int]) -> list[Job]:
                     change["federation"] = {"sampler": sampler}
                 jobs.append(Job((figure, name, str(seed)), merge_configs(model_config, change)))
     return jobs
+
+
+def count_draws_of_curves() -> list[Tensor]:
+    """Return the number of rounds of each client, for each run with a cohort of some clients."""
+    draws = []
+    for job in parameter_jobs([1]):
+        if sampler := job.config["federation"]["sampler"].get("init_args"):
+            clients, seed = job.config["data"]["num_clients"], job.config["seed_everything"]
+            draws.append(count_draws(Uniform(**sampler), clients, ROUNDS, seed))
+    return draws
 
 
 def attack_rows(fitted: FitResult) -> Rows:

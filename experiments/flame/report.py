@@ -3,8 +3,8 @@
 python -m experiments.flame.report
 """
 
+import importlib
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,64 +14,27 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from experiments.evidence import format_interval
+from experiments.flame.rankings import tabulate_all_rankings
+from experiments.flame.results import COLUMNS, GLOBAL, PERSONAL, Results, describe
 from experiments.flame.run import METHODS
 from experiments.grid import Row, finished_rows, group_rows, read
 from experiments.tables import (
     COLOURS,
-    DATA_NAMES,
     MARKERS,
     Comparison,
     fold,
-    format_mean_and_std,
     markdown,
     notes,
     tabulate_misses,
 )
 
 HERE = Path(__file__).parent
-COLUMNS = {  # the paper's columns → our method and column
-    "FLAME HM": ("FLAME", "hybrid_by_test_accuracy"),
-    "FLAME PM": ("FLAME", "personal_accuracy"),
-    "FLAME GM": ("FLAME", "lagged_global_accuracy"),
-    "pFedMe PM": ("pFedMe", "personal_accuracy"),
-    "pFedMe GM": ("pFedMe", "global_accuracy"),
-    "Ditto PM": ("Ditto, as coded", "personal_accuracy"),
-    "Ditto GM": ("Ditto, as coded", "global_accuracy"),
-}
-EXTRA = {  # columns that the paper lacks
-    "FLAME HM by validation": ("FLAME", "hybrid_accuracy"),
-    "FLAME GM of the last round": ("FLAME", "global_accuracy"),
-    "pFedMe, step 1, PM": ("pFedMe, step 1", "personal_accuracy"),
-    "pFedMe, step 1, GM": ("pFedMe, step 1", "global_accuracy"),
-    "Ditto PM": ("Ditto", "personal_accuracy"),
-    "Ditto GM": ("Ditto", "global_accuracy"),
-}
 SAME = "pFedMe, step 1"  # has FLAME's values, so pictures leave it out
 MODELS = {"HM": "Hybrid models", "PM": "Personal models", "GM": "Global models"}
-SPLITS = {
-    "hybrid_q2_dir0.5": "half by label, half by size",
-    "label_dir0.5": "label skew, Dirichlet(0.5)",
-    **{f"label_q{q}": f"label skew, {q} classes" for q in range(2, 7)},
-    "quality_gau0.1": "quality skew, noise 0.1",
-    "quantity_dir0.5": "quantity skew, Dirichlet(0.5)",
-}
 SHOWN_COLOURS = (0, 5, 4)  # of FLAME, pFedMe and Ditto in the picture of the table
 HYBRID = "FLAME, hybrid model"
 GLOBAL_BAND, STDS = 0.03, 2.0  # personal and hybrid models: twice the paper's std over its runs
-
-
-class Results:
-    """Results of the runs, as values over seeds by setting, method and column."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self.rows = list(rows)
-        self._by: dict[tuple[str, str], list[Row]] = defaultdict(list)
-        for row in self.rows:
-            self._by[row["setting"], row["method"]].append(row)
-
-    def values(self, setting: str, method: str, column: str) -> list[float]:
-        """Return a column's values, one per seed."""
-        return [float(r[column]) for r in self._by[setting, method] if r.get(column)]
 
 
 def figures() -> dict[str, dict[str, Comparison]]:
@@ -111,25 +74,14 @@ def tables(results: Results, compared: Mapping[str, Mapping[str, Comparison]]) -
         title += ", as coded" if title == "Ditto" else ""
         count = f"{sum(verdicts)} of {len(verdicts)} figures agree"
         parts.append(f"## {title}: {count}\n\n" + fold("All figures", markdown(head, rows)))
-    rows = [
-        [
-            describe(setting),
-            *(
-                format_mean_and_std(results.values(setting, method, name))
-                for method, name in EXTRA.values()
-            ),
+    parts.append("## Our means with 95 % intervals over seeds\n")
+    for title, names in (("Personal and hybrid models", PERSONAL), ("Global models", GLOBAL)):
+        rows = [
+            [describe(s), *(format_interval(results.values(s, *name)) for name in names.values())]
+            for s in compared
         ]
-        for setting in compared
-    ]
-    extra = fold("All figures", markdown(["setting", *EXTRA], rows))
-    parts.append(f"## Figures that the paper lacks\n\n{extra}")
+        parts.append(fold(title, markdown(["setting", *names], rows)))
     return "\n".join(parts)
-
-
-def describe(setting: str) -> str:
-    """Return a setting in words."""
-    data, split = setting.split("/")
-    return f"{DATA_NAMES[data]}: {SPLITS[split]}"
 
 
 def draw_table(compared: Mapping[str, Mapping[str, Comparison]], path: Path) -> None:
@@ -257,10 +209,18 @@ def loss_variances(rows: Iterable[Row], model: str) -> tuple[float, float, float
     return statistics.mean(accuracies), statistics.mean(means), statistics.mean(sums)
 
 
-def write(folder: Path = HERE) -> None:
-    """Write table3.md and the pictures."""
-    results = Results(finished_rows(folder / "results.csv"))
-    compared = comparisons(results, read(HERE / "paper.csv"))
+def count_absent_clients() -> str:
+    """Return the numbers of clients without a round in the curves over clients per round."""
+    figures = importlib.import_module("experiments.flame.figures")  # imports this module
+    counts = (int((draws == 0).sum()) for draws in figures.count_draws_of_curves())
+    return ", ".join(map(str, counts))
+
+
+def page(folder: Path = HERE) -> str:
+    """Return the text of table3.md."""
+    results = Results(finished_rows(folder / "results.csv"), read(folder / "clients.csv"))
+    paper = read(HERE / "paper.csv")
+    compared = comparisons(results, paper)
     seeds = sorted({row["seed"] for row in results.rows}, key=int)
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600
     named = {
@@ -271,9 +231,17 @@ def write(folder: Path = HERE) -> None:
     head = (HERE / "head.md").read_text().format(
         runs=len(results.rows), seeds=len(seeds), each=", ".join(seeds), hours=hours, lr=0.1,
         stds=STDS, band=GLOBAL_BAND, agree=sum(c.agrees for c in named.values()),
-        compared=len(named), misses=tabulate_misses(named),
+        compared=len(named), misses=tabulate_misses(named), absent=count_absent_clients(),
+        rankings=tabulate_all_rankings(results, paper),
     )  # fmt: skip
-    (folder / "table3.md").write_text(head + tables(results, compared) + notes(HERE))
+    return head + tables(results, compared) + notes(HERE)
+
+
+def write(folder: Path = HERE) -> None:
+    """Write table3.md and the pictures."""
+    (folder / "table3.md").write_text(page(folder))
+    rows = finished_rows(folder / "results.csv")
+    compared = comparisons(Results(rows), read(HERE / "paper.csv"))
     draw_table(compared, folder / "table3.png")
     hybrid = [s for s in compared if "hybrid" in s]
     draw_curves(read(folder / "curves.csv"), hybrid, folder / "curves.png")

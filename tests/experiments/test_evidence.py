@@ -10,16 +10,21 @@ from small_federations import classes, mlp, seeded, sgd, shared_out
 
 import pl_fed
 from experiments.evidence import (
+    Pairs,
+    correct_by_holm,
     count_draws,
+    count_tests,
     draw_cohort,
+    format_p_value,
     interval,
     paired_p_value,
     paired_rank_p_value,
+    tabulate_pairs,
 )
 from experiments.grid import build_trainer
 from pl_fed.callbacks import PerClient
 from pl_fed.clients import Ditto
-from pl_fed.samplers import Uniform
+from pl_fed.samplers import BySize, Uniform
 
 
 def test_interval_of_three_seeds_is_students():
@@ -54,9 +59,52 @@ def test_different_numbers_of_values_are_refused():
         paired_p_value([1.0, 2.0], [1.0])
 
 
-def test_cohorts_are_those_of_a_run(tmp_path):
-    sampler, rounds, seed = Uniform(2), 4, 3
-    data = shared_out(classes([8] * 7), test_fraction=0.25)
+def test_equal_steps_of_accuracies_stay_ties():
+    """0.3 − 0.2 and 0.2 − 0.1 differ by a rounding error, which must not decide about ranks."""
+    first, second = [0.3, 0.2, 0.1, 0.9, 0.8], [0.2, 0.1, 0.2, 0.6, 0.4]
+    exact = stats.wilcoxon([1, 1, -1, 3, 4]).pvalue
+    assert paired_rank_p_value(first, second) == exact
+    assert paired_p_value([0.3, 0.2], [0.2, 0.1]) == 0.0
+
+
+def test_holms_correction_multiplies_by_the_number_of_remaining_tests():
+    nan = math.nan
+    corrected = correct_by_holm([0.01, nan, 0.04, 0.03, 0.005])
+    assert corrected[:1] + corrected[2:] == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert math.isnan(corrected[1])
+    assert correct_by_holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("p_value", "text"), [(math.nan, "–"), (0.0009, "< 0.001"), (0.004, "0.004"), (0.25, "0.25")]
+)
+def test_p_values_have_at_most_three_decimals(p_value, text):
+    assert format_p_value(p_value) == text
+
+
+def test_table_of_pairs_corrects_seeds_and_clients_separately():
+    clients = [0.9] * 8, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    pairs = [
+        Pairs(["Ditto − FedAvg"], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0]),
+        Pairs(["Ditto − local"], [0.5], [0.25], *clients),
+        Pairs(["Ditto − Ditto"], [0.5, 0.5], [0.5, 0.5], *clients),
+    ]
+    p_value = 2 * stats.ttest_1samp([1.0, 2.0, 3.0], 0).pvalue
+    over_clients = 2 * stats.wilcoxon([1, 2, 3, 4, 5, 6, 7, 8]).pvalue
+    assert tabulate_pairs(["methods"], pairs, digits=2).splitlines()[2:] == [
+        f"| Ditto − FedAvg | +2.00 [−0.48, +4.48] | 3 | {p_value:.2f} | – | – |",
+        f"| Ditto − local | +0.25 | 1 | – | 8 | {over_clients:.3f} |",
+        f"| Ditto − Ditto | +0.00 [+0.00, +0.00] | 2 | 1.00 | 8 | {over_clients:.3f} |",
+    ]
+    assert count_tests(pairs) == "All 3 comparisons: 2 tests over seeds, 2 tests over clients"
+    assert "clients" not in tabulate_pairs(["methods"], pairs[:1])
+    assert count_tests(pairs[:1]) == "All 1 comparisons: 1 tests over seeds"
+
+
+@pytest.mark.parametrize("sampler", [Uniform(2), BySize(2)])
+def test_cohorts_are_those_of_a_run(tmp_path, sampler):
+    rounds, seed = 4, 3
+    data = shared_out(classes([8, 8, 8, 8, 8, 8, 40]), test_fraction=0.25)
     federation = pl_fed.Federation(sampler, seed=seed)
     trainer = build_trainer(federation, str(tmp_path), rounds, [PerClient(federation, tmp_path)])
     client = seeded(lambda: Ditto(mlp(), optimizer=sgd(0.1)))
@@ -64,5 +112,8 @@ def test_cohorts_are_those_of_a_run(tmp_path):
     trainer.test(client, data, verbose=False)
     with (tmp_path / "per_client.csv").open() as file:
         taken = [int(row["rounds"]) for row in csv.DictReader(file)]
-    assert count_draws(sampler, 7, rounds, seed).tolist() == taken
-    assert draw_cohort(sampler, 7, rounds - 1, seed).shape == torch.Size([2])
+    sizes = data.clients.train.sizes
+    assert count_draws(sampler, 7, rounds, seed, sizes).tolist() == taken
+    assert draw_cohort(sampler, 7, rounds - 1, seed, sizes).shape == torch.Size([2])
+    by_number = count_draws(sampler, 7, rounds, seed).tolist()
+    assert (by_number == taken) == isinstance(sampler, Uniform)
