@@ -197,22 +197,24 @@ def make_tables(results: Results, same: Results) -> str:
     seeds = len({run.seed for run in runs})
     return f"""# Two-level fairness: all figures
 
-{len(runs)} runs, {seeds} seeds. Figures are means over clients, in points; σ is a deviation over clients. Brackets hold 95 %
-intervals by Student's t over seeds. {untrained} clients never took part, over all runs. The setting and the predictions are in
-[README.md](README.md).
+{len(runs)} runs, {seeds} seeds. Figures are means over clients, in points; σ is a deviation over
+clients. Brackets hold 95 % intervals by Student's t over seeds. {untrained} clients never took
+part, over all runs. The setting and the predictions are in [README.md](README.md).
 
 ## {DECISIVE} and λ = 0, minus Ditto
 
 {tabulate_decisive(results)}
-p over seeds: a paired t-test. p over clients: Wilcoxon's signed-rank test on the clients of all seeds; clients of one seed share
-a global model. Both are corrected by Holm's method for the number of tests of their kind in this table.
+p over seeds: a paired t-test. p over clients: Wilcoxon's signed-rank test on the clients of all
+seeds; clients of one seed share a global model. Both are corrected by Holm's method for the number
+of tests of their kind in this table.
 
 ## All methods
 
 {tabulate_settings(results)}
 ## Learning rates
 
-Chosen by the personal models' mean accuracy on a fifth of the training samples (seed {SELECTION_SEED}).
+Chosen by the personal models' mean accuracy on a fifth of the training samples, which are not
+trained on (seed {SELECTION_SEED}).
 
 {fold("All learning rates", tabulate_rates())}
 ## With Ditto's learning rate for all methods
