@@ -149,10 +149,8 @@ def fit(config: Config, folder: Path) -> FitResult:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         run = Path(FederatedCLI(arguments).run_dir or folder)
     rounds = read(run / "metrics.csv")
-    tables = ("per_client.csv", "per_client_validation.csv")
-    return FitResult(
-        config, rounds[-1], rounds, *(read(run / table) for table in tables), before, run
-    )
+    clients, validation = read(run / "per_client.csv"), read(run / "per_client_validation.csv")
+    return FitResult(config, rounds[-1], rounds, clients, validation, before, run)
 
 
 def silence_worker() -> None:

@@ -55,7 +55,7 @@ from pl_fed.rounds.identity import (
     optimizer_identity,
 )
 from pl_fed.rounds.privacy import RoundPrivacy, build_privacy, load_privacy
-from pl_fed.rounds.privacy_checks import check_privacy
+from pl_fed.rounds.privacy_checks import check_nothing_spent, check_privacy
 from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
@@ -201,8 +201,9 @@ class Federation(Configurable):
         Raises:
             TypeError: If the data is not a :class:`~pl_fed.data.FederatedData`.
             ValueError: If cohort, Byzantine clients or the net's outputs do not fit the data; if
-                ``keep_features`` is impossible; or if an evaluation would run clients' own models
-                on the data of other clients.
+                ``keep_features`` is impossible; if an evaluation would run clients' own models
+                on the data of other clients; or if another client or other data would begin the
+                privacy budget again.
         """
         if not isinstance(datamodule, FederatedData):
             raise TypeError(
@@ -213,6 +214,8 @@ class Federation(Configurable):
         if previous is not None and not previous.states.belong_to(client, data, self.seed):
             if stage != "fit" and not loads:
                 previous.states.check_replaceable(client)
+            if stage == "fit" and not loads and previous.rounds.privacy is not None:
+                check_nothing_spent(previous.rounds.privacy)
             previous = None
         if previous is None:
             self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed)

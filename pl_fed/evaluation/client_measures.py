@@ -9,7 +9,12 @@ from torch import Tensor
 from pl_fed.evaluation.sample_collector import SampleCollector
 from pl_fed.metrics.named import metric_arguments
 from pl_fed.tasks import Task
-from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, compute_metric, keep_local
+from pl_fed.tasks.metric_values import (
+    UNDEFINED_ERRORS,
+    compute_metric,
+    keep_local,
+    raise_lack_of_memory,
+)
 from pl_fed.trees import Tree
 
 
@@ -84,6 +89,7 @@ def measure(
             try:
                 metric.update(*metric_arguments(metric, predictions, targets))
                 values.append(float(compute_metric(metric)) if computes else torch.nan)
-            except UNDEFINED_ERRORS:
+            except UNDEFINED_ERRORS as error:
+                raise_lack_of_memory(error)
                 values.append(torch.nan)
     return values

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 
 def call_or_explain(
     expected: str,
@@ -23,6 +25,8 @@ def call_or_explain(
     """
     try:
         return call()
+    except torch.OutOfMemoryError:  # a RuntimeError, but not one of the called code
+        raise
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         if not explains_own and _is_own(error):
             raise

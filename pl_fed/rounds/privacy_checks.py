@@ -10,7 +10,7 @@ from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds.adversary import Adversary
-from pl_fed.rounds.privacy import find_participation
+from pl_fed.rounds.privacy import RoundPrivacy, find_participation
 from pl_fed.samplers import Sampler
 
 _FOR = "for `federation.privacy`"
@@ -156,3 +156,21 @@ def refuse_adversary(adversary: Adversary) -> str | None:
             " another, and attackers may combine their uploads."
         )
     return None
+
+
+def check_nothing_spent(privacy: RoundPrivacy) -> None:
+    """Refuse to begin the budget of a federation again, for another client or other data.
+
+    The new rounds would have the noise of the rounds before, and the difference of two releases
+    with equal noise is not private.
+
+    Raises:
+        ValueError: If rounds have spent budget.
+    """
+    if privacy.rounds:
+        raise ValueError(
+            f"Expected a new Federation {_FOR}, with a seed of its own, for another client or other"
+            f" data, but got one that has spent ε = {privacy.epsilon():.4g} in {privacy.rounds}"
+            " rounds: the new rounds would have their noise. On the same clients' data, the budgets"
+            " of both runs add up."
+        )

@@ -15,6 +15,12 @@ UNDEFINED_ERRORS = (RuntimeError, ValueError, IndexError)
 _UNDEFINED_VALUE = re.compile("should be meaningless|is undefined|required to compute")
 
 
+def raise_lack_of_memory(error: Exception) -> None:
+    """Raise an error again if a device had no memory left: then the metric is not undefined."""
+    if isinstance(error, torch.OutOfMemoryError):
+        raise error
+
+
 def compute_metric(metric: Any) -> Any:
     """Return the value of a metric or collection; NaN if torchmetrics warns that it is undefined.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, compute_metric
+from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, compute_metric, raise_lack_of_memory
 
 _STAGE = re.compile(r"^(train|training|val|valid|validation|test)[/_. -]+(?=.)")
 _NO_LETTER = re.compile(r"\W+")
@@ -173,5 +173,6 @@ def _compute(metric: Any) -> Any:
     """Return a metric's value; NaN if the metric refuses its samples."""
     try:
         return compute_metric(metric)
-    except UNDEFINED_ERRORS:
+    except UNDEFINED_ERRORS as error:
+        raise_lack_of_memory(error)
         return torch.tensor(torch.nan)

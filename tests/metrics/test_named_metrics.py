@@ -19,6 +19,7 @@ from torchmetrics.utilities import prints
 from pl_fed import Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Arrays
+from pl_fed.evaluation.client_measures import measure
 from pl_fed.metrics.named import metric_arguments, name_metrics
 from pl_fed.samplers import All
 
@@ -152,3 +153,13 @@ def test_binary_metrics_receive_one_probability_per_target():
     p, y = metric_arguments(BinaryAUROC(), two_columns, labels)
     assert torch.equal(p, two_columns), "two labels of a sample are no two classes"
     assert metric_arguments(MulticlassF1Score(2), two_columns, ids) == (two_columns, ids)
+
+
+def test_lack_of_memory_is_no_undefined_metric():
+    class Full(BinaryAUROC):
+        def compute(self):
+            raise torch.OutOfMemoryError("no memory left")
+
+    scores, targets = torch.tensor([0.2, 0.8]), torch.tensor([0, 1])
+    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+        measure({"auroc": Full()}, scores, targets)

@@ -15,6 +15,7 @@ from pl_fed.aggregators import Clipping, Krum, Mean, Median
 from pl_fed.attacks import RandomLabels, SignFlipping
 from pl_fed.clients import Ditto, FedAvg, FedBN, Local, Scaffold
 from pl_fed.random import key, normal_row
+from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, BySize, Cyclic, Poisson, Uniform
 
 
@@ -216,6 +217,20 @@ def test_each_round_uses_fresh_noise_and_a_fresh_cohort():
     second, next_report = run(federation, optimizer, 1)
     assert not torch.isclose(first, second).any()
     assert next_report["privacy/epsilon"] > report["privacy/epsilon"]
+
+
+def test_budget_does_not_begin_again_with_another_client_or_other_data():
+    """The rounds of the second run would have the noise of the first."""
+    data, settings = shared_out(classes(SIZES)), RunSettings(rounds=3)
+    federation, _ = build(data=data)
+    client = fed_avg().double()
+    federation.setup(client, data, "fit", settings=settings)  # nothing is spent yet
+    client.train()
+    run(federation, client.configure_optimizers())
+    other_data = shared_out(classes([6] * 9))
+    for again in ((fed_avg().double(), data), (client, other_data)):
+        with pytest.raises(ValueError, match=r"Expected a new Federation .* ε = .* in 1 rounds"):
+            federation.setup(*again, "fit", settings=settings)
 
 
 def fed_avg(**options):

@@ -141,6 +141,15 @@ def test_metric_that_fails_at_the_end_of_an_epoch_is_undefined_for_the_client(tm
     assert trainer.callback_metrics["val/global/share_undefined"] == 2
 
 
+def test_lack_of_memory_at_the_end_of_an_epoch_is_no_undefined_metric(tmp_path):
+    class LitFull(LitLists):
+        def on_validation_epoch_end(self):
+            raise torch.OutOfMemoryError("no memory left")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+        set_up(LitFull, float32(table([12, 24, 12])), tmp_path=tmp_path)
+
+
 def test_random_draws_of_evaluation_steps_belong_to_the_client(tmp_path):
     class LitDraws(LitAutoencoder):
         def validation_step(self, batch, batch_idx):

@@ -1,0 +1,230 @@
+"""The tables and the picture of two-level fairness, from the runs' rows.
+
+python -m experiments.fedtilt_levels.run --report
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from experiments.evidence import Pairs, interval, tabulate_pairs
+from experiments.fedtilt_levels.run import (
+    DITTO,
+    LOSSES,
+    NAMES,
+    RATIOS,
+    SELECTION_SEED,
+    TILTS,
+    chosen_rates,
+    same_rates,
+)
+from experiments.grid import Row, finished_rows, group_rows, read
+from experiments.tables import COLOURS, MARKERS, fold, markdown
+
+HERE = Path(__file__).parent
+DECISIVE = "FedTilt, τ = 3"
+FIGURES = {
+    "accuracy": "accuracy, %",
+    "own_accuracy": "in the client's proportions, %",
+    "class_std": "μ_σ over classes",
+    "worst_class": "worst class, %",
+    "spread": "σ over clients",
+}
+LETTERS = dict(zip(((s, k) for k in LOSSES for s in RATIOS), "ABCD"))
+Setting = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """Results of a run: a value per client for each figure, in points.
+
+    Args:
+        seed: The seed.
+        values: The clients' values by figure.
+        untrained: Number of clients that never took part.
+    """
+
+    seed: str
+    values: dict[str, list[float]]
+    untrained: int
+
+    def figure(self, name: str) -> float:
+        """Return a figure of the run: a mean over clients; σ is a population deviation."""
+        if name == "spread":
+            return statistics.pstdev(self.values["accuracy"])
+        return statistics.mean(self.values[name])
+
+
+Results = dict[tuple[str, str, str], list[SeedResult]]
+
+
+def read_results(rates: Mapping[tuple[str, str, str], str]) -> Results:
+    """Return the results of finished runs by sizes, losses and method, in the order of seeds.
+
+    Args:
+        rates: The learning rates of the runs to read, by sizes, losses and method.
+    """
+    done = {tuple(row[name] for name in NAMES) for row in finished_rows(HERE / "results.csv")}
+    results: Results = {}
+    for key, rows in group_rows(read(HERE / "clients.csv"), *NAMES):
+        sizes, losses, method, rate, seed = key
+        if key in done and rate == rates[sizes, losses, method]:
+            results.setdefault((sizes, losses, method), []).append(_of_seed(seed, rows))
+    return {key: sorted(runs, key=lambda run: int(run.seed)) for key, runs in results.items()}
+
+
+def _of_seed(seed: str, rows: Sequence[Row]) -> SeedResult:
+    names = [name for name in FIGURES if name != "spread"]
+    values = {name: [100 * float(row[name]) for row in rows] for name in names}
+    return SeedResult(seed, values, sum(row["rounds"] == "0" for row in rows))
+
+
+def pairs(results: Results, setting: Setting, method: str) -> list[tuple[SeedResult, SeedResult]]:
+    """Return Ditto's and a method's results of the same seeds."""
+    base = {run.seed: run for run in results.get((*setting, DITTO), [])}
+    runs = results.get((*setting, method), [])
+    return [(base[run.seed], run) for run in runs if run.seed in base]
+
+
+def tabulate_setting(results: Results, setting: Setting) -> str:
+    """Return the table of a setting: Ditto's figures, and the others' differences from them."""
+    base = results[(*setting, DITTO)]
+    own = [interval([run.figure(name) for run in base]).text() for name in FIGURES]
+    rows = [[DITTO, *own]]
+    for method in TILTS:
+        both = pairs(results, setting, method)
+        if both:
+            rows.append([f"{method}, minus Ditto", *(_difference(both, n) for n in FIGURES)])
+    return markdown(["", *FIGURES.values()], rows)
+
+
+def _difference(both: Sequence[tuple[SeedResult, SeedResult]], name: str) -> str:
+    differences = [run.figure(name) - base.figure(name) for base, run in both]
+    return interval(differences).text(sign=True)
+
+
+def tabulate_decisive(results: Results) -> str:
+    """Return the table of the decisive comparison: a tilt against Ditto in each setting."""
+    compared = []
+    for name in ("class_std", "accuracy"):
+        for setting in LETTERS:
+            if both := pairs(results, setting, DECISIVE):
+                base, runs = zip(*both)
+                compared.append(
+                    Pairs(
+                        [describe(setting), FIGURES[name]],
+                        [run.figure(name) for run in runs],
+                        [run.figure(name) for run in base],
+                        [value for run in runs for value in run.values[name]],
+                        [value for run in base for value in run.values[name]],
+                    )
+                )
+    return tabulate_pairs(["setting", "figure"], compared, 2)
+
+
+def describe(setting: Setting) -> str:
+    """Return a setting in words."""
+    sizes, losses = setting
+    return f"{LETTERS[setting]}: {sizes} sizes, losses {losses}"
+
+
+def draw(results: Results, path: Path) -> None:
+    """Draw each method's difference from Ditto in accuracy and in μ_σ, with 95 % intervals."""
+    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    panels = figure.subplots(2, 2)
+    for axes, setting in zip(panels.flat, LETTERS):
+        axes.axhline(0, color="0.6", linewidth=0.8)
+        axes.axvline(0, color="0.6", linewidth=0.8)
+        for method, colour, marker in zip(TILTS, COLOURS[1:], MARKERS):
+            both = pairs(results, setting, method)
+            if not both:
+                continue
+            x, y = (
+                interval([run.figure(name) - base.figure(name) for base, run in both])
+                for name in ("accuracy", "class_std")
+            )
+            error = {"xerr": x.high - x.mean, "yerr": y.high - y.mean} if len(both) > 1 else {}
+            axes.errorbar(
+                x.mean, y.mean, fmt=marker, color=colour, label=method, capsize=2, **error
+            )
+        axes.set_title(describe(setting), fontsize=10.5)
+        axes.grid(alpha=0.3)
+    for axes in panels[-1]:
+        axes.set_xlabel("accuracy over classes of equal size, minus Ditto's, points")
+    for row in panels:
+        row[0].set_ylabel("μ_σ over classes, minus Ditto's, points")
+    panels[0][0].legend(fontsize=8)
+    figure.suptitle("FedTilt against Ditto; lower right is better", fontweight="bold")
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def tabulate_rates() -> str:
+    """Return the table of the learning rates, with the validation accuracy of each, in %."""
+    rows = []
+    for (sizes, losses, method), tried in group_rows(
+        finished_rows(HERE / "select.csv"), "sizes", "losses", "method"
+    ):
+        accuracies = {row["lr"]: 100 * float(row["personal_validation"]) for row in tried}
+        best = max(accuracies, key=lambda rate: accuracies[rate])
+        texts = [f"{rate}: {accuracy:.2f}" for rate, accuracy in accuracies.items()]
+        rows.append([describe((sizes, losses)), method, best, ", ".join(texts)])
+    rows.sort(key=lambda row: row[0])
+    return markdown(["", "method", "chosen", "validation accuracy, %"], rows)
+
+
+def tabulate_settings(results: Results) -> str:
+    """Return the tables of all settings with runs."""
+    parts = [
+        f"### {describe(setting)}\n\n{tabulate_setting(results, setting)}"
+        for setting in LETTERS
+        if (*setting, DITTO) in results
+    ]
+    return "\n".join(parts)
+
+
+def make_tables(results: Results, same: Results) -> str:
+    """Return the page of all tables.
+
+    Args:
+        results: The results with the chosen learning rates.
+        same: The results with Ditto's learning rate for all methods.
+    """
+    runs = [run for found in results.values() for run in found]
+    untrained = sum(run.untrained for run in runs)
+    seeds = len({run.seed for run in runs})
+    return f"""# Two-level fairness: all figures
+
+{len(runs)} runs, {seeds} seeds. Figures are means over clients, in points; σ is a deviation over
+clients. Brackets hold 95 % intervals by Student's t over seeds. {untrained} clients never took
+part, over all runs. The setting and the predictions are in [README.md](README.md).
+
+## {DECISIVE} and λ = 0, minus Ditto
+
+{tabulate_decisive(results)}
+p over seeds: a paired t-test. p over clients: Wilcoxon's signed-rank test on the clients of all
+seeds; clients of one seed share a global model. Both are corrected by Holm's method for the number
+of tests of their kind in this table.
+
+## All methods
+
+{tabulate_settings(results)}
+## Learning rates
+
+Chosen by the personal models' mean accuracy on a fifth of the training samples, which are not
+trained on (seed {SELECTION_SEED}).
+
+{fold("All learning rates", tabulate_rates())}
+## With Ditto's learning rate for all methods
+
+{fold("All figures, seed 0", tabulate_settings(same))}"""
+
+
+def write() -> None:
+    """Write the tables and the picture."""
+    results = read_results(chosen_rates())
+    text = make_tables(results, read_results(same_rates()))
+    (HERE / "table.md").write_text(text, encoding="utf-8")
+    draw(results, HERE / "levels.png")
