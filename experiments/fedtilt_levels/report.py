@@ -72,11 +72,12 @@ def read_results(rates: Mapping[tuple[str, str, str], str]) -> Results:
     for key, rows in group_rows(read(HERE / "clients.csv"), *NAMES):
         sizes, losses, method, rate, seed = key
         if key in done and rate == rates[sizes, losses, method]:
-            results.setdefault((sizes, losses, method), []).append(_of_seed(seed, rows))
+            results.setdefault((sizes, losses, method), []).append(build_result(seed, rows))
     return {key: sorted(runs, key=lambda run: int(run.seed)) for key, runs in results.items()}
 
 
-def _of_seed(seed: str, rows: Sequence[Row]) -> SeedResult:
+def build_result(seed: str, rows: Sequence[Row]) -> SeedResult:
+    """Return the results of a run from the rows of its clients."""
     names = [name for name in FIGURES if name != "spread"]
     values = {name: [100 * float(row[name]) for row in rows] for name in names}
     return SeedResult(seed, values, sum(row["rounds"] == "0" for row in rows))
