@@ -80,6 +80,9 @@ class PflRun:
         privacy: The mechanism; ``None`` neither clips nor adds noise.
         seed: Seed of the run.
         folder: Folder of the saved model.
+        cohort: Number of users of a round.
+        batch_size: Samples of a local minibatch.
+        sampling: ``random`` draws users with replacement; ``minimize_reuse`` takes them in order.
     """
 
     def __init__(
@@ -89,12 +92,17 @@ class PflRun:
         privacy: DifferentialPrivacy | None,
         seed: int,
         folder: Path,
+        cohort: int = 50,
+        batch_size: int = 10,
+        sampling: str = "random",
     ) -> None:
+        self.cohort, self.batch_size, self.sampling = cohort, batch_size, sampling
         self.users = {user: list(tensors) for user, tensors in enumerate(users)}
         self.net, self.seed, self.folder = net, seed, folder
         self.postprocessors: list[Postprocessor] = [WeightByUser()]
         if privacy is not None:
-            self.postprocessors.append(CentrallyAppliedPrivacyMechanism(mechanism_of(privacy)))
+            mechanism = build_mechanism(privacy, cohort)
+            self.postprocessors.append(CentrallyAppliedPrivacyMechanism(mechanism))
         model = LossNet(net)
         self.model = PyTorchModel(
             model,
@@ -114,19 +122,12 @@ class PflRun:
             np.random.seed(self.seed * 10**6 + self.rounds)  # noqa: NPY002 (pfl draws from it)
             algorithm = FederatedAveraging()
             algorithm._current_central_iteration = self.rounds
-            sampler = get_user_sampler("random", list(self.users))
-            users = FederatedDataset.from_slices(self.users, sampler)
             algorithm.run(
-                NNAlgorithmParams(
-                    central_num_iterations=rounds,
-                    evaluation_frequency=_NEVER,
-                    train_cohort_size=50,
-                    val_cohort_size=None,
-                ),
-                SimulatedBackend(users, users, self.postprocessors),
+                self._params(rounds),
+                self._backend(),
                 self.model,
                 NNTrainHyperParams(
-                    local_num_epochs=1, local_learning_rate=0.1, local_batch_size=10
+                    local_num_epochs=1, local_learning_rate=0.1, local_batch_size=self.batch_size
                 ),
                 callbacks=[stopwatch],
                 send_metrics_to_platform=False,
@@ -137,8 +138,23 @@ class PflRun:
         algorithm.save(str(self.folder))
         return stopwatch.seconds
 
+    def _params(self, rounds: int) -> NNAlgorithmParams:
+        """Return the parameters of a block of rounds."""
+        return NNAlgorithmParams(
+            central_num_iterations=rounds,
+            evaluation_frequency=_NEVER,
+            train_cohort_size=self.cohort,
+            val_cohort_size=None,
+        )
 
-def mechanism_of(privacy: DifferentialPrivacy, cohort: int = 50) -> GaussianMechanism:
+    def _backend(self) -> SimulatedBackend:
+        """Return the backend of a block of rounds."""
+        sampler = get_user_sampler(self.sampling, list(self.users))
+        users = FederatedDataset.from_slices(self.users, sampler)
+        return SimulatedBackend(users, users, self.postprocessors)
+
+
+def build_mechanism(privacy: DifferentialPrivacy, cohort: int) -> GaussianMechanism:
     """Return pfl's mechanism for the settings of pl_fed, as pfl's benchmark builds it."""
     accountant = PLDPrivacyAccountant(
         num_compositions=privacy.rounds,
