@@ -26,13 +26,20 @@ def summarize(rows: Sequence[Row], column: str, **cell: str) -> str:
     return f"{statistics.mean(numbers):.3f}" if numbers else "-"
 
 
+def describe_attack(attack: str) -> str:
+    """Return an attack in words."""
+    return "no attack" if attack == "none" else attack
+
+
 def make_table(rows: Sequence[Row]) -> str:
     """Return the table in Markdown: mean, worst 10 % and spread, by ε and attack."""
     lines = [
+        "# Accuracy against ε, with attacks and personal models",
+        "",
         "Accuracy of benign clients: mean / worst 10 % / spread (standard deviation over clients).",
         "",
         "ε at δ = 1e-5, of the runs themselves: about 80 of 800 clients in a round (84 of 836 with",
-        "MNIST by writers). Mean over the seeds of the column on the right.",
+        'MNIST by writers). Mean over the seeds of the column on the right; "none" is no attack.',
     ]
     total = len(DATA) * len(ATTACKS) * len(EPSILONS) * len(ALGORITHMS) * 3
     if len(rows) < total:
@@ -41,7 +48,7 @@ def make_table(rows: Sequence[Row]) -> str:
         for attack in ATTACKS:
             if not values(rows, "spent", data=data, attack=attack):
                 continue
-            lines += ["", f"## {data}, {attack}", ""]
+            lines += ["", f"## {data}, {describe_attack(attack)}", ""]
             lines += [f"| algorithm | model | {' | '.join(f'ε = {e}' for e in EPSILONS)} | seeds |"]
             lines += ["|---|---|" + "---|" * (len(EPSILONS) + 1)]
             for algorithm in ALGORITHMS:
@@ -62,7 +69,10 @@ def make_table(rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw mean and worst-10 % accuracy against ε, a column of pictures for each attack."""
+    """Draw mean and worst-10 % accuracy against ε, a column of pictures for each attack.
+
+    Lines are means over seeds; areas reach from the lowest seed to the highest.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -73,7 +83,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     lines = [(data, part) for data in drawn for part in parts]
     size = (11, 0.5 + 2.7 * len(lines))
     figure, axes = pyplot.subplots(
-        len(lines), len(ATTACKS), figsize=size, sharex=True, sharey="row", squeeze=False
+        len(lines),
+        len(ATTACKS),
+        figsize=size,
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
     )
     for row_axes, (data, part) in zip(axes, lines):
         for axis, attack in zip(row_axes, ATTACKS):
@@ -81,21 +97,22 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 column = f"{MODELS.get(algorithm, 'personal')}_accuracy{part}"
                 cell = {"data": data, "attack": attack, "algorithm": algorithm}
                 points = [
-                    (place, statistics.mean(numbers))
+                    (place, statistics.mean(numbers), min(numbers), max(numbers))
                     for place, epsilon in enumerate(EPSILONS)
                     if (numbers := values(rows, column, epsilon=epsilon, **cell))
                 ]
                 if points:
-                    axis.plot(*zip(*points), color=colour, marker=marker, label=algorithm)
+                    places, means, lowest, highest = zip(*points)
+                    axis.plot(places, means, color=colour, marker=marker, label=algorithm)
+                    axis.fill_between(places, lowest, highest, color=colour, alpha=0.2)
             axis.set_xticks(range(len(EPSILONS)), [e.replace("inf", "∞") for e in EPSILONS])
             axis.grid(alpha=0.3)
         row_axes[0].set_ylabel(f"{data}\n{parts[part]} accuracy")
     for axis, attack in zip(axes[0], ATTACKS):
-        axis.set_title(attack)
+        axis.set_title(describe_attack(attack))
     for axis in axes[-1]:
         axis.set_xlabel("ε at δ = 1e-5")
-    axes[0][0].legend(fontsize=7)
-    figure.tight_layout()
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
     figure.savefig(path, dpi=90, metadata={"Software": None})
     pyplot.close(figure)
 
