@@ -39,7 +39,7 @@ def make_table(rows: Sequence[Row]) -> str:
         "Accuracy of benign clients: mean / worst 10 % / spread (standard deviation over clients).",
         "",
         "ε at δ = 1e-5, of the runs themselves: about 80 of 800 clients in a round (84 of 836 with",
-        'MNIST by writers). Mean over the seeds of the column on the right; "none" is no attack.',
+        "MNIST by writers). Mean over the seeds of the column on the right.",
     ]
     total = len(DATA) * len(ATTACKS) * len(EPSILONS) * len(ALGORITHMS) * 3
     if len(rows) < total:
