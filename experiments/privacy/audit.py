@@ -40,7 +40,7 @@ def keep(privacy: RoundPrivacy) -> None:
 
 def leave_out_noise(privacy: RoundPrivacy) -> None:
     """Add no noise, and claim the same ε."""
-    privacy._draw_noise = lambda numel: torch.zeros(  # type: ignore[method-assign]
+    privacy._draw_noise = lambda numel, _: torch.zeros(  # type: ignore[method-assign]
         numel, dtype=torch.float64
     )
 
