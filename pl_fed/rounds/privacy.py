@@ -202,7 +202,7 @@ class RoundPrivacy:
         rows = torch.empty_like(sums, dtype=dtype)
         for bucket, total in enumerate(sums):
             noise = self._draw_noise(sums.shape[1], bucket).to(sums.device)
-            noisy = torch.add(total, noise, alpha=deviation)  # in float64
+            noisy = torch.add(total, noise, alpha=deviation, out=noise)  # in float64
             rows[bucket] = noisy.div_(self.denominator / len(sums))
         return rows
 
@@ -224,7 +224,7 @@ class RoundPrivacy:
         return 1.0 if simulated is None else self.denominator / simulated
 
     def _draw_noise(self, numel: int, bucket: int = 0) -> Tensor:
-        """Return the standardised noise of a sum in the next round, float64 [numel]."""
+        """Return new standardised noise of a sum in the next round, float64 [numel]."""
         if self.buckets is not None:
             return normal_row(key(self.seed, "privacy noise", self.rounds, bucket), numel)
         if self.settings.min_separation is None:
@@ -234,7 +234,7 @@ class RoundPrivacy:
             self._correlated = []
             for round in range(self.rounds):
                 self._correlate(coefficients, round, numel)
-        return self._correlate(coefficients, self.rounds, numel)
+        return self._correlate(coefficients, self.rounds, numel).clone()
 
     def _correlate(self, coefficients: list[float], round: int, numel: int) -> Tensor:
         """Return the correlated noise of a round, and store it for the next rounds."""

@@ -69,6 +69,10 @@ def protect(privacy, uploads, clients):
     return privacy.protect(uploads, share, lambda *_: None)
 
 
+def no_noise(numel, _):
+    return torch.zeros(numel, dtype=torch.float64)
+
+
 def clipped_rows(uploads, clients, round=0, clip_norm=0.05, count=COUNT):
     """Return the sums of clipped uploads by bucket, written as in the definition."""
     buckets = Buckets(count, 0).assign(torch.tensor(clients), round)
@@ -123,7 +127,7 @@ def test_one_client_changes_one_sum_by_at_most_the_clipping_norm(
 
     def sums(uploads, clients):
         privacy = step(count)
-        privacy.rounds, privacy._draw_noise = round, lambda numel, _: torch.zeros(numel)
+        privacy.rounds, privacy._draw_noise = round, no_noise
         return protect(privacy, uploads, clients) * privacy.denominator / count
 
     own = sums(uploads, clients)
