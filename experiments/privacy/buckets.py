@@ -125,15 +125,17 @@ def summarize(rows: Sequence[Row], column: str, **cell: str) -> str:
     if not numbers:
         return "-"
     mean = statistics.mean(numbers)
+    if len(numbers) == 1:
+        return f"{mean:.3f}"
     return f"{mean:.3f} ± {max(abs(number - mean) for number in numbers):.3f}"
 
 
 def make_table(rows: Sequence[Row]) -> str:
     """Return the tables in Markdown, one for each metric."""
-    seeds = len({row["seed"] for row in rows})
+    seeds = ", ".join(sorted({row["seed"] for row in rows}))
     lines = [
-        f"Ditto on Fashion-MNIST, 800 clients, δ = {DELTA:g}, over {seeds} seeds: the mean and the",
-        "largest difference of a seed from it. Accuracy is the mean over benign clients.",
+        f"Ditto on Fashion-MNIST, 800 clients, δ = {DELTA:g}, seeds {seeds}: the mean, and the largest",
+        "difference of a seed from it if a cell has several. Accuracy is the mean over benign clients.",
     ]
     total = len(cells(range(3)))
     if len(rows) < total:
