@@ -134,8 +134,9 @@ def make_table(rows: Sequence[Row]) -> str:
     """Return the tables in Markdown, one for each metric."""
     seeds = ", ".join(sorted({row["seed"] for row in rows}))
     lines = [
-        f"Ditto on Fashion-MNIST, 800 clients, δ = {DELTA:g}, seeds {seeds}: the mean, and the largest",
-        "difference of a seed from it if a cell has several. Accuracy is the mean over benign clients.",
+        f"Ditto on Fashion-MNIST, 800 clients, δ = {DELTA:g}, seeds {seeds}: the mean, and the",
+        "largest difference of a seed from it if a cell has several. Accuracy is the mean over",
+        "benign clients.",
     ]
     total = len(cells(range(3)))
     if len(rows) < total:
