@@ -32,7 +32,6 @@ from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.checks import (
-    check_aggregator,
     check_attacks,
     check_engine,
     check_features,
@@ -269,9 +268,7 @@ class Federation(Configurable):
     def _try_parts(self, session: Session) -> None:
         """Run the aggregator, the attacks and the engine on a few numbers before training."""
         client, data, rounds = session.client, session.datamodule.clients, session.rounds
-        cohort = torch.arange(client.population.cohort)
-        context = rounds.build_context(cohort, torch.empty(0), 0)
-        check_aggregator(self.server.new_aggregator(), context)
+        rounds.try_aggregator()
         try_attacks(client, data, self.byzantine_clients.attacks_on_data)
         check_engine(client, rounds.batch_rule, data, self.engine.name)
 

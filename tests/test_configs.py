@@ -73,7 +73,7 @@ def overrides_for(config: Path, data_folder: Path) -> list[str]:
             *("--data.dataset.dataset", str(write_texts(data_folder / "texts", num_labels=4))),
             *(f"--model.net.{name}", str(data_folder / config.stem)),
         ]
-    if config.stem == "privacy":  # the noise for one round takes longer to find
+    if config.stem in ("privacy", "privacy_robust"):  # the noise for one round takes longer to find
         return ["--federation.privacy.rounds", "60"]
     if config.stem == "frozen_body":
         return [

@@ -4,6 +4,7 @@ import copy
 import os
 import socket
 import traceback
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
@@ -16,6 +17,7 @@ import pl_fed
 from pl_fed.aggregators import (
     QFFL,
     AdaptiveClipping,
+    CenteredClipping,
     FLTrust,
     Krum,
     Mean,
@@ -212,6 +214,9 @@ if find_spec("dp_accounting"):
         clip_norm=0.1, noise_multiplier=1.0, delta=0.01, target_quantile=0.5, quantile_share=0.1
     )
     SCENARIOS["private"] = settings(sampler=Poisson(0.5), privacy=adaptive)
+    SCENARIOS["private, in buckets"] = settings(
+        sampler=Poisson(0.5), privacy=replace(adaptive, buckets=3), aggregator=CenteredClipping(0.1)
+    )
     SCENARIOS["private, with empty cohorts"] = settings(sampler=Poisson(0.05), privacy=adaptive)
 
 PREDICTED = ("Ditto",)

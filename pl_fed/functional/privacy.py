@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pl_fed.functional.aggregation import merging_dtype
+
 
 def clip_factors(squared_norms: Tensor, clip_norm: float) -> Tensor:
     """Return the factors min(1, C / ‖u_k‖) that clip rows to the norm C.
@@ -24,6 +26,32 @@ def clip_factors(squared_norms: Tensor, clip_norm: float) -> Tensor:
     norms = squared_norms.double().sqrt()
     factors = (clip_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
     return torch.where(norms.isfinite(), factors, 0.0)
+
+
+def bucket_sums(rows: Tensor, factors: Tensor, buckets: Tensor, count: int) -> Tensor:
+    """Return the weighted sum of the rows of each bucket, Σ_{k in b} factors_k · rows_k.
+
+    Args:
+        rows: Shape [n, d].
+        factors: Any numbers, [n].
+        buckets: The bucket of each row, from 0 to ``count`` − 1, int64 [n].
+        count: The number of buckets B.
+
+    Returns:
+        Shape [B, d]; 0 for a bucket without rows.
+
+    Example:
+        >>> rows = torch.tensor([[1.0], [5.0], [7.0]])
+        >>> bucket_sums(rows, torch.tensor([1.0, 0.5, 1.0]), torch.tensor([2, 0, 2]), 3)
+        tensor([[2.5000],
+                [0.0000],
+                [8.0000]])
+    """
+    dtype = merging_dtype(rows)
+    sums = torch.zeros(count, rows.shape[1], dtype=dtype, device=rows.device)
+    for row, factor, bucket in zip(rows, factors.to(dtype), buckets.tolist(), strict=True):
+        sums[bucket].addcmul_(row, factor)  # as `weighted_sum` adds them
+    return sums
 
 
 def split_noise(noise_multiplier: float, share: float) -> tuple[float, float]:

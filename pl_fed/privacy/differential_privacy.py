@@ -54,6 +54,9 @@ class DifferentialPrivacy:
         min_separation: Selects correlated noise (DP-FTRL): the banded square-root factorisation
             for clients that take part at most once in so many rounds. ``None`` adds independent
             noise in each round.
+        buckets: B, at least 2 and at most the expected cohort: clients are put in B random buckets,
+            each with a noisy sum, and ``federation.aggregator`` works on the B sums as if they were
+            uploads. ``None`` releases one sum, and allows the mean only. ε does not depend on it.
 
     Raises:
         TypeError: If an argument is of a wrong type.
@@ -78,6 +81,7 @@ class DifferentialPrivacy:
     noise_cohort_size: int | None = None
     population: int | None = None
     min_separation: int | None = None
+    buckets: int | None = None
 
     def __post_init__(self) -> None:
         numbers = ("clip_norm", "delta", "epsilon", "noise_multiplier", "stop_at_epsilon")
@@ -93,16 +97,14 @@ class DifferentialPrivacy:
         for name in ("rounds", "noise_cohort_size", "population", "min_separation"):
             if getattr(self, name) is not None:
                 check_integers(1, **{f"{_PATH}.{name}": getattr(self, name)})
+        if self.buckets is not None:
+            check_integers(2, **{f"{_PATH}.buckets": self.buckets})
         if not isinstance(self.amplification, bool):
             raise TypeError(
                 f"Expected argument `{_PATH}.amplification` to be true or false but got"
                 f" {self.amplification!r}."
             )
-        if self.min_separation is not None and self.target_quantile is not None:
-            raise ValueError(
-                f"Expected no `{_PATH}.target_quantile` with `{_PATH}.min_separation` but got"
-                f" {self.target_quantile}: correlated noise needs one clipping norm in all rounds."
-            )
+        self._check_correlated_noise()
         self._check_simulation()
 
     def _check_noise(self) -> None:
@@ -131,6 +133,20 @@ class DifferentialPrivacy:
             raise ValueError(
                 f"Expected argument `{_PATH}.rounds` to be given with `{_PATH}.epsilon` but got"
                 f" {self.rounds} without: the noise multiplier does not depend on it."
+            )
+
+    def _check_correlated_noise(self) -> None:
+        """Refuse options that do not fit correlated noise."""
+        if self.min_separation is not None and self.target_quantile is not None:
+            raise ValueError(
+                f"Expected no `{_PATH}.target_quantile` with `{_PATH}.min_separation` but got"
+                f" {self.target_quantile}: correlated noise needs one clipping norm in all rounds."
+            )
+        if self.min_separation is not None and self.buckets is not None:
+            raise ValueError(
+                f"Expected no `{_PATH}.buckets` with `{_PATH}.min_separation` but got"
+                f" {self.buckets}: correlated noise cancels in the sum of all updates, which an"
+                " aggregator of buckets does not add up; set one of them to null."
             )
 
     def _check_simulation(self) -> None:

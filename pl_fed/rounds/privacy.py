@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from pl_fed.aggregators import Aggregator
 from pl_fed.distributed.work_share import WorkShare
 from pl_fed.functional.aggregation import squared_norms, weighted_sum
 from pl_fed.functional.privacy import (
@@ -20,7 +21,9 @@ from pl_fed.functional.privacy import (
 )
 from pl_fed.privacy import Accountant, DifferentialPrivacy, Participation
 from pl_fed.random import key, normal_row
+from pl_fed.rounds.buckets import Buckets
 from pl_fed.samplers import All, Cyclic, Poisson, Sampler, Uniform
+from pl_fed.types import RoundContext
 
 _PATH = "federation.privacy"
 
@@ -43,6 +46,7 @@ class RoundPrivacy:
         max_rounds: The number of rounds that the budget allows; may be infinite.
         rounds: The number of rounds that have spent budget.
         clip_norm: C of the next round.
+        buckets: The buckets of clients with a noisy sum each; ``None`` for one sum.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class RoundPrivacy:
         self.max_rounds: float = math.inf
         self.rounds = 0
         self.clip_norm = float(settings.clip_norm)
+        self.buckets = None if settings.buckets is None else Buckets(settings.buckets, seed)
         self._correlated: list[Tensor] = []  # the last rows of C⁻¹ Z, the latest first
 
     def plan(self, rounds: float) -> None:
@@ -123,19 +128,49 @@ class RoundPrivacy:
                 " fit with the same Trainer after a change of `trainer.fit_loop.max_epochs`."
             )
 
+    def merge(
+        self,
+        aggregator: Aggregator,
+        uploads: Tensor,
+        share: WorkShare,
+        context: RoundContext,
+        num_byzantine: int,
+    ) -> Tensor:
+        """Return the noisy mean, or the aggregator's row of the noisy means of buckets, [numel].
+
+        The aggregator sees released values only, so that its result is post-processing.
+
+        Args:
+            aggregator: The server's aggregator; one sum does not call it.
+            uploads: The valid uploads of this process's clients, [clients, numel].
+            share: The distribution of the uploads over the processes.
+            context: The context of the round.
+            num_byzantine: The number of Byzantine clients that the server expects in a cohort of
+                the expected size.
+        """
+        rows = self.protect(uploads, share, context.note)
+        if self.buckets is None:
+            return rows[0]
+        bucket_context = self.buckets.build_context(context, num_byzantine)
+        merged: Tensor = aggregator(rows, rows.new_ones(len(rows)), bucket_context)
+        return merged
+
     def protect(
         self, uploads: Tensor, share: WorkShare, note: Callable[[str, float], None]
     ) -> Tensor:
-        """Return the noisy mean of the clipped uploads, (Σ clip(u_k) + noise) / m, [numel].
+        """Return the noisy means of the clipped uploads, (Σ clip(u_k) + noise) / (m / B).
 
         Args:
             uploads: The valid uploads of this process's clients, [clients, numel].
             share: The distribution of the uploads over the processes.
             note: Adds a number to the round's log.
+
+        Returns:
+            A row for each of the B buckets, [B, numel]; one row without buckets.
         """
         norms = squared_norms(uploads)
         factors = clip_factors(norms, self.clip_norm)
-        total = share.processes.sum(weighted_sum(uploads, factors))
+        sums = share.processes.sum(self._sum(uploads, factors, share.clients))
         num_below = share.processes.sum((factors == 1).sum().double())
         note("clipped", len(share.cohort) - float(num_below))
         quantile = self.settings.target_quantile
@@ -143,13 +178,33 @@ class RoundPrivacy:
         if quantile is not None:
             update_noise, count_noise = split_noise(update_noise, self.settings.quantile_share)
         deviation = update_noise * self.clip_norm * self._noise_scale
-        noise = self._draw_noise(uploads.shape[1]).to(total.device)
-        total = torch.add(total, noise, alpha=deviation)  # in float64
+        rows = self._add_noise(sums, deviation, uploads.dtype)
         if quantile is not None:
             deviation = count_noise * self._noise_scale
             self._adapt(quantile, float(num_below) - len(share.cohort) / 2, deviation)
         self.rounds += 1
-        return total.div_(self.denominator).to(uploads.dtype)
+        return rows
+
+    def _sum(self, uploads: Tensor, factors: Tensor, clients: Tensor) -> Tensor:
+        """Return the sums of this process's clipped uploads, [B, numel] or [1, numel]."""
+        if self.buckets is None:
+            return weighted_sum(uploads, factors)[None]
+        return self.buckets.sum(uploads, factors, clients, self.rounds)
+
+    def _add_noise(self, sums: Tensor, deviation: float, dtype: torch.dtype) -> Tensor:
+        """Return the noisy means, [B, numel].
+
+        Args:
+            sums: The sums of clipped uploads, [B, numel].
+            deviation: The standard deviation of the noise of each sum.
+            dtype: The type of the result.
+        """
+        rows = torch.empty_like(sums, dtype=dtype)
+        for bucket, total in enumerate(sums):
+            noise = self._draw_noise(sums.shape[1], bucket).to(sums.device)
+            noisy = torch.add(total, noise, alpha=deviation, out=noise)  # in float64
+            rows[bucket] = noisy.div_(self.denominator / len(sums))
+        return rows
 
     @property
     def _planned_noise(self) -> float:
@@ -168,8 +223,10 @@ class RoundPrivacy:
         simulated = self.settings.noise_cohort_size
         return 1.0 if simulated is None else self.denominator / simulated
 
-    def _draw_noise(self, numel: int) -> Tensor:
-        """Return the standardised noise of the next round, float64 [numel]."""
+    def _draw_noise(self, numel: int, bucket: int = 0) -> Tensor:
+        """Return new standardised noise of a sum in the next round, float64 [numel]."""
+        if self.buckets is not None:
+            return normal_row(key(self.seed, "privacy noise", self.rounds, bucket), numel)
         if self.settings.min_separation is None:
             return normal_row(key(self.seed, "privacy noise", self.rounds), numel)
         coefficients = root_coefficients(self.settings.min_separation)
@@ -177,7 +234,7 @@ class RoundPrivacy:
             self._correlated = []
             for round in range(self.rounds):
                 self._correlate(coefficients, round, numel)
-        return self._correlate(coefficients, self.rounds, numel)
+        return self._correlate(coefficients, self.rounds, numel).clone()
 
     def _correlate(self, coefficients: list[float], round: int, numel: int) -> Tensor:
         """Return the correlated noise of a round, and store it for the next rounds."""
@@ -229,11 +286,13 @@ class RoundPrivacy:
                 f" of a simulated federation with cohorts of {settings.noise_cohort_size} out of"
                 f" {settings.population} clients, not of this run"
             )
+        sums = f" and the noisy sums of {settings.buckets} buckets" if settings.buckets else ""
         return (
             f"Privacy{simulated}: ε = {self.epsilon():.4g} at δ = {settings.delta:g} after"
             f" {self.rounds} rounds, for neighbours in which {participation.neighbours}; by"
             f" {methods[self.accountant.accounting]} with {kinds[participation.kind]}. It covers"
-            " the global models, not logs and metrics; the noise is simulated, not cryptographic."
+            f" the global models{sums}, not logs and metrics; the noise is simulated, not"
+            " cryptographic."
         )
 
     # Stop and resume

@@ -5,15 +5,22 @@ with the client, or a value that this file refuses. ``tests/privacy/test_release
 the table of all algorithms, aggregators and options.
 """
 
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+
 from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds.adversary import Adversary
+from pl_fed.rounds.buckets import Buckets
+from pl_fed.rounds.checks import check_aggregator
 from pl_fed.rounds.privacy import RoundPrivacy, find_participation
 from pl_fed.samplers import Sampler
+from pl_fed.types import RoundContext
 
 _FOR = "for `federation.privacy`"
+_FOR_BUCKETS = "for `federation.privacy.buckets`"
 
 
 def check_privacy(
@@ -40,7 +47,8 @@ def check_privacy(
     num_clients = datamodule.clients.num_clients
     participation = find_participation(settings, sampler, num_clients)
     refusals = (
-        refuse_aggregator(aggregator),
+        refuse_aggregator(aggregator, settings.buckets),
+        refuse_buckets(settings.buckets, sampler.size_of_cohort(num_clients)),
         refuse_algorithm(client),
         refuse_states(client, participation.kind == "without_replacement"),
         refuse_data(datamodule),
@@ -51,28 +59,119 @@ def check_privacy(
             raise ValueError(refusal)
 
 
-def refuse_aggregator(aggregator: Aggregator) -> str | None:
+def refuse_aggregator(aggregator: Aggregator, buckets: int | None = None) -> str | None:
+    """Return the reason against an aggregator, or ``None`` if its result is private.
+
+    Args:
+        aggregator: The server's aggregator, with the pre-aggregators.
+        buckets: The number of noisy sums; ``None`` for one sum.
+    """
+    if buckets is None:
+        return _refuse_for_one_sum(aggregator)
+    return _refuse_for_buckets(aggregator, buckets)
+
+
+def _refuse_for_one_sum(aggregator: Aggregator) -> str | None:
     """Return the reason against an aggregator, or ``None`` for the uniform mean.
 
     The sensitivity is known for the sum of clipped uploads. A rule that compares uploads, or reads
     losses or sample counts, may change by more if one client changes.
     """
     if type(aggregator) is Mean:
-        if aggregator.weighting == "uniform":
-            return None
-        return (
-            f"Expected argument `weighting` of Mean to be 'uniform' {_FOR} but got"
-            f" {aggregator.weighting!r}: the numbers of samples are clients' data."
-        )
+        return _refuse_weights(aggregator)
     if aggregator.final_aggregator is not aggregator:
         return (
             f"Expected no `federation.pre_aggregators` {_FOR}, because"
-            " `federation.privacy.clip_norm` clips the uploads, but got some: remove them."
+            " `federation.privacy.clip_norm` clips the uploads, but got some: remove them, or set"
+            " `federation.privacy.buckets`."
         )
+    remedy = "; set `federation.privacy.buckets` to merge noisy sums of clients by it"
+    if aggregator.needs_start_losses or aggregator.needs_root:
+        remedy = ""  # such an aggregator is refused for buckets, too
     return (
         f"Expected argument `federation.aggregator` to be pl_fed.aggregators.Mean {_FOR} but got"
-        f" {type(aggregator).__name__}: no bound is known for its change by one client's upload."
+        f" {type(aggregator).__name__}: no bound is known for its change by one client's"
+        f" upload{remedy}."
     )
+
+
+def _refuse_for_buckets(aggregator: Aggregator, buckets: int) -> str | None:
+    """Return the reason against an aggregator of noisy sums, or ``None``.
+
+    It receives released values only, and none of the clients' losses and sample counts. So every
+    aggregator is private; those that need the missing values, or would waste noise, are refused.
+    """
+    name = type(aggregator.final_aggregator).__name__
+    released = f"Expected an aggregator that reads noisy sums only {_FOR_BUCKETS} but got {name}"
+    if aggregator.needs_start_losses:
+        return f"{released}, which reads the clients' losses: use, for example, Median."
+    if aggregator.needs_root:
+        return (
+            f"{released}, which reads the samples that `data.root_samples` takes from the clients:"
+            " use, for example, Median."
+        )
+    if refusal := _refuse_weights(aggregator.final_aggregator):
+        return refusal
+    if aggregator.mass(torch.ones(buckets)) is not None:
+        return (
+            f"Expected an aggregator other than a mean {_FOR_BUCKETS} but got {name}: the mean of"
+            f" {buckets} noisy sums is that of one sum with √{buckets} times the noise; use, for"
+            " example, Median, or set `federation.privacy.buckets` to null."
+        )
+    return None
+
+
+def _refuse_weights(aggregator: Aggregator) -> str | None:
+    """Return the reason against weights by samples, or ``None`` without them."""
+    weighting = getattr(aggregator, "weighting", "uniform")
+    if weighting == "uniform":
+        return None
+    return (
+        f"Expected argument `weighting` of {type(aggregator).__name__} to be 'uniform' {_FOR} but"
+        f" got {weighting!r}: the numbers of samples are clients' data."
+    )
+
+
+def refuse_buckets(buckets: int | None, cohort: int) -> str | None:
+    """Return the reason against the number of buckets, or ``None``.
+
+    Args:
+        buckets: The number of noisy sums; ``None`` for one sum.
+        cohort: The expected number of clients in a cohort.
+    """
+    if buckets is None or buckets <= cohort:
+        return None
+    return (
+        "Expected argument `federation.privacy.buckets` to be at most the expected cohort of"
+        f" {cohort} clients but got {buckets}: set a smaller number, or larger cohorts."
+    )
+
+
+def try_buckets(buckets: Buckets, aggregator: Aggregator, context: RoundContext) -> None:
+    """Try an aggregator on as many rows as there are buckets, and warn of too few buckets.
+
+    Args:
+        buckets: The buckets.
+        aggregator: An aggregator without memory of any round.
+        context: The context of a cohort of the expected size.
+
+    Raises:
+        ValueError: If the aggregator or its arguments do not fit the number of buckets.
+    """
+    minority, num_byzantine = buckets.largest_minority, context.num_byzantine
+    if num_byzantine > minority:
+        rank_zero_warn(
+            f"`federation.privacy.buckets` = {buckets.count} is below {2 * num_byzantine + 1} for"
+            f" {num_byzantine} expected Byzantine clients in a cohort: they may reach half of the"
+            f" buckets, where no aggregator works; it assumes {minority} Byzantine buckets."
+        )
+    try:
+        check_aggregator(aggregator, buckets.build_context(context, num_byzantine))
+    except ValueError as error:
+        raise ValueError(
+            f"{str(error).rstrip('.')}; the rows are the sums of `federation.privacy.buckets` ="
+            f" {buckets.count}."
+        ) from error
 
 
 def refuse_algorithm(client: Client) -> str | None:

@@ -17,10 +17,11 @@ from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.random import generator
 from pl_fed.rounds.byzantine_clients import ByzantineClients
-from pl_fed.rounds.checks import check_broken_share
+from pl_fed.rounds.checks import check_aggregator, check_broken_share
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.local_training import LocalTraining, RoundPlan
 from pl_fed.rounds.privacy import RoundPrivacy
+from pl_fed.rounds.privacy_checks import try_buckets
 from pl_fed.rounds.root_training import RootTraining
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
@@ -234,6 +235,19 @@ class RoundRunner:
         num_byzantine = self.byzantine_clients.count_expected_byzantine(len(cohort))
         return RoundContext(self.seed, round, num_byzantine, clients=cohort, losses=losses)
 
+    def try_aggregator(self) -> None:
+        """Run a new aggregator on short random uploads: of a cohort, or of the buckets of privacy.
+
+        Raises:
+            ValueError: If the aggregator or its arguments do not fit the number of uploads.
+        """
+        aggregator, cohort = self.server.new_aggregator(), self.client.population.cohort
+        context = self.build_context(torch.arange(cohort), torch.empty(0), 0)
+        if self.privacy is None or self.privacy.buckets is None:
+            check_aggregator(aggregator, context)
+        else:
+            try_buckets(self.privacy.buckets, aggregator, context)
+
     def root_update(self, round: int, optimizer: torch.optim.Optimizer) -> Tensor:
         """Return the update of the global model on the server's own root data, [numel].
 
@@ -301,17 +315,20 @@ class RoundRunner:
     def _merge_privately(
         self, privacy: RoundPrivacy, uploads: Uploads, hooks: RoundHooks, notes: "_Notes"
     ) -> Report:
-        """Move the global model by the noisy mean of clipped uploads; nothing else is released."""
-        clip_norm = privacy.clip_norm
+        """Move the global model by noisy means of clipped uploads; nothing else is released."""
+        clip_norm, share = privacy.clip_norm, uploads.share
+        num_byzantine = self.byzantine_clients.count_expected_byzantine(privacy.denominator)
         update = self.server.step(
             self.client.row("global").data,
             uploads.rows,
             uploads.weights,
             uploads.context,
             before_step=hooks.on_server_step,
-            merge=lambda _, rows, *__: privacy.protect(rows, uploads.share, notes),
+            merge=lambda aggregator, rows, _, context: privacy.merge(
+                aggregator, rows, share, context, num_byzantine
+            ),
         )
-        benign = ~self.byzantine_clients.is_byzantine[uploads.share.cohort]
+        benign = ~self.byzantine_clients.is_byzantine[share.cohort]
         distance: Tensor | float = math.nan
         if not benign.all():  # otherwise it is the effect of clipping and noise
             distance = uploads.distance_to_benign_mean(update, benign, self.server.aggregator)

@@ -35,7 +35,7 @@ def build(client=None, privacy=None, data=None, rounds=3, **settings):
 def silence(federation):
     """Replace the noise of a federation by zeros."""
     privacy = federation.session.rounds.privacy
-    privacy._draw_noise = lambda numel: torch.zeros(numel, dtype=torch.float64)
+    privacy._draw_noise = lambda numel, _: torch.zeros(numel, dtype=torch.float64)
     return federation
 
 

@@ -1,9 +1,13 @@
 """The table of everything that leaves a client: private as it is, or refused with a sentence.
 
+A cell has the number of its sentence in a list below the tables. In a sentence, NAME is the class
+of the row, and STATES are the states that the cell lists.
+
 ``PYTHONPATH=.:tests python tests/privacy/release_matrix.py`` writes the table into
 ``pl_fed/privacy/README.md``.
 """
 
+import re
 from pathlib import Path
 
 from algorithms import ALGORITHMS, make
@@ -41,7 +45,10 @@ AGGREGATORS = {
     "Chain": [],
     "Mean": [{}, {"weighting": "samples"}],
     "CenteredClipping": [{"tau": 1.0}],
+    "GeometricMedian": [{}, {"weighting": "samples"}],
+    "TiltedMean": [{}, {"q": -1.0}],
 }
+BUCKETS = 8
 
 
 def batch_norm_net():
@@ -83,11 +90,15 @@ def algorithm_rows():
 
 
 def aggregator_rows():
-    """Yield aggregators and pre-aggregators with their refusal."""
-    for kind, options in find_configurations(pl_fed.aggregators, Aggregator, AGGREGATORS):
-        yield named(kind.__name__, options), refuse_aggregator(kind(**options))
+    """Yield aggregators and pre-aggregators, their refusal, and that of buckets."""
+    aggregators = {
+        named(kind.__name__, options): kind(**options)
+        for kind, options in find_configurations(pl_fed.aggregators, Aggregator, AGGREGATORS)
+    }
     for kind, _ in find_configurations(pl_fed.aggregators, PreAggregator, {}):
-        yield f"pre-aggregator {kind.__name__}", refuse_aggregator(Chain([kind()], Mean()))
+        aggregators[f"pre-aggregator {kind.__name__}"] = Chain([kind()], Mean())
+    for name, aggregator in aggregators.items():
+        yield name, refuse_aggregator(aggregator), refuse_aggregator(aggregator, BUCKETS)
 
 
 def sampler_rows():
@@ -120,29 +131,48 @@ def option_rows():
         yield f"callback or schedule that monitors {monitor}", refusal
 
 
-def cell(refusal):
-    return "private" if refusal is None else f"refused: {refusal}".replace("|", "\\|")
+class Sentences:
+    """The sentences of the refusals: equal ones, but for a name and states, have one number."""
+
+    def __init__(self):
+        self.numbers = {}
+
+    def cell(self, name, refusal):
+        """Return the text of a cell."""
+        if refusal is None:
+            return "private"
+        sentence = re.sub(rf"\b{re.split('[, ]', name)[0]}\b", "NAME", refusal)
+        states = re.search(r"states (?:of clients )?\(([\w., ]+)\)", sentence)
+        if states:
+            sentence = sentence.replace(f"({states[1]})", "(STATES)")
+        number = self.numbers.setdefault(sentence, len(self.numbers) + 1)
+        return f"refused ({number})" + (f": {states[1]}" if states else "")
+
+    def lines(self):
+        return [f"{number}. {sentence}" for sentence, number in self.numbers.items()]
 
 
 def make_table():
-    """Return the tables in Markdown."""
-    lines = [
-        "| algorithm | Poisson, or no amplification | cohorts of fixed size |",
-        "|---|---|---|",
-    ]
-    for name, refusal, refusal_of_fixed in algorithm_rows():
-        own = cell(refusal)
-        fixed = "refused, too" if refusal else cell(refusal_of_fixed)
-        lines.append(f"| {name} | {own} | {fixed} |")
-    for title, rows in (
-        ("aggregator", aggregator_rows()),
-        ("sampler", sampler_rows()),
-        ("adversary", attack_rows()),
-        ("other option", option_rows()),
+    """Return the tables in Markdown, and the sentences of the refusals."""
+    sentences = Sentences()
+    lines = []
+    for head, rows in (
+        (("algorithm", "Poisson, or no amplification", "cohorts of fixed size"), algorithm_rows()),
+        (("aggregator", "one sum", "with `buckets`"), aggregator_rows()),
+        (("sampler", "with privacy"), sampler_rows()),
+        (("adversary", "with privacy"), attack_rows()),
+        (("other option", "with privacy"), option_rows()),
     ):
-        lines += ["", f"| {title} | with privacy |", "|---|---|"]
-        lines += [f"| {name} | {cell(refusal)} |" for name, refusal in rows]
-    return "\n".join(lines)
+        lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        for name, *refusals in rows:
+            cells = [sentences.cell(name, refusal) for refusal in refusals]
+            lines.append(f"| {' | '.join([name, *cells])} |")
+        lines.append("")
+    lines += [
+        "The sentences, in which NAME is the class of the row, and STATES are those of its cell:",
+        "",
+    ]
+    return "\n".join(lines + sentences.lines())
 
 
 def read_table():

@@ -15,6 +15,7 @@ pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not in
 import dp_accounting
 
 from pl_fed import Adversary, EngineOptions
+from pl_fed.aggregators import Median
 from pl_fed.attacks import Canaries
 from pl_fed.clients import FedAvg
 from pl_fed.functional.auditing import canary_direction, empirical_epsilon, normal_epsilon
@@ -45,18 +46,19 @@ def test_unequal_variances_agree_with_a_sum():
     assert excess == pytest.approx(1e-2, rel=1e-4)
 
 
-def audit(change=lambda privacy: None, noise=1.5, seed=0):
+def audit(change=lambda privacy: None, noise=1.5, seed=0, buckets=None):
     """Return the empirical and the claimed ε of a run with canaries."""
     client = FedAvg(seeded(lambda: mlp(width=WIDTH)), optimizer=sgd(0.1))
     adversary = Adversary(Canaries(), ids=list(range(NUM_CANARIES)), knowledge="own")
     federation, optimizer = build(
         client,
-        private(clip_norm=0.5, noise_multiplier=noise, delta=DELTA),
+        private(clip_norm=0.5, noise_multiplier=noise, delta=DELTA, buckets=buckets),
         shared_out(classes([4] * NUM_CLIENTS)),
         ROUNDS,
         adversary=adversary,
         engine=EngineOptions("stacked"),
         seed=seed,
+        aggregator=Median() if buckets else None,
     )
     privacy = federation.session.rounds.privacy
     change(privacy)
@@ -69,14 +71,14 @@ def audit(change=lambda privacy: None, noise=1.5, seed=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_empirical_epsilon_is_below_the_claimed_one(seed):
-    empirical, claimed = audit(seed=seed)
+@pytest.mark.parametrize(("seed", "buckets"), [(0, None), (1, None), (0, 8)])
+def test_empirical_epsilon_is_below_the_claimed_one(seed, buckets):
+    empirical, claimed = audit(seed=seed, buckets=buckets)
     assert empirical <= claimed
 
 
 def leave_out_noise(privacy):
-    privacy._draw_noise = lambda numel: torch.zeros(numel, dtype=torch.float64)
+    privacy._draw_noise = lambda numel, _: torch.zeros(numel, dtype=torch.float64)
 
 
 def weigh_by_samples(privacy):
@@ -92,7 +94,9 @@ def weigh_by_samples(privacy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [leave_out_noise, weigh_by_samples])
-def test_audit_finds_a_broken_mechanism(change):
-    empirical, claimed = audit(change)
+@pytest.mark.parametrize(
+    ("change", "buckets"), [(leave_out_noise, None), (weigh_by_samples, None), (leave_out_noise, 8)]
+)
+def test_audit_finds_a_broken_mechanism(change, buckets):
+    empirical, claimed = audit(change, buckets=buckets)
     assert empirical > 1.5 * claimed

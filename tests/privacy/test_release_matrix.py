@@ -23,8 +23,15 @@ def allowed(rows):
     return {name for name, refusal in rows if refusal is None}
 
 
-def test_only_the_uniform_mean_is_allowed():
-    assert allowed(aggregator_rows()) == {"Mean"}
+def test_only_the_uniform_mean_of_one_sum_is_allowed():
+    assert {name for name, refusal, _ in aggregator_rows() if refusal is None} == {"Mean"}
+
+
+def test_with_buckets_all_but_means_and_readers_of_clients_data_are_allowed():
+    assert {name for name, _, refusal in aggregator_rows() if refusal is not None} == {
+        *("Mean", "Mean, weighting: samples", "GeometricMedian, weighting: samples"),
+        *("TiltedMean", "KLoss", "QFFL", "Term", "FLTrust"),
+    }
 
 
 def test_only_samplers_without_clients_data_are_allowed():
@@ -58,11 +65,12 @@ def test_nothing_shared_is_selected_by_clients_metrics():
 def test_each_refusal_is_one_sentence_with_expectation_and_finding():
     rows = [(name, refusal) for name, refusal, _ in algorithm_rows()]
     rows += [(name, refusal) for name, _, refusal in algorithm_rows()]
-    for make_rows in (aggregator_rows, sampler_rows, attack_rows, option_rows):
+    rows += [(name, refusal) for name, *refusals in aggregator_rows() for refusal in refusals]
+    for make_rows in (sampler_rows, attack_rows, option_rows):
         rows += make_rows()
     for name, refusal in rows:
         if refusal:
-            assert re.fullmatch(r"Expected .* but got .*[a-z)'\]]\.", refusal), name
+            assert re.fullmatch(r"Expected .* but got .*[a-z)`'\]]\.", refusal), name
             assert ". " not in refusal, name
 
 
