@@ -176,6 +176,7 @@ class Federation(Configurable):
         self.further_metrics = name_metrics(metrics)
         self.seed = global_seed() if seed is None else seed
         self._session: Session | None = None
+        self._spent_privacy: RoundPrivacy | None = None  # of a replaced session
 
     def setup(
         self,
@@ -213,9 +214,10 @@ class Federation(Configurable):
         if previous is not None and not previous.states.belong_to(client, data, self.seed):
             if stage != "fit" and not loads:
                 previous.states.check_replaceable(client)
-            if stage == "fit" and not loads and previous.rounds.privacy is not None:
-                check_nothing_spent(previous.rounds.privacy)
+            self._note_spent_privacy(previous.rounds.privacy)
             previous = None
+        if stage == "fit" and not loads:
+            self._check_budget(previous)
         if previous is None:
             self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed)
         cohort = self.sampler.size_of_cohort(data.num_clients)
@@ -264,6 +266,17 @@ class Federation(Configurable):
                 "Expected argument `root_samples` of the data to be above 0 for an aggregator that"
                 " compares uploads with the server's own update, as FLTrust does, but got 0."
             )
+
+    def _note_spent_privacy(self, privacy: RoundPrivacy | None) -> None:
+        """Note the privacy step of a replaced session, if it has spent budget."""
+        if privacy is not None and privacy.rounds:
+            self._spent_privacy = privacy
+
+    def _check_budget(self, previous: Session | None) -> None:
+        """Refuse a fit that would begin a spent budget again, with the noise of earlier rounds."""
+        continued = None if previous is None else previous.rounds.privacy
+        if self._spent_privacy is not None and self._spent_privacy is not continued:
+            check_nothing_spent(self._spent_privacy)
 
     def _try_parts(self, session: Session) -> None:
         """Run the aggregator, the attacks and the engine on a few numbers before training."""
@@ -532,6 +545,7 @@ class Federation(Configurable):
         check_identity(state["identity"], identity)
         check_optimizer_identity(state["identity"], self.client)
         load_privacy(self.session.rounds.privacy, state.get("privacy"))
+        self._spent_privacy = None  # the checkpoint has the budget
         if self.adversary.redraw:
             self.byzantine_clients.is_byzantine = state["byzantine"]
         self.engine_choice.load_state_dict(state["engine"])

@@ -17,7 +17,8 @@ def clip_factors(squared_norms: Tensor, clip_norm: float) -> Tensor:
         clip_norm: C > 0.
 
     Returns:
-        float64 [n]; 0 for a row without a finite norm.
+        float64 [n]; 0 for a row without a finite norm, and for a factor that float32 cannot hold
+        with all its digits.
 
     Example:
         >>> clip_factors(torch.tensor([25.0, 0.25, 0.0, float("nan")]), 1.0).tolist()
@@ -25,7 +26,8 @@ def clip_factors(squared_norms: Tensor, clip_norm: float) -> Tensor:
     """
     norms = squared_norms.double().sqrt()
     factors = (clip_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
-    return torch.where(norms.isfinite(), factors, 0.0)
+    is_exact = factors >= torch.finfo(torch.float32).tiny
+    return torch.where(norms.isfinite() & is_exact, factors, 0.0)
 
 
 def bucket_sums(rows: Tensor, factors: Tensor, buckets: Tensor, count: int) -> Tensor:

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
@@ -289,8 +290,13 @@ def check_private_monitors(trainer: Any) -> None:
         trainer: The trainer, with the callbacks and schedules of the model.
 
     Raises:
-        ValueError: If a monitor is a metric of clients.
+        ValueError: If a monitor is a metric of clients, or a NaN would end the run.
     """
+    if torch.is_anomaly_enabled():
+        raise ValueError(
+            "Expected `trainer.detect_anomaly` to be false for `federation.privacy` but got true:"
+            " the end of a run at the NaN of one client would tell that it took part."
+        )
     for owner, monitor in _list_monitors(trainer):
         if monitor not in ("round", "epoch", "step") and not monitor.startswith("privacy/"):
             raise ValueError(

@@ -171,6 +171,7 @@ class ByzantineClients:
         simulate_merge: Callable[[Tensor, Tensor], Tensor],
         net: Callable[[], nn.Module] | None = None,
         samples: Callable[[int], Batch] | None = None,
+        hides_cohort: bool = False,
     ) -> Tensor:
         """Let the attackers of a cohort replace their uploads, in place.
 
@@ -184,6 +185,8 @@ class ByzantineClients:
                 does not change.
             net: Returns a copy of the global model, for attackers that train it.
             samples: Returns the training samples of a client by id, for attackers that train.
+            hides_cohort: Whether attackers know only themselves of the cohort, so that their
+                uploads do not depend on the participation and the data of benign clients.
 
         Returns:
             ``uploads``.
@@ -207,6 +210,8 @@ class ByzantineClients:
         if knows_own:
             empty = uploads.new_empty(0)
             context = replace(context, losses=empty, start_losses=empty, root=empty)
+            if hides_cohort:
+                context = _hide_cohort(context)
         else:
             simulation = _MergeSimulation(uploads, is_attacker, valid, simulate_merge)
             context = replace(context, simulate_merge=simulation)
@@ -219,6 +224,23 @@ class ByzantineClients:
             )
         uploads[is_attacker] = rows
         return uploads
+
+
+def _hide_cohort(context: RoundContext) -> RoundContext:
+    """Return the context of attackers that know only themselves of the cohort."""
+    samples_of, attackers = context.samples, set(context.attackers.tolist())
+
+    def samples(client: int) -> Batch:
+        if client not in attackers or samples_of is None:
+            raise ValueError(
+                "Expected an attack to read samples of attackers alone for `federation.privacy`"
+                f" but got client {client}."
+            )
+        return samples_of(client)
+
+    return replace(
+        context, clients=context.attackers, num_byzantine=len(attackers), samples=samples
+    )
 
 
 def _describe_forged(forged: object, own: Tensor) -> str:

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.aggregators import Aggregator, Mean
+from pl_fed.attacks import ALittleIsEnough, ModelReplacement
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.privacy import DifferentialPrivacy
@@ -52,7 +53,7 @@ def check_privacy(
         refuse_algorithm(client),
         refuse_states(client, participation.kind == "without_replacement"),
         refuse_data(datamodule),
-        refuse_adversary(adversary),
+        refuse_adversary(adversary, participation.kind == "without_replacement"),
     )
     for refusal in refusals:
         if refusal is not None:
@@ -237,8 +238,15 @@ def refuse_data(datamodule: FederatedData) -> str | None:
     return None
 
 
-def refuse_adversary(adversary: Adversary) -> str | None:
-    """Return the reason against an attack that sees unprotected uploads of others, or ``None``."""
+def refuse_adversary(adversary: Adversary, is_without_replacement: bool) -> str | None:
+    """Return the reason against an attack that depends on benign clients, or ``None``.
+
+    Args:
+        adversary: The Byzantine clients and their attack.
+        is_without_replacement: Whether the accounting uses amplification by cohorts of fixed size.
+            Its neighbours may swap a benign client for an attacker, and attackers that combine
+            their uploads would then all change them.
+    """
     if adversary.attack is None or not adversary.attack.forges:
         return None
     name = type(adversary.attack).__name__
@@ -254,6 +262,20 @@ def refuse_adversary(adversary: Adversary) -> str | None:
             " `federation.privacy` but got true: a benign client of a round would be an attacker of"
             " another, and attackers may combine their uploads."
         )
+    if is_without_replacement:
+        return (
+            f"Expected the sampler pl_fed.samplers.Poisson for {name} and `federation.privacy`,"
+            " because attackers may combine their uploads, but got cohorts of fixed size, in which"
+            " one client may take the place of an attacker: use Poisson, or set"
+            " `federation.privacy.amplification` to false."
+        )
+    for attack in getattr(adversary.attack, "attacks", [adversary.attack]):
+        if isinstance(attack, ALittleIsEnough | ModelReplacement) and attack.factor is None:
+            return (
+                f"Expected argument `factor` of {type(attack).__name__} to be a number {_FOR} but"
+                " got null, which computes it from the size of the cohort: attackers do not know"
+                " it; set a number."
+            )
     return None
 
 

@@ -273,6 +273,7 @@ class RoundRunner:
                 self._server_states,
                 net=self.evaluator.copy_global_model,
                 samples=self.states.data.training_samples,
+                hides_cohort=self.privacy is not None,
             )
 
     def _merge(

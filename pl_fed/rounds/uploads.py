@@ -70,6 +70,7 @@ class Uploads:
         server_states: Mapping[str, Tensor],
         net: Callable[[], nn.Module],
         samples: Callable[[int], Batch],
+        hides_cohort: bool = False,
     ) -> None:
         """Let the attackers replace their uploads, equally in every process.
 
@@ -81,6 +82,7 @@ class Uploads:
             server_states: The server's current states by name, [length] each.
             net: Returns a copy of the global model, for attackers that train it.
             samples: Returns the training samples of a client by id, for attackers that train.
+            hides_cohort: Whether attackers know only themselves of the cohort.
         """
         context, valid = self.context, self._valid
 
@@ -93,7 +95,7 @@ class Uploads:
 
         rows = self.share.gather(self.rows if self._owns_rows else self.rows.clone())
         self.rows = self._byzantine_clients.forge(
-            rows, valid, context, simulate_merge, net, samples
+            rows, valid, context, simulate_merge, net, samples, hides_cohort
         )
         if not valid.all():
             own_valid = self._select_own(valid)[:, None]

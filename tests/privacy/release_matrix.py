@@ -19,7 +19,7 @@ import pl_fed.aggregators
 import pl_fed.samplers
 from pl_fed import Adversary, DifferentialPrivacy
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
-from pl_fed.attacks import RandomLabels, SignFlipping
+from pl_fed.attacks import ALittleIsEnough, RandomLabels, SignFlipping
 from pl_fed.clients import FedAvg, FedBN
 from pl_fed.lightning.compatibility import check_private_monitors
 from pl_fed.rounds.privacy import find_participation
@@ -111,14 +111,18 @@ def sampler_rows():
 
 def attack_rows():
     """Yield kinds of attacks with their refusal."""
-    yield "attack on data", refuse_adversary(Adversary(RandomLabels(), fraction=0.2))
+    yield "attack on data", refuse_adversary(Adversary(RandomLabels(), fraction=0.2), False)
     for options in (
         {"knowledge": "all"},
         {"knowledge": "own"},
         {"knowledge": "own", "redraw": True},
     ):
         adversary = Adversary(SignFlipping(), fraction=0.2, **options)
-        yield named("attack on uploads", options), refuse_adversary(adversary)
+        yield named("attack on uploads", options), refuse_adversary(adversary, False)
+    own = Adversary(SignFlipping(), fraction=0.2, knowledge="own")
+    yield "attack on uploads, cohorts of fixed size", refuse_adversary(own, True)
+    by_size = Adversary(ALittleIsEnough(), fraction=0.2, knowledge="own")
+    yield "attack on uploads, factor by the size of the cohort", refuse_adversary(by_size, False)
 
 
 def option_rows():

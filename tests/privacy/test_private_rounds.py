@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,16 @@ pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not in
 
 from pl_fed import Adversary, EngineOptions, Federation
 from pl_fed.aggregators import Clipping, Krum, Mean, Median
-from pl_fed.attacks import RandomLabels, SignFlipping
+from pl_fed.attacks import (
+    ALittleIsEnough,
+    Attack,
+    Combined,
+    ModelReplacement,
+    RandomLabels,
+    SignFlipping,
+)
 from pl_fed.clients import Ditto, FedAvg, FedBN, Local, Scaffold
+from pl_fed.lightning.compatibility import check_private_monitors
 from pl_fed.random import key, normal_row
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, BySize, Cyclic, Poisson, Uniform
@@ -227,10 +236,36 @@ def test_budget_does_not_begin_again_with_another_client_or_other_data():
     federation.setup(client, data, "fit", settings=settings)  # nothing is spent yet
     client.train()
     run(federation, client.configure_optimizers())
-    other_data = shared_out(classes([6] * 9))
-    for again in ((fed_avg().double(), data), (client, other_data)):
-        with pytest.raises(ValueError, match=r"Expected a new Federation .* ε = .* in 1 rounds"):
+    other_data, other = shared_out(classes([6] * 9)), fed_avg().double()
+    words = r"Expected a new Federation .* ε = .* in 1 rounds"
+    for again in ((other, data), (client, other_data)):
+        with pytest.raises(ValueError, match=words):
             federation.setup(*again, "fit", settings=settings)
+    federation.setup(client, data, "fit", settings=settings)  # continues the budget
+    assert federation.session.rounds.privacy.rounds == 1
+    federation.setup(other, data, "validate")  # replaces the session, as a failed resume does
+    for again in ((other, data), (client, data)):
+        with pytest.raises(ValueError, match=words):
+            federation.setup(*again, "fit", settings=settings)
+
+
+def test_budget_of_a_checkpoint_continues_after_another_run_of_the_federation():
+    data, settings = shared_out(classes(SIZES)), RunSettings(rounds=3)
+    federation, optimizer = build(data=data)
+    run(federation, optimizer)
+    saved, other = federation.state_dict(), fed_avg().double()
+    federation.setup(other, data, "fit", loads=True, settings=settings)
+    federation.load_state_dict(saved)
+    federation.setup(other, data, "fit", settings=settings)
+    assert federation.session.rounds.privacy.rounds == 1
+
+
+def test_anomaly_detection_is_refused():
+    trainer = SimpleNamespace(callbacks=[], lr_scheduler_configs=[])
+    check_private_monitors(trainer)
+    words = r"Expected `trainer.detect_anomaly` to be false"
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(ValueError, match=words):
+        check_private_monitors(trainer)
 
 
 def fed_avg(**options):
@@ -284,6 +319,25 @@ REFUSED = {
         {"data": shared_out(classes(SIZES), normalize="channel")},
         "`data.normalize` to be \"none\" or a pair .* but got 'channel'",
     ),
+    "forged uploads without replacement": (
+        {
+            "adversary": Adversary(SignFlipping(), fraction=0.25, knowledge="own"),
+            "sampler": Uniform(3),
+        },
+        "Poisson for SignFlipping .* may take the place of an attacker",
+    ),
+    "factor of the cohort": (
+        {"adversary": Adversary(ALittleIsEnough(), fraction=0.25, knowledge="own")},
+        "`factor` of ALittleIsEnough to be a number .* but got null",
+    ),
+    "factor of the cohort, combined": (
+        {
+            "adversary": Adversary(
+                Combined([RandomLabels(), ModelReplacement()]), fraction=0.25, knowledge="own"
+            )
+        },
+        "`factor` of ModelReplacement to be a number",
+    ),
     "knowledge": ({"adversary": FORGED}, '`federation.adversary.knowledge` to be "own" for Sign'),
     "redraw": (
         {"adversary": Adversary(SignFlipping(), fraction=0.25, knowledge="own", redraw=True)},
@@ -301,6 +355,30 @@ REFUSED = {
 def test_what_has_no_theorem_is_refused_before_training(settings, words):
     with pytest.raises(ValueError, match=words):
         build(**settings)
+
+
+class OwnSharesOnly(Attack):
+    """Sends numbers that an attacker could tell the cohort by."""
+
+    def forge(self, honest, own, context):
+        assert len(honest) == len(own) == len(context.clients) == context.num_byzantine
+        assert context.clients.equal(context.attackers)
+        assert context.clients.equal(context.observed)
+        with pytest.raises(ValueError, match=r"samples of attackers alone .* got client 7"):
+            context.samples(7)
+        assert len(context.samples(int(context.attackers[0])).inputs)
+        return torch.ones_like(own)
+
+
+def test_attackers_know_only_themselves_of_the_cohort():
+    """Otherwise one benign client would change all of their uploads."""
+    adversary = Adversary(OwnSharesOnly(), ids=[0, 1], knowledge="own")
+    updates = []
+    for cohort in ((0, 1, 5), (0, 1)):
+        federation, optimizer = build(adversary=adversary)
+        set_cohort(federation, *cohort)
+        updates.append(run(federation, optimizer)[0])
+    assert 0 < float((updates[0] - updates[1]).norm()) <= 0.05 / 4 * (1 + 1e-9)
 
 
 ALLOWED = {
