@@ -1,185 +1,120 @@
-"""FedTilt's Tables II, III and VII and a picture of the tilts, from the runs' rows.
+"""FedTilt's Tables II, III and VII and their pictures, from the paper's rows and our runs.
 
 python -m experiments.fedtilt.report
 """
 
-import itertools
-import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from experiments.fedtilt.run import (
-    CIFAR10_SETTINGS,
-    DITTO_LAM,
-    SEEDS,
-    SETTINGS,
-    SPLITS,
-    SWEEP,
-    SWEPT,
-    WHOLE,
-    job,
+from experiments.fedtilt.agreement import (
+    PERSONAL,
+    SYMBOLS,
+    Compared,
+    compare,
+    count_agreeing,
+    describe_never_drawn,
+    describe_own,
+    interval_cells,
+    tabulate_all_agreement,
+    tabulate_figures,
 )
-from experiments.grid import Row, finished_rows, group_rows, key_of, read
-from experiments.tables import DATA_NAMES, Comparison, fold, markdown, notes, tabulate_misses
+from experiments.fedtilt.bounds import count_possible
+from experiments.fedtilt.limits import FIGURES, ROWS, describe_published, draw_published
+from experiments.fedtilt.paper import BAND, CONDITION_WORDS, METRICS, SPREADS, describe
+from experiments.fedtilt.readings import READINGS, TEN_GROUPS, TESTED_MODELS, ClientResults
+from experiments.fedtilt.results import Results, comparisons, read_published_rows
+from experiments.fedtilt.run import DITTO_LAM, OWN_TENTH, SEEDS, SPLITS, SWEPT, WHOLE
+from experiments.fedtilt.sweep import draw_sweep
+from experiments.grid import finished_rows, group_rows, read
+from experiments.tables import Comparison, fold, markdown, notes
 
 HERE = Path(__file__).parent
-BAND = 2.0  # points, for all four figures
-METRICS = {
-    "accuracy": "accuracy, %",
-    "accuracy_std": "σ over clients",
-    "class_std_mean": "μ_σ over classes",
-    "class_std_std": "σ_σ over classes",
-}
-SPREADS = [metric for metric in METRICS if metric != "accuracy"]
-METRIC_WORDS = {  # in the picture
-    "accuracy": "accuracy, %",
-    "accuracy_std": "spread over clients (σ)",
-    "class_std_mean": "spread over classes (μ_σ)",
-    "class_std_std": "spread of the latter (σ_σ)",
-}
-SWEPT_WORDS = {"fmnist/clean": "clean", "fmnist/corruption": "corrupted"}
-READINGS = {  # rows of the table → the paper's method, our method and our model
-    "FedAvg, global w": ("FedAvg", "FedAvg", "global"),
-    "FedAvg, w_n after 10 local passes": ("FedAvg", "FedAvg", "personal"),
-    "Ditto": ("Ditto", "Ditto", "personal"),
-    "FedTilt": ("FedTilt", "FedTilt", "personal"),
-}
-CONDITION_WORDS = {
-    "clean": "clean",
-    "corruption": "random corruptions",
-    "gaussian": "Gaussian noise",
-}
 TABLES = {"clean": "II", "corruption": "III", "gaussian": "VII"}  # of the paper
 
 
-class Results:
-    """Results of the runs, as values over seeds."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self.rows = list(rows)
-
-    def values(
-        self, setting: str, method: str, column: str, split: str, arguments: str | None = None
-    ) -> list[float]:
-        """Return a column's values in %, one per seed, by default for the table's arguments."""
-        arguments = arguments or job(setting, split, method, 0).key[3]
-        run = (setting, method, split, arguments)
-        names = ("setting", "method", "split", "arguments")
-        return [
-            100 * float(row[column])
-            for row in self.rows
-            if key_of(row, names) == run and row.get(column)
-        ]
-
-
-def read_published_rows() -> list[Row]:
-    """Return the paper's rows for the settings that are run."""
-    ours = {*SETTINGS, *CIFAR10_SETTINGS}
-    return [row for row in read(HERE / "paper.csv") if row["setting"] in ours]
-
-
-def figures() -> dict[tuple[str, str], dict[str, Comparison]]:
-    """Return the comparisons of the committed runs, by setting and reading."""
+def figures() -> Compared:
+    """Return the comparisons of the committed runs, by setting and tested model."""
     return comparisons(Results(finished_rows(HERE / "results.csv")), WHOLE)
 
 
-def comparisons(results: Results, split: str) -> dict[tuple[str, str], dict[str, Comparison]]:
-    """Return the comparisons with the paper by setting and reading, then by figure."""
-    theirs = {(row["setting"], row["method"]): row for row in read_published_rows()}
-    found: dict[tuple[str, str], dict[str, Comparison]] = {}
-    for setting in dict.fromkeys(setting for setting, _ in theirs):
-        for name, (method, ours, model) in READINGS.items():
-            for metric in METRICS:
-                values = results.values(setting, ours, f"{model}_{metric}", split)
-                if values:
-                    comparison = Comparison(
-                        float(theirs[setting, method][metric]), None, values, BAND
-                    )
-                    found.setdefault((setting, name), {})[metric] = comparison
-    return found
+def own_figures() -> Compared:
+    """Return the comparisons of the committed runs of "own 10 %": all clients, ten groups."""
+    return compare(ClientResults(read(HERE / "clients.csv")))
 
 
-def describe(setting: str) -> str:
-    """Return a setting in words."""
-    data, condition = setting.split("/")
-    return f"{DATA_NAMES[data]}, {CONDITION_WORDS[condition]}"
+def short_table() -> str:
+    """Return the number of agreeing figures of the committed runs by data set and reading."""
+    own = ClientResults(read(HERE / "clients.csv"))
+    tables = {"whole classes, two classes": figures()}
+    tables |= {reading.name: compare(own, reading) for reading in READINGS}
+    return tabulate_all_agreement(tables)
 
 
 def table(
     compared: Mapping[tuple[str, str], Mapping[str, Comparison]], condition: str, more: str = ""
 ) -> str:
     """Return the table of a condition; ``more`` is appended to its title."""
-    rows = [
-        [
-            f"{DATA_NAMES[setting.split('/')[0]]}, {name}",
-            *(cell for metric in METRICS for cell in row[metric].cells(2)),
-        ]
-        for (setting, name), row in compared.items()
-        if setting.endswith(condition)
-    ]
-    head = [""] + [cell for metric in METRICS.values() for cell in (metric, "ours", "difference")]
-    if not rows:
+    selected = {key: row for key, row in compared.items() if key[0].endswith(condition)}
+    if not selected:
         return ""
-    title = f"## Table {TABLES[condition]}: {CONDITION_WORDS[condition]}{more}"
-    return f"{title}\n\n" + fold("All figures", markdown(head, rows))
+    title = f"Table {TABLES[condition]}, {CONDITION_WORDS[condition]}{more}"
+    return fold(title, tabulate_figures(selected))
 
 
-def orders(results: Results) -> str:
-    """Return the table of the methods' ranking by each figure, in the paper and in our runs."""
-    rows = []
-    for (setting,), own in group_rows(read_published_rows(), "setting"):
-        theirs = {row["method"]: row for row in own}
-        for metric, title in METRICS.items():
-            sign = -1 if metric == "accuracy" else 1
-            found = {
-                method: results.values(setting, method, f"personal_{metric}", WHOLE)
-                for method in theirs
-            }
-            if not all(found.values()):
-                continue
-            ours = sorted(found, key=lambda m: sign * statistics.mean(found[m]))
-            order = sorted(theirs, key=lambda m: sign * float(theirs[m][metric]))
-            same = "✓" if ours == order else ("first ✓" if ours[0] == order[0] else "✗")
-            rows.append([describe(setting), title, " > ".join(order), " > ".join(ours), same])
-    ranks = markdown(["setting", "figure", "the paper", "ours", "same"], rows)
+def describe_whole(results: Results) -> str:
+    """Return the section on the runs with all test images of a client's classes."""
+    compared = comparisons(results, WHOLE)
+    misses = [
+        [f"{describe(setting)}: {name}", *interval_cells(row["accuracy"])]
+        for (setting, name), row in compared.items()
+        if not row["accuracy"].agrees
+    ]
+    spreads = [row[metric].agrees for row in compared.values() for metric in SPREADS]
+    others = [split for split in SPLITS if split not in (WHOLE, OWN_TENTH)]
+    tables = [table(compared, condition) for condition in TABLES]
+    tables += [table(comparisons(results, split), "clean", f": {split}") for split in others]
     return (
-        "## Ranking of the methods\n\nFedAvg is represented by w_n after 10 local passes.\n\n"
-        + fold("All rankings", ranks)
+        (HERE / "whole.md")
+        .read_text()
+        .format(
+            agreeing=sum(row["accuracy"].agrees for row in compared.values()),
+            accuracies=len(compared),
+            spreads=sum(spreads),
+            compared_spreads=len(spreads),
+            never=describe_never_drawn(SEEDS),
+            misses=markdown(["", "the paper", "ours", "difference"], misses),
+            tables="\n".join(filter(None, tables)),
+        )
     )
 
 
-def draw_sweep(results: Results, path: Path) -> None:
-    """Draw accuracy and the three spreads over τ and λ, for the first seed."""
-    first = Results(row for row in results.rows if row["seed"] == str(SEEDS[0]))
-    figure = Figure(figsize=(15, 3.4 * len(SWEPT)), layout="constrained")
-    panels = figure.subplots(len(SWEPT), len(METRICS), squeeze=False)
-    lams, taus = SWEEP["lam"], SWEEP["tau"]
-    for row, setting in zip(panels, SWEPT):
-        for axes, metric in zip(row, METRICS):
-            grid = [[math.nan] * len(taus) for _ in lams]
-            for (i, lam), (j, tau) in itertools.product(enumerate(lams), enumerate(taus)):
-                arguments = job(setting, WHOLE, "FedTilt", SEEDS[0], lam=lam, tau=tau).key[3]
-                column = f"personal_{metric}"
-                values = first.values(setting, "FedTilt", column, WHOLE, arguments)
-                grid[i][j] = next(iter(values), math.nan)
-            best = "viridis" if metric == "accuracy" else "viridis_r"
-            image = axes.imshow(grid, cmap=best, aspect="auto")
-            for i, j in itertools.product(range(len(lams)), range(len(taus))):
-                *colour, _ = image.cmap(image.norm(grid[i][j]))
-                ink = "white" if statistics.mean(colour) < 0.5 else "black"
-                text = f"{grid[i][j]:.2f}"
-                axes.text(j, i, text, ha="center", va="center", fontsize=8, color=ink)
-            axes.set_xticks(range(len(taus)), [f"{t:g}" for t in taus])
-            axes.set_yticks(range(len(lams)), [f"{lam:g}" for lam in lams])
-            axes.set_title(f"{SWEPT_WORDS[setting]}: {METRIC_WORDS[metric]}", fontsize=10.5)
-            axes.set(xlabel="τ", ylabel="λ")
-    figure.suptitle(
-        "FedTilt on Fashion-MNIST, personal models; yellow is better", fontweight="bold"
-    )
-    figure.savefig(path, dpi=120)
+def tabulate_rankings(results: Results, own: ClientResults) -> str:
+    """Return the methods' ranking by each figure: the paper's, and those of our runs."""
+    rows = []
+    for (setting,), published in group_rows(read_published_rows(), "setting"):
+        theirs = {row["method"]: row for row in published}
+        for place, (metric, symbol) in enumerate(SYMBOLS.items()):
+            sign = -1 if place == 0 else 1
+            order = sorted(theirs, key=lambda m: sign * float(theirs[m][metric]))
+            column = f"personal_{metric}"
+            ranked = (
+                {m: results.values(setting, m, column, WHOLE) for m in order},
+                {m: own.values(setting, PERSONAL[m], TEN_GROUPS).get(metric, []) for m in order},
+            )
+            cells = [describe(setting), symbol, " > ".join(order)]
+            rows.append([*cells, *(_rank(values, sign, order) for values in ranked)])
+    head = ["setting", "figure", "the paper", "ours, whole classes", "ours, own 10 %, ten groups"]
+    return fold("All rankings", markdown(head, rows))
+
+
+def _rank(values: Mapping[str, list[float]], sign: int, paper: list[str]) -> str:
+    """Return the methods from the best to the worst mean, and whether the paper's are the same."""
+    if not all(values.values()):
+        return "–"
+    ours = sorted(values, key=lambda method: sign * statistics.mean(values[method]))
+    mark = "✓" if ours == paper else ("first ✓" if ours[0] == paper[0] else "✗")
+    return f"{' > '.join(ours)} {mark}"
 
 
 def describe_selection() -> str:
@@ -192,38 +127,61 @@ def describe_selection() -> str:
     return "; ".join(texts)
 
 
-def write(folder: Path = HERE) -> None:
-    """Write tables.md and the pictures."""
-    results = Results(finished_rows(folder / "results.csv"))
-    hours = sum(float(row["seconds"]) for row in results.rows) / 3600
-    compared = comparisons(results, WHOLE)
-    accuracies = {
-        f"{describe(setting)}: {name}": row["accuracy"] for (setting, name), row in compared.items()
-    }
-    spreads = [row[metric].agrees for row in compared.values() for metric in SPREADS]
-    head = (
+def describe_head(results: Results, own: ClientResults) -> str:
+    """Return the summary of the page, and the setting of the runs."""
+    return (
         (HERE / "head.md")
         .read_text()
         .format(
             runs=len(results.rows),
-            hours=hours,
+            hours=sum(float(row["seconds"]) for row in results.rows) / 3600,
             lam=DITTO_LAM,
             chosen=describe_selection(),
             band=BAND,
-            misses=tabulate_misses(accuracies, 2),
-            spreads=sum(spreads),
-            compared_spreads=len(spreads),
+            impossible=len(ROWS) - count_possible(FIGURES, 2),
+            possible=count_possible(FIGURES, 10),
+            rows=len(ROWS),
+            **_count_own(own),
         )
     )
-    parts = [table(compared, condition) for condition in TABLES]
-    others = [split for split in SPLITS if split != WHOLE]
-    parts += [table(comparisons(results, split), "clean", f": {split}") for split in others]
-    runs = {(r["setting"], r["arguments"]) for r in results.rows if r["method"] == "FedTilt"}
-    if all(len([run for run in runs if run[0] == setting]) > 1 for setting in SWEPT):
+
+
+def _count_own(own: ClientResults) -> dict[str, str]:
+    """Return the numbers of agreeing figures in the page's summary, by their names in it."""
+    methods = ("Ditto", "FedTilt")
+    figures_in_band = {
+        f"{data}_{reading.groups}": count_agreeing(compare(own, reading), data, methods, METRICS)
+        for data in ("mnist", "fmnist")
+        for reading in READINGS[:2]
+    }
+    accuracies = {
+        model: count_agreeing(compare(own), None, [row], ["accuracy"])
+        for row, (method, model) in TESTED_MODELS.items()
+        if method == "FedAvg"
+    }
+    return figures_in_band | accuracies
+
+
+def write(folder: Path = HERE) -> None:
+    """Write tables.md and the pictures."""
+    results = Results(finished_rows(folder / "results.csv"))
+    own = ClientResults(read(folder / "clients.csv"))
+    tilts = {(r["setting"], r["arguments"]) for r in results.rows if r["method"] == "FedTilt"}
+    if all(len([run for run in tilts if run[0] == setting]) > 1 for setting in SWEPT):
         draw_sweep(results, folder / "tilts.png")
-    (folder / "tables.md").write_text(
-        head + "\n".join([*filter(None, parts), orders(results)]) + notes(HERE)
+    draw_published(folder / "published.png")
+    ranking = (
+        "## Ranking of the methods\n\nFedAvg is represented by w_n after 10 local passes.\n\n"
+        + tabulate_rankings(results, own)
     )
+    parts = [
+        describe_head(results, own),
+        describe_published(),
+        describe_own(own),
+        describe_whole(results),
+        ranking,
+    ]
+    (folder / "tables.md").write_text("\n".join(filter(None, parts)) + notes(HERE))
 
 
 if __name__ == "__main__":

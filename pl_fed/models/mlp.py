@@ -4,8 +4,8 @@ S. Zhu, J. Zeng, S. Wang, Y. Sun, X. Li, Y. Yao and Z. Peng, "On ADMM in Heterog
 Learning: Personalization, Robustness, and Fairness" (FLAME), arXiv 2407.16397: 784-128-64-10 ("two
 hidden layers"), 109,386 parameters; its Table II says 7,850.
 B. Zhang, L. Mares De La Cruz and B. Wang, "FedTilt: Towards Multi-Level Fairness-Preserving and
-Robust Federated Learning", arXiv 2503.13537: "3 linear layers", without widths. FedTilt builds on
-the code of LotteryFL, where the widths are 784-300-100-10: ``MLP(hidden=[300, 100])``.
+Robust Federated Learning", arXiv 2503.13537: "3 linear layers", without widths. This project takes
+784-300-100-10 for it: ``MLP(hidden=[300, 100])``.
 """
 
 from collections.abc import Sequence

@@ -35,8 +35,6 @@ class Shards(Partitioner):
         reference: Draw shards as FLAME's code does. Some samples may then belong to no client.
         whole_test_classes: Test each client on all official test samples of its classes, so that
             clients with a common class share test samples. It requires ``data.split: official``.
-            LotteryFL (A. Li et al., SEC 2021, arXiv 2008.03371), FedTilt's source for its split,
-            tests in this way.
 
     Shape:
         labels: class ids [n], in any numbering.

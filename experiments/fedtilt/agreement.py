@@ -1,0 +1,272 @@
+"""Tables of our runs of "own 10 %" beside the paper: agreement by reading, and paired tests."""
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from experiments.evidence import interval, paired_p_value, paired_rank_p_value
+from experiments.fedtilt.limits import LEVEL, PAIRS, format_p_value
+from experiments.fedtilt.noise import expect
+from experiments.fedtilt.paper import BAND, METRICS, SPREADS, Figures, describe, read_all_rows
+from experiments.fedtilt.readings import (
+    READINGS,
+    TEN_GROUPS,
+    TESTED_MODELS,
+    ClientResults,
+    ClientRun,
+    Reading,
+    count_never_drawn,
+    measure_cohort_noise,
+    rate_cohorts_in_band,
+)
+from experiments.tables import DATA_NAMES, Comparison, fold, markdown
+
+TEMPLATE = Path(__file__).parent / "own.md"
+PUBLISHED = {(row["setting"], row["method"]): Figures.from_row(row) for row in read_all_rows()}
+PERSONAL = {"FedAvg": "FedAvg, w_n after 10 local passes", "Ditto": "Ditto", "FedTilt": "FedTilt"}
+SYMBOLS = {metric: title.split()[0].strip(",") for metric, title in METRICS.items()}
+COMPARED_FIGURES = [(READINGS[0], metric) for metric in METRICS] + [
+    (TEN_GROUPS, metric) for metric in ("class_std_mean", "class_std_std")
+]
+Compared = dict[tuple[str, str], dict[str, Comparison]]  # by setting and row, then by figure
+
+
+def compare(results: ClientResults, reading: Reading = TEN_GROUPS) -> Compared:
+    """Return the comparisons of our runs with the paper under a reading."""
+    compared: Compared = {}
+    for setting in results.settings:
+        for name, (method, _) in TESTED_MODELS.items():
+            for metric, values in results.values(setting, name, reading).items():
+                paper = getattr(PUBLISHED[setting, method], metric)
+                row = compared.setdefault((setting, name), {})
+                row[metric] = Comparison(paper, None, values, BAND)
+    return compared
+
+
+def expect_untrained(results: ClientResults, reading: Reading) -> Compared:
+    """Return the comparisons of identical clients at the published accuracies with the paper."""
+    compared: Compared = {}
+    for setting, name in compare(results, reading):
+        published = PUBLISHED[setting, TESTED_MODELS[name][0]]
+        expected = expect(published.accuracy, reading.design_for(setting))
+        compared[setting, name] = {
+            metric: Comparison(getattr(published, metric), None, [getattr(expected, metric)], BAND)
+            for metric in METRICS
+        }
+    return compared
+
+
+def count_agreeing(
+    compared: Compared, data: str | None, names: Collection[str], metrics: Iterable[str]
+) -> str:
+    """Return the number of agreeing figures of some rows, over a data set's or all settings."""
+    agrees = [
+        figures[metric].agrees
+        for (setting, row), figures in compared.items()
+        for metric in metrics
+        if data in (None, setting.split("/")[0]) and row in names
+    ]
+    return f"{sum(agrees)} of {len(agrees)}" if agrees else "–"
+
+
+def tabulate_agreement(results: ClientResults, metrics: Sequence[str]) -> str:
+    """Return the number of agreeing figures by data set and reading, and without training."""
+    readings = READINGS if "accuracy" not in metrics else READINGS[::2]
+    tables = {
+        (reading.clients if "accuracy" in metrics else reading.name): compare(results, reading)
+        for reading in readings
+    }
+    if "accuracy" not in metrics:
+        untrained = {f"no training: {r.name}": expect_untrained(results, r) for r in READINGS}
+        tables = {**tables, **untrained}
+    rows = [
+        [f"{DATA_NAMES[data]}: {name}"]
+        + [count_agreeing(compared, data, [row], metrics) for row in TESTED_MODELS]
+        for data in dict.fromkeys(setting.split("/")[0] for setting in results.settings)
+        for name, compared in tables.items()
+    ]
+    return markdown(["", *TESTED_MODELS], rows)
+
+
+def tabulate_all_agreement(tables: Mapping[str, Compared]) -> str:
+    """Return the number of agreeing figures, all four together, by data set and reading.
+
+    Args:
+        tables: Names of readings → comparisons.
+    """
+    rows = [
+        [f"{name}: {reading}"]
+        + [count_agreeing(compared, data, [row], METRICS) for row in TESTED_MODELS]
+        for data, name in DATA_NAMES.items()
+        for reading, compared in tables.items()
+    ]
+    head = ["figures in the band", *TESTED_MODELS]
+    return markdown(head, [row for row in rows if set(row[1:]) != {"–"}])
+
+
+def tabulate_figures(compared: Mapping[tuple[str, str], Mapping[str, Comparison]]) -> str:
+    """Return all figures: the paper's, ours with its interval over seeds, and the difference."""
+    rows = [
+        [f"{describe(setting)}: {name}"]
+        + [cell for metric in METRICS for cell in interval_cells(row[metric])]
+        for (setting, name), row in compared.items()
+    ]
+    head = [cell for symbol in SYMBOLS.values() for cell in (symbol, "ours", "difference")]
+    return markdown(["", *head], rows)
+
+
+def tabulate_reading(results: ClientResults, reading: Reading) -> str:
+    """Return all figures under a reading, with a row of identical clients for each method."""
+    compared, untrained = compare(results, reading), expect_untrained(results, reading)
+    rows: Compared = {}
+    for setting in results.settings:
+        rows |= {key: row for key, row in compared.items() if key[0] == setting}
+        rows |= {
+            (setting, f"{method}, no training"): untrained[setting, name]
+            for method, name in PERSONAL.items()
+            if (setting, name) in untrained
+        }
+    return tabulate_figures(rows)
+
+
+def interval_cells(comparison: Comparison) -> list[str]:
+    """Return three cells: the paper's figure, ours with its interval over seeds, the difference."""
+    paper, _, difference = comparison.cells(2)
+    return [paper, interval(comparison.ours).text(2), difference]
+
+
+def tabulate_cohorts(results: ClientResults) -> str:
+    """Return the share of random cohorts of ten clients with all four figures in the band."""
+    rows = []
+    for setting in results.settings:
+        cells = [describe(setting)]
+        for method in PERSONAL:
+            shares = [
+                rate_cohorts_in_band(run, PUBLISHED[setting, method])
+                for run in results.select(setting, method)
+            ]
+            cells.append(f"{100 * statistics.mean(shares):.0f} %" if shares else "–")
+        rows.append(cells)
+    return markdown(["all four figures in the band", *PERSONAL.values()], rows)
+
+
+def tabulate_cohort_noise(results: ClientResults) -> tuple[str, list[bool]]:
+    """Return published differences beside those of two cohorts of one run of FedTilt.
+
+    Also returns, for each published difference, whether it is smaller.
+    """
+    rows, smaller = [], []
+    for setting in results.settings:
+        runs = results.select(setting, "FedTilt")
+        if not runs:
+            continue
+        noise = measure_cohort_noise(runs)
+        cells = [describe(setting), *(f"{noise[metric]:.2f}" for metric in SPREADS)]
+        for first, second in PAIRS:
+            gaps = [
+                getattr(PUBLISHED[setting, first], metric)
+                - getattr(PUBLISHED[setting, second], metric)
+                for metric in SPREADS
+            ]
+            marks = [abs(gap) <= noise[metric] for gap, metric in zip(gaps, SPREADS)]
+            text = " / ".join(f"{gap:+.2f}".replace("-", "−") for gap in gaps)
+            cells.append(f"{text} ({sum(marks)} of {len(marks)})")
+            smaller += marks
+        rows.append(cells)
+    pairs = [f"the paper: {first} − {second}" for first, second in PAIRS]
+    head = ["", *(f"noise of {SYMBOLS[metric]}" for metric in SPREADS), *pairs]
+    return markdown(head, rows), smaller
+
+
+def tabulate_pairs(results: ClientResults) -> tuple[str, list[float]]:
+    """Return the paired tests of personal models, and the p-values over seeds."""
+    rows, p_values = [], []
+    for setting in results.settings:
+        for first, second in PAIRS:
+            for reading, metric in COMPARED_FIGURES:
+                row, p_value = _test_pair(results, setting, (first, second), (reading, metric))
+                rows += [row] if row else []
+                p_values.append(p_value)
+    head = ["", "figure", "the paper", "ours, over seeds", "p, seeds", "p, clients"]
+    return markdown(head, rows), [p for p in p_values if not math.isnan(p)]
+
+
+def _test_pair(
+    results: ClientResults,
+    setting: str,
+    methods: tuple[str, str],
+    figure: tuple[Reading, str],
+) -> tuple[list[str], float]:
+    """Return the row of a paired test and its p-value over seeds; no row without pairs."""
+    (first, second), (reading, metric) = methods, figure
+    pairs = list(results.pairs(setting, first, second))
+    if not pairs:
+        return [], math.nan
+    place = list(METRICS).index(metric)
+    ours = [[float(run.figures("personal", reading)[place]) for run in pair] for pair in pairs]
+    p_value = paired_p_value(*zip(*ours))
+    paper = getattr(PUBLISHED[setting, first], metric) - getattr(PUBLISHED[setting, second], metric)
+    words = f", {reading.group_words}" if metric.startswith("class") else ""
+    row = [
+        f"{describe(setting)}: {first} − {second}",
+        SYMBOLS[metric] + words,
+        f"{paper:+.2f}".replace("-", "−"),
+        interval([a - b for a, b in ours]).text(2, sign=True),
+        format_p_value(p_value),
+        format_p_value(_test_clients(pairs, reading, metric)),
+    ]
+    return row, p_value
+
+
+def _test_clients(
+    pairs: Sequence[tuple[ClientRun, ClientRun]], reading: Reading, metric: str
+) -> float:
+    """Return the p-value over the clients of all seeds; NaN for a figure of all clients."""
+    if metric == "accuracy":
+        values = [[run.accuracies("personal") for run in runs] for runs in zip(*pairs)]
+    elif metric == "class_std_mean":
+        values = [[run.stds("personal", reading.groups) for run in runs] for runs in zip(*pairs)]
+    else:
+        return math.nan
+    return paired_rank_p_value(*(torch.cat(tensors).tolist() for tensors in values))
+
+
+def describe_never_drawn(seeds: Iterable[int]) -> str:
+    """Return the number of clients that take part in no round, for each seed, in words."""
+    return ", ".join(f"{count_never_drawn(seed)} (seed {seed})" for seed in seeds)
+
+
+def describe_own(results: ClientResults) -> str:
+    """Return the section on the runs of "own 10 %"; empty without runs."""
+    if not results.runs:
+        return ""
+    pairs, p_values = tabulate_pairs(results)
+    noise, smaller = tabulate_cohort_noise(results)
+    full = [
+        fold(f"All figures: {reading.name}", tabulate_reading(results, reading))
+        for reading in READINGS
+    ]
+    runs = [run for by_seed in results.runs.values() for run in by_seed.values()]
+    return TEMPLATE.read_text().format(
+        runs=len(runs),
+        seeds=", ".join(map(str, results.seeds)),
+        fewest=min(int(run.test_samples.min()) for run in runs),
+        most=max(int(run.test_samples.max()) for run in runs),
+        band=BAND,
+        never=describe_never_drawn(results.seeds),
+        spreads=tabulate_agreement(results, SPREADS),
+        accuracies=tabulate_agreement(results, ["accuracy"]),
+        cohorts=tabulate_cohorts(results),
+        noise=noise,
+        covered=sum(smaller),
+        differences=len(smaller),
+        level=LEVEL,
+        small=sum(p < LEVEL for p in p_values),
+        tests=len(p_values),
+        chance=LEVEL * len(p_values),
+        pairs=fold("All paired tests", pairs),
+        full="\n".join(full),
+    )
