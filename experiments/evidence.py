@@ -209,9 +209,7 @@ def tabulate_pairs(head: Sequence[str], pairs: Sequence[Pairs], digits: int = 3)
 
 
 def _format_difference(difference: float | None, digits: int) -> str:
-    return (
-        "–" if difference is None else Interval(difference, -math.inf, math.inf).text(digits, True)
-    )
+    return "–" if difference is None else Interval.point(difference).text(digits, sign=True)
 
 
 def _format_corrected(p_values: Iterable[float]) -> list[str]:

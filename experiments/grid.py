@@ -15,6 +15,7 @@ import multiprocessing.connection
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import warnings
 import zipfile
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
     import pl_fed
+    from pl_fed.clients import Client
 
 ROOT = Path(__file__).parent.parent
 _RUNS_PER_WORKER = 25
@@ -358,6 +360,22 @@ def build_trainer(
         callbacks=callbacks,
         **QUIET,
     )
+
+
+def fit_and_test(
+    federation: "pl_fed.Federation",
+    client: "Client",
+    data: "pl_fed.FederatedData",
+    rounds: int,
+    callbacks: "list[Callback] | None" = None,
+) -> dict[str, Any]:
+    """Fit and test a federation without files of its own, and return its last metrics by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build_trainer(federation, folder, rounds, callbacks)
+        trainer.fit(client, data)
+        fitted = dict(trainer.callback_metrics)
+        trainer.test(client, data, verbose=False)
+    return {**fitted, **trainer.callback_metrics}
 
 
 def format_results(metrics: Mapping[str, Any], names: Iterable[str]) -> Row:

@@ -21,6 +21,7 @@ from experiments.grid import (
     Rows,
     build_trainer,
     finished_rows,
+    fit_and_test,
     group_rows,
     run_missing,
     shorten,
@@ -50,7 +51,6 @@ TILTS: dict[str, dict[str, float]] = {
     "FedTilt, τ = 50, λ = 100": {"tau": 50.0, "lam": 100.0},
 }
 METHODS = (DITTO, *TILTS)
-METRICS = ("accuracy", "own_accuracy", "class_std", "worst_class")
 
 
 def jobs(seeds: Iterable[int], rates: Mapping[tuple[str, str, str], str]) -> list[Job]:
@@ -155,10 +155,7 @@ def run(job: Job) -> Rows:
     """Run one federation, and return its row and a row for each client."""
     client, federation = build(job)
     data = data_of(*job.key[:2], int(job.key[-1]))
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(federation, folder, ROUNDS)
-        trainer.fit(client, data)
-        trainer.test(client, data, verbose=False)
+    fit_and_test(federation, client, data, ROUNDS)
     clients = client_rows(federation)
     untrained = sum(row["rounds"] == "0" for row in clients)
     row = {"clients": str(len(clients)), "untrained": str(untrained)}

@@ -1,10 +1,9 @@
 """Results of FLAME's Table III: the runs by setting and method."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments.grid import Row
+from experiments.grid import Row, group_rows
 from experiments.tables import DATA_NAMES
 
 HERE = Path(__file__).parent
@@ -52,20 +51,20 @@ class Results:
 
     def __init__(self, rows: Iterable[Row], clients: Iterable[Row] = ()) -> None:
         self.rows = list(rows)
-        self._clients: dict[tuple[str, str], list[Row]] = defaultdict(list)
-        for row in clients:
-            self._clients[row["setting"], row["method"]].append(row)
-        self._by: dict[tuple[str, str], list[Row]] = defaultdict(list)
-        for row in self.rows:
-            self._by[row["setting"], row["method"]].append(row)
+        self._clients = dict(group_rows(clients, "setting", "method"))
+        self._runs = dict(group_rows(self.rows, "setting", "method"))
 
     def values(self, setting: str, method: str, column: str) -> list[float]:
         """Return a column's values, one per seed."""
-        return [float(r[column]) for r in self._by[setting, method] if r.get(column)]
+        return _read_column(self._runs.get((setting, method), []), column)
 
     def client_values(self, setting: str, method: str, column: str) -> list[float]:
         """Return a column's values, one per client of all seeds."""
-        return [float(r[column]) for r in self._clients[setting, method] if r.get(column)]
+        return _read_column(self._clients.get((setting, method), []), column)
+
+
+def _read_column(rows: Iterable[Row], column: str) -> list[float]:
+    return [float(row[column]) for row in rows if row.get(column)]
 
 
 def describe(setting: str) -> str:

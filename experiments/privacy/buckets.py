@@ -16,12 +16,12 @@ import argparse
 import functools
 import math
 import statistics
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Job, Row, Rows, build_trainer, format_results, read, run_missing
+from experiments.grid import Job, Row, Rows, fit_and_test, format_results, read, run_missing
+from experiments.privacy.report import values
 from experiments.privacy.run import (
     ALGORITHMS,
     CLIP_NORM,
@@ -72,6 +72,7 @@ def build_adversary(attack: str, rounds: int) -> Any:
 def run(job: Job, rounds: int = ROUNDS) -> Rows:
     """Run one federation and return its row."""
     import torch
+    from lightning.pytorch import Callback
 
     import pl_fed
     from experiments.privacy.audit import ChangeMechanism, leave_out_noise
@@ -105,23 +106,16 @@ def run(job: Job, rounds: int = ROUNDS) -> Rows:
         seed=int(seed),
     )
     data = data_of("Fashion-MNIST", int(seed))
-    with tempfile.TemporaryDirectory() as folder:
-        changes = [] if is_private else [ChangeMechanism(leave_out_noise)]
-        trainer = build_trainer(federation, folder, rounds, [*changes])
-        trainer.fit(client, data)
-        spent = trainer.callback_metrics["privacy/epsilon"] if is_private else math.inf
-        trainer.test(client, data, verbose=False)
+    callbacks: list[Callback] = [] if is_private else [ChangeMechanism(leave_out_noise)]
+    metrics = fit_and_test(federation, client, data, rounds, callbacks)
+    spent = metrics["privacy/epsilon"] if is_private else math.inf
     row = {"rounds": str(rounds), "spent": f"{float(spent):.4g}"}
-    return {"buckets.csv": [row | format_results(trainer.callback_metrics, METRICS)]}
+    return {"buckets.csv": [row | format_results(metrics, METRICS)]}
 
 
 def summarize(rows: Sequence[Row], column: str, **cell: str) -> str:
     """Return the mean over the seeds, and the largest difference of a seed from it."""
-    numbers = [
-        float(row[column])
-        for row in rows
-        if all(row[name] == value for name, value in cell.items())
-    ]
+    numbers = values(rows, column, **cell)
     if not numbers:
         return "-"
     mean = statistics.mean(numbers)
@@ -141,23 +135,20 @@ def make_table(rows: Sequence[Row]) -> str:
     total = len(cells(range(3)))
     if len(rows) < total:
         lines += ["", f"**Unfinished: {len(rows)} of {total} runs.** A dash is a missing run."]
-    columns: dict[str, Callable[..., str]] = {
-        "accuracy of the global model, which is FedAvg's": functools.partial(
-            summarize, rows, "global_accuracy"
-        ),
-        "accuracy of the personal models": functools.partial(summarize, rows, "personal_accuracy"),
-        "accuracy of the personal models, worst tenth of the clients": functools.partial(
-            summarize, rows, "personal_accuracy_worst10"
-        ),
+    columns = {
+        "Accuracy of the global model, which is FedAvg's": "global_accuracy",
+        "Accuracy of the personal models": "personal_accuracy",
+        "Accuracy of the personal models, worst tenth of the clients": "personal_accuracy_worst10",
     }
-    for title, cell_of in columns.items():
-        lines += ["", f"## {title[0].upper()}{title[1:]}", ""]
+    for title, column in columns.items():
+        lines += ["", f"## {title}", ""]
         lines += [f"| attack | defence | {' | '.join(f'ε = {e}' for e in EPSILONS)} |"]
         lines += ["|---|---|" + "---|" * len(EPSILONS)]
         for attack in ATTACKS:
             for defence in DEFENCES:
                 cells_of_row = [
-                    cell_of(attack=attack, defence=defence, epsilon=epsilon) for epsilon in EPSILONS
+                    summarize(rows, column, attack=attack, defence=defence, epsilon=epsilon)
+                    for epsilon in EPSILONS
                 ]
                 lines.append(f"| {attack} | {defence} | {' | '.join(cells_of_row)} |")
     return "\n".join(lines) + "\n"

@@ -20,11 +20,10 @@ import argparse
 import functools
 import importlib
 import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Job, Rows, build_trainer, format_results, read, run_missing
+from experiments.grid import Job, Rows, fit_and_test, format_results, read, run_missing
 
 HERE = Path(__file__).parent
 EPSILONS = ("1", "2", "4", "8", "inf")
@@ -123,14 +122,10 @@ def run(job: Job, rounds: int = ROUNDS) -> Rows:
         privacy=privacy,
         seed=int(seed),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(federation, folder, rounds)
-        trainer.fit(client, data_of(data, int(seed)))
-        spent = trainer.callback_metrics.get("privacy/epsilon", math.inf)
-        trainer.test(client, data_of(data, int(seed)), verbose=False)
+    metrics = fit_and_test(federation, client, data_of(data, int(seed)), rounds)
+    spent = metrics.get("privacy/epsilon", math.inf)
     row = {"rounds": str(rounds), "spent": f"{float(spent):.4g}"}
-    row |= format_results(trainer.callback_metrics, METRICS)
-    return {"results.csv": [row]}
+    return {"results.csv": [row | format_results(metrics, METRICS)]}
 
 
 def main() -> None:

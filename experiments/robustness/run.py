@@ -18,11 +18,10 @@ number of processes, and ``--report`` runs nothing.
 import argparse
 import functools
 import importlib
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Job, Rows, build_trainer, format_results, read, run_missing
+from experiments.grid import Job, Rows, fit_and_test, format_results, read, run_missing
 
 HERE = Path(__file__).parent
 Spec = tuple[str, dict[str, Any]]  # a class of the package, and its arguments
@@ -181,13 +180,8 @@ def run(job: Job, rounds: int = ROUNDS) -> Rows:
         engine=pl_fed.EngineOptions("one_by_one"),
         seed=int(seed),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(federation, folder, rounds)
-        trainer.fit(client, data_of(int(seed)))
-        trainer.test(client, data_of(int(seed)), verbose=False)
-    row = {"rounds": str(rounds)}
-    row |= format_results(trainer.callback_metrics, METRICS)
-    return {"results.csv": [row]}
+    metrics = fit_and_test(federation, client, data_of(int(seed)), rounds)
+    return {"results.csv": [{"rounds": str(rounds)} | format_results(metrics, METRICS)]}
 
 
 def main() -> None:

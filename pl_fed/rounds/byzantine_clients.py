@@ -231,6 +231,7 @@ def _hide_cohort(context: RoundContext) -> RoundContext:
     samples_of, attackers = context.samples, set(context.attackers.tolist())
 
     def samples(client: int) -> Batch:
+        """Return the training samples of an attacker."""
         if client not in attackers or samples_of is None:
             raise ValueError(
                 "Expected an attack to read samples of attackers alone for `federation.privacy`"
