@@ -1,7 +1,9 @@
 """Tables of FedTilt's published rows alone: possible readings, and the share of sampling noise."""
 
+import itertools
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -43,6 +45,7 @@ OTHERS = [  # without Ditto's rows, which are from another code
 ]
 PAIRS = (("FedTilt", "Ditto"), ("FedTilt", "FedAvg"), ("Ditto", "FedAvg"))
 LEVEL = 0.05
+CLIENTS = (100, 10)  # tested clients: all of them, or one cohort
 RatedPairs = dict[tuple[str, str, str], dict[str, float]]  # setting and methods → p-values
 
 
@@ -52,20 +55,35 @@ def images_of(row: Row) -> int:
 
 
 def tabulate_possible() -> str:
-    """Return the numbers of published rows that obey bounds (a) and (b), by reading."""
+    """Return the numbers of published rows that obey the bounds, by reading."""
     rows = []
     for groups, words in GROUP_WORDS.items():
         for sample_std in (False, True):
-            counts = [count_possible(rows, groups, sample_std) for rows in (FIGURES, OTHERS)]
             name = f"{words} of equal size" + (", sample standard deviation" if sample_std else "")
-            rows.append([name, f"{counts[0]} of {len(FIGURES)}", f"{counts[1]} of {len(OTHERS)}"])
-    return markdown(["test groups of a client", "possible rows", "of FedAvg and FedTilt"], rows)
+            counts = [
+                f"{count_possible(figures, groups, clients, sample_std)} of {len(figures)}"
+                for clients in CLIENTS
+                for figures in (FIGURES, OTHERS)
+            ]
+            rows.append([name, *counts])
+    head = [f"{n} clients: {text}" for n in CLIENTS for text in ("possible", "FedAvg and FedTilt")]
+    return markdown(["test groups of a client", *head], rows)
+
+
+def list_impossible(groups: int) -> str:
+    """Return the names of the rows that are impossible with 100 tested clients."""
+    names = [
+        f"{row['method']}'s on {describe(row['setting'])}"
+        for row, figures in zip(ROWS, FIGURES)
+        if not is_possible(figures, groups)
+    ]
+    return "; ".join(names)
 
 
 def tabulate_multiples() -> str:
     """Return the numbers of published accuracies that a number of tested clients can give."""
     rows = []
-    for clients in (10, 100):
+    for clients in CLIENTS:
         images = [clients * images_of(row) for row in ROWS]
         possible = [is_multiple(f.accuracy, n) for f, n in zip(FIGURES, images)]
         chance = sum(min(1.0, n / 10_000) for n in images)
@@ -78,7 +96,7 @@ def tabulate_identical_clients() -> str:
     """Return the number of published spreads that identical clients explain, by reading."""
     rows = []
     for groups, words in GROUP_WORDS.items():
-        for clients in (100, 10):
+        for clients in CLIENTS:
             agrees = {metric: 0 for metric in SPREADS}
             for row, figures in zip(ROWS, FIGURES):
                 if row["method"] != "Ditto":
@@ -87,8 +105,16 @@ def tabulate_identical_clients() -> str:
                         gap = abs(getattr(expected, metric) - getattr(figures, metric))
                         agrees[metric] += gap <= BAND
             rows.append([f"{words}, {clients} clients", *map(str, agrees.values())])
+    best = [str(count_best_constant(metric)) for metric in SPREADS]
+    rows.append(["for comparison: the best single number for all rows", *best])
     heads = [f"{METRICS[metric].split()[0]}, of {len(OTHERS)}" for metric in SPREADS]
     return markdown(["no training at all", *heads], rows)
+
+
+def count_best_constant(metric: str) -> int:
+    """Return the largest number of rows of FedAvg and FedTilt within the band of one number."""
+    values = [getattr(figures, metric) for figures in OTHERS]
+    return max(sum(0 <= value - low <= 2 * BAND for value in values) for low in values)
 
 
 def count_small_spreads(clients: int, level: float = 0.01) -> int:
@@ -120,20 +146,19 @@ def tabulate_rows() -> str:
 
 
 def rate_published_differences(clients: int) -> RatedPairs:
-    """Return the p-values of the spreads' differences, for all pairs of methods."""
+    """Return the p-values of the spreads' differences in ten groups, for all pairs of methods."""
     rated: RatedPairs = {}
     for setting in dict.fromkeys(row["setting"] for row in ROWS):
         own = {r["method"]: f for r, f in zip(ROWS, FIGURES) if r["setting"] == setting}
         design = Design(clients, IMAGES[setting.split("/")[0]], 10)
         for first, second in PAIRS:
-            p_values = rate_differences(own[first], own[second], design)
-            rated[setting, first, second] = {metric: p_values[metric] for metric in SPREADS}
+            rated[setting, first, second] = rate_differences(own[first], own[second], design)
     return rated
 
 
 def tabulate_differences() -> str:
-    """Return the number of differences that identical clients explain, and all of them folded."""
-    ten, hundred = (rate_published_differences(clients) for clients in (10, 100))
+    """Return the number of differences within the noise, and all p-values folded."""
+    hundred, ten = (rate_published_differences(clients) for clients in CLIENTS)
     rows = []
     for data, name in DATA_NAMES.items():
         for pair in PAIRS:
@@ -147,7 +172,7 @@ def tabulate_differences() -> str:
     head = ["10 clients: " + words for words in [*CONDITION_WORDS.values(), "all"]]
     counts = markdown(["spreads within the noise", *head, "100 clients: all"], rows)
     full = [
-        [f"{describe(key[0])}: {' − '.join(key[1:])}"]
+        [f"{describe(key[0])}: {' − '.join(key[1:])}{_mark_impossible(key)}"]
         + [format_p_value(p) for table in (ten, hundred) for p in table[key].values()]
         for key in ten
     ]
@@ -155,10 +180,45 @@ def tabulate_differences() -> str:
     return counts + "\n" + fold("All p-values", markdown(["", *heads], full))
 
 
+def count_ordered_by_accuracy() -> str:
+    """Return the number of pairs in which the more accurate method has the smaller μ_σ."""
+    ordered = []
+    for setting in dict.fromkeys(row["setting"] for row in ROWS):
+        own = [figures for row, figures in zip(ROWS, FIGURES) if row["setting"] == setting]
+        for first, second in itertools.combinations(own, 2):
+            gap = first.class_std_mean - second.class_std_mean
+            ordered.append((first.accuracy - second.accuracy) * gap < 0)
+    return f"{sum(ordered)} of {len(ordered)}"
+
+
+def count_noise_by_figure(first: str, second: str) -> str:
+    """Return in how many settings a difference is within the noise of ten clients, by figure."""
+    rated = rate_published_differences(min(CLIENTS))
+    pairs = [p_values for key, p_values in rated.items() if key[1:] == (first, second)]
+    texts = [
+        f"{METRICS[metric].split()[0]} in {sum(p[metric] >= LEVEL for p in pairs)}"
+        for metric in SPREADS
+    ]
+    return f"{', '.join(texts[:-1])} and {texts[-1]} of {len(pairs)} settings"
+
+
+def _mark_impossible(key: tuple[str, str, str]) -> str:
+    """Return a mark for a pair with a row that is impossible in ten groups, for 100 clients."""
+    setting, *methods = key
+    found = [
+        is_possible(figures, 10)
+        for row, figures in zip(ROWS, FIGURES)
+        if row["setting"] == setting and row["method"] in methods
+    ]
+    return "" if all(found) else " †"
+
+
 def _count_noise(rated: RatedPairs, keys: Iterable[tuple[str, str, str]]) -> str:
     """Return the number of differences that are as large without any difference of methods."""
+    keys = list(keys)
     explained = [p_value >= LEVEL for key in keys for p_value in rated[key].values()]
-    return f"{sum(explained)} of {len(explained)}"
+    marks = "".join(sorted({_mark_impossible(key) for key in keys}))
+    return f"{sum(explained)} of {len(explained)}{marks}"
 
 
 def format_p_value(p_value: float) -> str:
@@ -176,7 +236,9 @@ def describe_slope() -> str:
         designs = [Design(100, images_of(row), groups) for row in ROWS]
         noise = [expect(f.accuracy, design) for f, design in zip(FIGURES, designs)]
         texts.append(f"{fit_slope(noise)[0].mean:.2f} ({words})")
-    return f"{line.text(2)}, r = {r:.2f}. Identical clients have {' and '.join(texts)}"
+    proportional = [replace(f, class_std_mean=100 - f.accuracy) for f in FIGURES]
+    texts.append(f"{fit_slope(proportional)[0].mean:.2f} (spread in proportion to the errors)")
+    return f"{line.text(2)}, r = {r:.2f}. For comparison: {', '.join(texts)}"
 
 
 def draw_published(path: Path) -> None:
@@ -205,7 +267,7 @@ def draw_published(path: Path) -> None:
     axes.fill_between(variances, bound, 100, color=COLOURS[5], alpha=0.08)
     axes.set(xscale="log", yscale="log", ylim=(1, 50), xlabel="p(1 − p), p the published accuracy")
     axes.set_ylabel("spread within clients, μ_σ (points)")
-    axes.set_title("Published spreads follow the noise of a small test set", fontsize=11)
+    axes.set_title("Published spreads beside the noise of a small test set", fontsize=11)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=120)
@@ -216,6 +278,7 @@ def describe_published() -> str:
     title = "All published rows: bounds and identical clients"
     return TEMPLATE.read_text().format(
         possible=tabulate_possible(),
+        impossible=list_impossible(10),
         smallest=min(map(bound_minority_share, FIGURES)),
         rows=len(ROWS),
         slope=describe_slope(),
@@ -223,6 +286,9 @@ def describe_published() -> str:
         identical=tabulate_identical_clients(),
         level=100 * LEVEL,
         draws=DRAWS,
+        ordered=count_ordered_by_accuracy(),
+        fedavg=count_noise_by_figure("FedTilt", "FedAvg"),
+        ditto=count_noise_by_figure("FedTilt", "Ditto"),
         differences=tabulate_differences(),
         small_hundred=count_small_spreads(100),
         small_ten=count_small_spreads(10),

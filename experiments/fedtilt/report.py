@@ -20,7 +20,14 @@ from experiments.fedtilt.agreement import (
     tabulate_figures,
 )
 from experiments.fedtilt.bounds import count_possible
-from experiments.fedtilt.limits import FIGURES, ROWS, describe_published, draw_published
+from experiments.fedtilt.limits import (
+    FIGURES,
+    ROWS,
+    count_noise_by_figure,
+    count_ordered_by_accuracy,
+    describe_published,
+    draw_published,
+)
 from experiments.fedtilt.paper import BAND, CONDITION_WORDS, METRICS, SPREADS, describe
 from experiments.fedtilt.readings import READINGS, TEN_GROUPS, TESTED_MODELS, ClientResults
 from experiments.fedtilt.results import Results, comparisons, read_published_rows
@@ -141,6 +148,8 @@ def describe_head(results: Results, own: ClientResults) -> str:
             impossible=len(ROWS) - count_possible(FIGURES, 2),
             possible=count_possible(FIGURES, 10),
             rows=len(ROWS),
+            ordered=count_ordered_by_accuracy(),
+            fedavg=count_noise_by_figure("FedTilt", "FedAvg"),
             **_count_own(own),
         )
     )

@@ -61,7 +61,7 @@ SETTINGS = [f"{data}/{condition}" for condition in CONDITIONS for data in GREY]
 CIFAR10_SETTINGS = ["cifar10/clean"]
 WHOLE = "whole classes"
 OWN_TENTH = "own 10 %"
-FEW_STEPS = 3  # of the third reading of FedAvg: w with a few local steps
+FEW_STEPS = 3  # of the third reading of FedAvg: w with a few local steps, as many as fit
 OWN: Config = {"split": "own", "val_fraction": 0.0, "test_fraction": 0.2}
 SPLITS: dict[str, Config] = {
     WHOLE: {

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.fedtilt.bounds import (
+    bound_gap,
     bound_mean,
     bound_minority_share,
     bound_square,
@@ -16,7 +17,15 @@ from experiments.fedtilt.bounds import (
     is_multiple,
     is_possible,
 )
-from experiments.fedtilt.noise import Design, expect, fit_slope, measure, simulate
+from experiments.fedtilt.noise import (
+    Design,
+    deal_all_errors,
+    expect,
+    fit_slope,
+    measure,
+    rate_differences,
+    simulate,
+)
 from experiments.fedtilt.paper import METRICS, Figures, read_all_rows
 from experiments.fedtilt.report import read_published_rows
 from pl_fed.functional.fairness import class_std
@@ -50,12 +59,15 @@ def test_no_clients_exceed_the_bounds(federation):
     correct, size = federation
     count = torch.full_like(correct, size)
     figures, groups = figures_of(correct, count), correct.shape[1]
+    clients = len(correct)
     square = figures.class_std_mean**2 + figures.class_std_std**2
+    gap = abs(math.sqrt(groups - 1) * figures.accuracy_std - figures.class_std_std)
     assert figures.class_std_mean <= SLACK * bound_mean(figures, groups) + 1e-9
     assert square <= SLACK * bound_square(figures, groups) + 1e-9
-    assert is_possible(figures, groups)
+    assert gap <= SLACK * bound_gap(figures, groups, clients) + 1e-6
+    assert is_possible(figures, groups, clients)
     rounded = Figures(**{metric: round(getattr(figures, metric), 2) for metric in METRICS})
-    assert is_possible(rounded, groups)
+    assert is_possible(rounded, groups, clients)
     assert is_multiple(rounded.accuracy, count.numel() * size)
     sample = math.sqrt(groups / (groups - 1))
     larger = replace(
@@ -63,7 +75,7 @@ def test_no_clients_exceed_the_bounds(federation):
         class_std_mean=sample * figures.class_std_mean,
         class_std_std=sample * figures.class_std_std,
     )
-    assert is_possible(larger, groups, sample_std=True)
+    assert is_possible(larger, groups, clients, sample_std=True)
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=6), st.integers(2, 11))
@@ -74,6 +86,20 @@ def test_bounds_are_attained_by_errors_in_one_group(errors, groups):
     square = figures.class_std_mean**2 + figures.class_std_std**2
     assert figures.class_std_mean == pytest.approx(bound_mean(figures, groups), abs=1e-9)
     assert square == pytest.approx(bound_square(figures, groups), abs=1e-9)
+    assert bound_gap(figures, groups, len(errors)) == pytest.approx(0, abs=1e-6)
+    distance = math.sqrt(groups - 1) * figures.accuracy_std - figures.class_std_std
+    assert distance == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("clients", [2, 7])
+def test_third_bound_is_attained_by_one_client_with_errors_in_all_groups(clients):
+    """All others have none: t is zero for them, and the deviation of t is √(n − 1) of its mean."""
+    correct = torch.full((clients, 5), 9)
+    correct[0] -= 3
+    figures = figures_of(correct, torch.full_like(correct, 9))
+    gap = 2 * figures.accuracy_std - figures.class_std_std
+    assert gap == pytest.approx(bound_gap(figures, 5, clients))
+    assert gap > 0
 
 
 def test_groups_of_unequal_size_exceed_the_bounds():
@@ -94,13 +120,22 @@ def test_share_of_the_smaller_group_is_bounded(smaller, larger, data):
 
 
 @pytest.mark.parametrize(
-    ("groups", "sample_std", "all_rows", "others"),
-    [(2, False, 8, 4), (2, True, 12, 8), (10, False, 25, 18), (10, True, 25, 18)],
+    ("groups", "clients", "sample_std", "all_rows", "others"),
+    [
+        (2, 100, False, 8, 4),
+        (2, 10, False, 8, 4),
+        (2, 100, True, 12, 8),
+        (2, 10, True, 11, 7),
+        (10, 100, False, 23, 17),
+        (10, 10, False, 23, 17),
+        (10, 100, True, 25, 18),
+        (10, 10, True, 23, 17),
+    ],
 )
-def test_possible_rows_of_the_paper(groups, sample_std, all_rows, others):
+def test_possible_rows_of_the_paper(groups, clients, sample_std, all_rows, others):
     assert (len(PUBLISHED), len(OTHERS)) == (27, 18)
-    assert count_possible(PUBLISHED, groups, sample_std) == all_rows
-    assert count_possible(OTHERS, groups, sample_std) == others
+    assert count_possible(PUBLISHED, groups, clients, sample_std) == all_rows
+    assert count_possible(OTHERS, groups, clients, sample_std) == others
 
 
 @pytest.mark.parametrize("clients", [10, 100])
@@ -111,17 +146,22 @@ def test_sample_deviations_over_clients_change_no_count(clients):
         for f in PUBLISHED
     ]
     for groups, sample_std in ((2, False), (2, True), (10, False), (10, True)):
-        expected = count_possible(PUBLISHED, groups, sample_std)
-        assert count_possible(population, groups, sample_std) == expected
+        expected = count_possible(PUBLISHED, groups, clients, sample_std)
+        assert count_possible(population, groups, clients, sample_std) == expected
 
 
-def test_impossible_rows_with_ten_groups_are_dittos_on_mnist():
+def test_impossible_rows_with_ten_groups():
     impossible = {
         (row["setting"], row["method"])
         for row, figures in zip(ROWS, PUBLISHED)
         if not is_possible(figures, 10)
     }
-    assert impossible == {("mnist/clean", "Ditto"), ("mnist/corruption", "Ditto")}
+    assert impossible == {
+        ("mnist/clean", "Ditto"),
+        ("mnist/clean", "FedTilt"),
+        ("mnist/corruption", "Ditto"),
+        ("mnist/gaussian", "Ditto"),
+    }
 
 
 def test_bounds_of_a_published_row():
@@ -154,6 +194,36 @@ def test_identical_clients_have_the_closed_forms_of_a_binomial():
     assert float(drawn[:, 1].square().mean()) == pytest.approx(variance / 60 * 19 / 20, rel=0.03)
     squares = drawn[:, 2].square() + drawn[:, 3].square()
     assert float(squares.mean()) == pytest.approx(variance / 6 * 9 / 10, rel=0.03)
+
+
+def test_dealt_errors_give_the_published_accuracy():
+    """98.53 % of 600 images are 8.82 errors: 8 or 9, with the published mean."""
+    drawn = deal_all_errors(98.53, Design(clients=10, images=60, groups=10), draws=3000)
+    numbers = (100 - drawn[:, 0]) * 6
+    assert {round(float(number)) for number in numbers.unique()} == {8, 9}
+    assert float(numbers.mean()) == pytest.approx(8.82, abs=0.03)
+
+
+def test_single_dealt_error_has_one_spread():
+    drawn = deal_all_errors(90.0, Design(clients=1, images=10, groups=2), draws=5)
+    assert drawn.tolist() == [pytest.approx([90.0, 0.0, 10.0, 0.0])] * 5
+
+
+def test_dealt_errors_have_the_hypergeometric_variance():
+    """The mean square over groups of 6 images, of E errors in N: p(1−p)/6 · (N−6)/(N−1)."""
+    drawn = deal_all_errors(80.0, Design(clients=2, images=30, groups=5), draws=4000)
+    deviations = drawn[:, 1:].square().sum(1)  # σ² + μ_σ² + σ_σ²: the variance of all 10 groups
+    assert float(deviations.mean()) == pytest.approx(1e4 * 0.16 / 6 * 54 / 59, rel=0.03)
+
+
+def test_difference_that_noise_never_has_gets_a_small_p_value():
+    design = Design(clients=10, images=60, groups=10)
+    expected = expect(95.0, design)
+    assert min(rate_differences(expected, expected, design).values()) > 0.5
+    far = replace(expected, class_std_mean=expected.class_std_mean + 5)
+    p_values = rate_differences(far, expected, design)
+    assert p_values["class_std_mean"] == 0
+    assert p_values["accuracy_std"] > 0.5
 
 
 def test_equal_arguments_draw_equal_clients():
