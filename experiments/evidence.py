@@ -7,7 +7,7 @@ all clients of all seeds is about these runs, and counts dependent clients as in
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from pl_fed.samplers import Sampler
 
 LEVEL = 0.95
 SUPPORTED, NOISE, REVERSED = VERDICTS = ("supported", "within noise", "reversed")
+SWAPS_AT_ONCE = 500  # of a permutation test, to bound its memory
 DECIMALS = 10  # of a difference: results have about five digits, and equal steps must stay ties
 
 
@@ -103,6 +104,59 @@ def paired_rank_p_value(first: Sequence[float], second: Sequence[float]) -> floa
     return float(stats.wilcoxon(differences).pvalue)
 
 
+def rank_direction(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return W⁺ − W⁻ of Wilcoxon's test: above 0 if the first tends to be larger, by ranks.
+
+    Its sign can differ from that of the mean difference.
+
+    Raises:
+        ValueError: If the numbers of values differ.
+    """
+    differences = [d for d in paired_differences(first, second) if d]
+    ranks = stats.rankdata([abs(d) for d in differences])
+    return float(sum(math.copysign(rank, d) for rank, d in zip(ranks, differences)))
+
+
+def swap_p_value(
+    first: Tensor,
+    second: Tensor,
+    statistic: Callable[[Tensor], Tensor],
+    draws: int = 10_000,
+    seed: int = 0,
+) -> float:
+    """Return the p-value of a paired permutation test for a statistic of all clients.
+
+    Null hypothesis: the two methods of a client can be swapped. The test compares the mean over
+    seeds of the two statistics' difference with those after random swaps. It is two-sided.
+
+    Args:
+        first: Results of the first method, float64 [seeds, clients].
+        second: Results of the second method on the same seeds and clients, of the same shape.
+        statistic: Maps results [..., clients] to statistics [...], such as a deviation over them.
+        draws: Number of random swaps.
+        seed: Seed of the swaps. Equal arguments give equal numbers.
+
+    Returns:
+        (1 + number of swaps at least as extreme) / (1 + ``draws``); 1 without any difference.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    if first.shape != second.shape:
+        raise ValueError(f"Expected results of equal shape but got {first.shape}, {second.shape}.")
+    both = torch.stack([first, second]).double()
+    observed = statistic(both[0]) - statistic(both[1])
+    distance = float(observed.mean().abs()) - 10**-DECIMALS  # equal distances count
+    draw, extreme = generator(seed, "swaps"), 0
+    for start in range(0, draws, SWAPS_AT_ONCE):
+        size = min(SWAPS_AT_ONCE, draws - start)
+        swap = torch.rand((size, *first.shape), generator=draw) < 0.5
+        one, other = torch.where(swap, both[0], both[1]), torch.where(swap, both[1], both[0])
+        swapped = (statistic(one) - statistic(other)).mean(-1)
+        extreme += int((swapped.abs() >= distance).sum())
+    return (1 + extreme) / (1 + draws)
+
+
 def correct_by_holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number by Holm's method; NaN stays NaN and is no test.
 
@@ -158,18 +212,27 @@ class Pairs:
         return paired_rank_p_value(self.first_clients, self.second_clients)
 
     @property
-    def client_difference(self) -> float:
-        """The mean of the differences over clients; NaN without clients."""
+    def client_direction(self) -> float:
+        """Above 0 if clients tend to have more by the first method, by ranks; NaN without them."""
         if not self.first_clients:
             return math.nan
-        return statistics.mean(paired_differences(self.first_clients, self.second_clients))
+        return rank_direction(self.first_clients, self.second_clients)
+
+    @property
+    def clients_up_and_down(self) -> str:
+        """Shares of clients with more and with less by the first method; a dash without clients."""
+        if not self.first_clients:
+            return "–"
+        differences = paired_differences(self.first_clients, self.second_clients)
+        up, down = (100 * statistics.mean(sign * d > 0 for d in differences) for sign in (1, -1))
+        return f"{up:.0f} % / {down:.0f} %"
 
 
 def judge(difference: float, p_value: float, paper: float | None) -> str:
     """Return whether a corrected test supports the paper's order of two methods, or reverses it.
 
     Args:
-        difference: Our difference of the two methods.
+        difference: Our difference of the two methods, or the direction of the test.
         p_value: Its corrected p-value.
         paper: The paper's difference.
 
@@ -202,6 +265,7 @@ def tabulate_pairs(head: Sequence[str], pairs: Sequence[Pairs], digits: int = 3)
     columns["p over seeds"] = _format_corrected(pair.p_value for pair in pairs)
     if any(pair.first_clients for pair in pairs):
         columns["clients"] = [str(len(pair.first_clients) or "–") for pair in pairs]
+        columns["up / down"] = [pair.clients_up_and_down for pair in pairs]
         columns["p over clients"] = _format_corrected(pair.client_p_value for pair in pairs)
     if all(cell == "–" for cell in columns["p over seeds"]):
         del columns["p over seeds"]
@@ -250,7 +314,7 @@ def judge_groups(groups: Mapping[str, Sequence[Pairs]]) -> dict[str, Verdicts]:
     return {
         name: Verdicts(
             [judge(pair.difference.mean, next(seeds), pair.paper) for pair in group],
-            [judge(pair.client_difference, next(clients), pair.paper) for pair in group],
+            [judge(pair.client_direction, next(clients), pair.paper) for pair in group],
         )
         for name, group in groups.items()
     }
@@ -339,7 +403,9 @@ def explain_tests(seeds: bool = True, clients: bool = True) -> str:
     over_clients = (
         "- p over clients: Wilcoxon's signed-rank test on all clients of all seeds, with equal\n"
         "  weights. The clients of a seed share a global model, so this test counts dependent\n"
-        "  clients as independent ones. It is about these runs alone.\n"
+        "  clients as independent ones. It is about these runs alone. Up / down: the shares of\n"
+        "  clients with more and with less by the first method. Verdicts over clients follow the\n"
+        "  ranks. They can point to the other side than the mean, when few clients differ much.\n"
     )
     return f"{over_seeds if seeds else ''}{over_clients if clients else ''}" + (
         "- All p-values are corrected by Holm's method: for the number of tests of their kind in\n"

@@ -3,12 +3,21 @@
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import sub
 from pathlib import Path
 
 import torch
 
-from experiments.evidence import interval, paired_p_value, paired_rank_p_value
-from experiments.fedtilt.limits import LEVEL, PAIRS, format_p_value
+from experiments.evidence import (
+    correct_by_holm,
+    format_p_value,
+    interval,
+    paired_differences,
+    paired_p_value,
+    swap_p_value,
+)
+from experiments.fedtilt.limits import LEVEL, PAIRS
 from experiments.fedtilt.noise import expect
 from experiments.fedtilt.paper import BAND, METRICS, SPREADS, Figures, describe, read_all_rows
 from experiments.fedtilt.readings import (
@@ -28,9 +37,7 @@ TEMPLATE = Path(__file__).parent / "own.md"
 PUBLISHED = {(row["setting"], row["method"]): Figures.from_row(row) for row in read_all_rows()}
 PERSONAL = {"FedAvg": "FedAvg, w_n after 10 local passes", "Ditto": "Ditto", "FedTilt": "FedTilt"}
 SYMBOLS = {metric: title.split()[0].strip(",") for metric, title in METRICS.items()}
-COMPARED_FIGURES = [(READINGS[0], metric) for metric in METRICS] + [
-    (TEN_GROUPS, metric) for metric in ("class_std_mean", "class_std_std")
-]
+TWO_CLASSES = READINGS[0]
 Compared = dict[tuple[str, str], dict[str, Comparison]]  # by setting and row, then by figure
 
 
@@ -181,57 +188,86 @@ def tabulate_cohort_noise(results: ClientResults) -> tuple[str, list[bool]]:
     return markdown(head, rows), smaller
 
 
-def tabulate_pairs(results: ClientResults) -> tuple[str, list[float]]:
-    """Return the paired tests of personal models, and the p-values over seeds."""
-    rows, p_values = [], []
+@dataclass(frozen=True)
+class PairTest:
+    """Test of one figure of two methods' personal models, tested on all clients, in two classes.
+
+    Args:
+        names: Cells that name the comparison: the setting with the methods, and the figure.
+        paper: The paper's difference.
+        first: The first method's figures, one per seed.
+        second: The second method's figures on the same seeds.
+        client_p_value: p-value of a permutation test that swaps the methods of a client.
+    """
+
+    names: Sequence[str]
+    paper: float
+    first: Sequence[float]
+    second: Sequence[float]
+    client_p_value: float
+
+
+def compare_pairs(results: ClientResults) -> list[PairTest]:
+    """Return the tests of all figures for all pairs of methods with runs of the same seeds."""
+    tests = []
     for setting in results.settings:
         for first, second in PAIRS:
-            for reading, metric in COMPARED_FIGURES:
-                row, p_value = _test_pair(results, setting, (first, second), (reading, metric))
-                rows += [row] if row else []
-                p_values.append(p_value)
-    head = ["", "figure", "the paper", "ours, over seeds", "p, seeds", "p, clients"]
-    return markdown(head, rows), [p for p in p_values if not math.isnan(p)]
+            runs = list(results.pairs(setting, first, second))
+            if not runs:
+                continue
+            figures = [[run.figures("personal", TWO_CLASSES) for run in pair] for pair in runs]
+            for place, metric in enumerate(METRICS):
+                ours = [[float(values[place]) for values in pair] for pair in figures]
+                published = (
+                    getattr(PUBLISHED[setting, method], metric) for method in (first, second)
+                )
+                names = [f"{describe(setting)}: {first} − {second}", SYMBOLS[metric]]
+                p_value = _swap_clients(runs, metric)
+                tests.append(PairTest(names, sub(*published), *zip(*ours), p_value))
+    return tests
 
 
-def _test_pair(
-    results: ClientResults,
-    setting: str,
-    methods: tuple[str, str],
-    figure: tuple[Reading, str],
-) -> tuple[list[str], float]:
-    """Return the row of a paired test and its p-value over seeds; no row without pairs."""
-    (first, second), (reading, metric) = methods, figure
-    pairs = list(results.pairs(setting, first, second))
-    if not pairs:
-        return [], math.nan
-    place = list(METRICS).index(metric)
-    ours = [[float(run.figures("personal", reading)[place]) for run in pair] for pair in pairs]
-    p_value = paired_p_value(*zip(*ours))
-    paper = getattr(PUBLISHED[setting, first], metric) - getattr(PUBLISHED[setting, second], metric)
-    words = f", {reading.group_words}" if metric.startswith("class") else ""
-    row = [
-        f"{describe(setting)}: {first} − {second}",
-        SYMBOLS[metric] + words,
-        f"{paper:+.2f}".replace("-", "−"),
-        interval([a - b for a, b in ours]).text(2, sign=True),
-        format_p_value(p_value),
-        format_p_value(_test_clients(pairs, reading, metric)),
+def _swap_clients(pairs: Sequence[tuple[ClientRun, ClientRun]], metric: str) -> float:
+    """Return the p-value of a permutation test that swaps the two methods of each client."""
+    tables = [
+        torch.stack(
+            [
+                run.stds("personal", 2)
+                if metric.startswith("class")
+                else run.accuracies("personal")
+                for run in runs
+            ]
+        )
+        for runs in zip(*pairs)
     ]
-    return row, p_value
+    if metric.endswith("_std"):  # σ or σ_σ
+        return swap_p_value(*tables, lambda values: values.std(-1, correction=0))
+    return swap_p_value(*tables, lambda values: values.mean(-1))
 
 
-def _test_clients(
-    pairs: Sequence[tuple[ClientRun, ClientRun]], reading: Reading, metric: str
-) -> float:
-    """Return the p-value over the clients of all seeds; NaN for a figure of all clients."""
-    if metric == "accuracy":
-        values = [[run.accuracies("personal") for run in runs] for runs in zip(*pairs)]
-    elif metric == "class_std_mean":
-        values = [[run.stds("personal", reading.groups) for run in runs] for runs in zip(*pairs)]
-    else:
-        return math.nan
-    return paired_rank_p_value(*(torch.cat(tensors).tolist() for tensors in values))
+def tabulate_pairs(tests: Sequence[PairTest]) -> str:
+    """Return the table of tests, with p-values corrected by Holm's method for each kind."""
+    seeds = correct_by_holm([paired_p_value(test.first, test.second) for test in tests])
+    clients = correct_by_holm([test.client_p_value for test in tests])
+    rows = [
+        [
+            *test.names,
+            f"{test.paper:+.2f}".replace("-", "−"),
+            interval(paired_differences(test.first, test.second)).text(2, sign=True),
+            str(len(test.first)),
+            format_p_value(over_seeds),
+            format_p_value(over_clients),
+        ]
+        for test, over_seeds, over_clients in zip(tests, seeds, clients)
+    ]
+    head = ["", "figure", "the paper", "ours", "seeds", "p over seeds", "p over clients"]
+    return markdown(head, rows)
+
+
+def count_small(p_values: Iterable[float]) -> str:
+    """Return the number of p-values below the level after Holm's correction, such as 3 of 72."""
+    corrected = [p for p in correct_by_holm(list(p_values)) if not math.isnan(p)]
+    return f"{sum(p < LEVEL for p in corrected)} of {len(corrected)}"
 
 
 def describe_never_drawn(seeds: Iterable[int]) -> str:
@@ -243,7 +279,7 @@ def describe_own(results: ClientResults) -> str:
     """Return the section on the runs of "own 10 %"; empty without runs."""
     if not results.runs:
         return ""
-    pairs, p_values = tabulate_pairs(results)
+    tests = compare_pairs(results)
     noise, smaller = tabulate_cohort_noise(results)
     full = [
         fold(f"All figures: {reading.name}", tabulate_reading(results, reading))
@@ -264,9 +300,8 @@ def describe_own(results: ClientResults) -> str:
         covered=sum(smaller),
         differences=len(smaller),
         level=LEVEL,
-        small=sum(p < LEVEL for p in p_values),
-        tests=len(p_values),
-        chance=LEVEL * len(p_values),
-        pairs=fold("All paired tests", pairs),
+        small_seeds=count_small(paired_p_value(test.first, test.second) for test in tests),
+        small_clients=count_small(test.client_p_value for test in tests),
+        pairs=fold("All paired tests", tabulate_pairs(tests)),
         full="\n".join(full),
     )

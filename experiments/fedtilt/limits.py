@@ -8,6 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from experiments.evidence import format_p_value
 from experiments.fedtilt.bounds import (
     bound_mean,
     bound_minority_share,
@@ -219,13 +220,6 @@ def _count_noise(rated: RatedPairs, keys: Iterable[tuple[str, str, str]]) -> str
     explained = [p_value >= LEVEL for key in keys for p_value in rated[key].values()]
     marks = "".join(sorted({_mark_impossible(key) for key in keys}))
     return f"{sum(explained)} of {len(explained)}{marks}"
-
-
-def format_p_value(p_value: float) -> str:
-    """Return a p-value with three decimals; a dash for NaN."""
-    if math.isnan(p_value):
-        return "–"
-    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
 def describe_slope() -> str:

@@ -7,12 +7,14 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
+from experiments.evidence import Pairs, tabulate_pairs
 from experiments.fedtilt.agreement import (
     PERSONAL,
     SYMBOLS,
     Compared,
     compare,
     count_agreeing,
+    count_small,
     describe_never_drawn,
     describe_own,
     interval_cells,
@@ -22,6 +24,7 @@ from experiments.fedtilt.agreement import (
 from experiments.fedtilt.bounds import count_possible
 from experiments.fedtilt.limits import (
     FIGURES,
+    PAIRS,
     ROWS,
     count_noise_by_figure,
     count_ordered_by_accuracy,
@@ -69,6 +72,22 @@ def table(
     return fold(title, tabulate_figures(selected))
 
 
+def pair_whole_classes(results: Results) -> list[Pairs]:
+    """Return the comparisons of personal models by seed, tested on whole classes."""
+    theirs = {(row["setting"], row["method"]): row for row in read_published_rows()}
+    compared = []
+    for setting in dict.fromkeys(setting for setting, _ in theirs):
+        for first, second in PAIRS:
+            for metric, symbol in SYMBOLS.items():
+                column = f"personal_{metric}"
+                ours = [results.values(setting, m, column, WHOLE) for m in (first, second)]
+                if len(ours[0]) == len(ours[1]) > 1:
+                    paper = [float(theirs[setting, m][metric]) for m in (first, second)]
+                    names = [f"{describe(setting)}: {first} − {second}", symbol]
+                    compared.append(Pairs(names, *ours, paper=paper[0] - paper[1]))
+    return compared
+
+
 def describe_whole(results: Results) -> str:
     """Return the section on the runs with all test images of a client's classes."""
     compared = comparisons(results, WHOLE)
@@ -78,6 +97,7 @@ def describe_whole(results: Results) -> str:
         if not row["accuracy"].agrees
     ]
     spreads = [row[metric].agrees for row in compared.values() for metric in SPREADS]
+    pairs = pair_whole_classes(results)
     others = [split for split in SPLITS if split not in (WHOLE, OWN_TENTH)]
     tables = [table(compared, condition) for condition in TABLES]
     tables += [table(comparisons(results, split), "clean", f": {split}") for split in others]
@@ -91,6 +111,8 @@ def describe_whole(results: Results) -> str:
             compared_spreads=len(spreads),
             never=describe_never_drawn(SEEDS),
             misses=markdown(["", "the paper", "ours", "difference"], misses),
+            small=count_small(pair.p_value for pair in pairs),
+            pairs=fold("All paired tests", tabulate_pairs(["", "figure"], pairs, 2)),
             tables="\n".join(filter(None, tables)),
         )
     )

@@ -1,6 +1,7 @@
 """Intervals, paired tests and the cohorts that follow from a seed."""
 
 import csv
+import itertools
 import math
 
 import pytest
@@ -19,6 +20,8 @@ from experiments.evidence import (
     interval,
     paired_p_value,
     paired_rank_p_value,
+    rank_direction,
+    swap_p_value,
     tabulate_pairs,
 )
 from experiments.grid import build_trainer
@@ -75,6 +78,54 @@ def test_holms_correction_multiplies_by_the_number_of_remaining_tests():
     assert correct_by_holm([0.9, 0.8]) == [1.0, 1.0]
 
 
+def test_ranks_can_point_to_the_other_side_than_the_mean():
+    """Seven clients gain a little and one loses much: W⁺ = 28 and W⁻ = 8."""
+    first, second = [0.51] * 7 + [0.0], [0.5] * 7 + [0.9]
+    assert rank_direction(first, second) == 7 * 4 - 8
+    assert rank_direction(second, first) == 8 - 7 * 4
+    assert rank_direction(first, first) == 0
+    pair = Pairs([], [0.4], [0.5], first, second, paper=-0.1)
+    assert pair.clients_up_and_down == "88 % / 12 %"
+
+
+def deviation(values):
+    return values.std(-1, correction=0)
+
+
+def test_swaps_are_those_of_the_full_enumeration():
+    first = torch.tensor([[0.1, 0.9, 0.4], [0.7, 0.2, 0.2]], dtype=torch.float64)
+    second = torch.tensor([[0.5, 0.6, 0.2], [0.4, 0.8, 0.3]], dtype=torch.float64)
+    observed = abs(float((deviation(first) - deviation(second)).mean()))
+    swaps = torch.tensor(list(itertools.product([True, False], repeat=6))).view(-1, 2, 3)
+    swapped = deviation(first.where(swaps, second)) - deviation(second.where(swaps, first))
+    exact = float((swapped.mean(-1).abs() >= observed - 1e-10).double().mean())
+    assert 0.05 < exact < 0.95
+    found = swap_p_value(first, second, deviation, draws=20_000)
+    assert found == pytest.approx(exact, abs=0.02)
+    assert swap_p_value(second, first, deviation, draws=20_000) == pytest.approx(exact, abs=0.02)
+
+
+def test_swaps_of_means_flip_signs():
+    """Five equal steps: of 32 swaps, two are as extreme."""
+    first = torch.arange(5, dtype=torch.float64)[None]
+    found = swap_p_value(first + 1, first, lambda values: values.mean(-1))
+    assert found == pytest.approx(2 / 32, abs=0.01)
+    assert swap_p_value(first, first, deviation) == 1.0
+    with pytest.raises(ValueError, match="equal shape"):
+        swap_p_value(first, first[:, 1:], deviation)
+
+
+def test_swaps_are_about_uniform_without_a_difference():
+    draw = torch.Generator().manual_seed(0)
+    p_values = [
+        swap_p_value(
+            *torch.randn(2, 2, 20, generator=draw, dtype=torch.float64), deviation, draws=199
+        )
+        for _ in range(200)
+    ]
+    assert stats.kstest(p_values, "uniform").pvalue > 0.01
+
+
 @pytest.mark.parametrize(
     ("p_value", "text"), [(math.nan, "–"), (0.0009, "< 0.001"), (0.004, "0.004"), (0.25, "0.25")]
 )
@@ -90,11 +141,11 @@ def test_table_of_pairs_corrects_seeds_and_clients_separately():
         Pairs(["Ditto − Ditto"], [0.5, 0.5], [0.5, 0.5], *clients),
     ]
     p_value = 2 * stats.ttest_1samp([1.0, 2.0, 3.0], 0).pvalue
-    over_clients = 2 * stats.wilcoxon([1, 2, 3, 4, 5, 6, 7, 8]).pvalue
+    over_clients = f"8 | 100 % / 0 % | {2 * stats.wilcoxon([1, 2, 3, 4, 5, 6, 7, 8]).pvalue:.3f}"
     assert tabulate_pairs(["methods"], pairs, digits=2).splitlines()[2:] == [
-        f"| Ditto − FedAvg | +2.00 [−0.48, +4.48] | 3 | {p_value:.2f} | – | – |",
-        f"| Ditto − local | +0.25 | 1 | – | 8 | {over_clients:.3f} |",
-        f"| Ditto − Ditto | +0.00 [+0.00, +0.00] | 2 | 1.00 | 8 | {over_clients:.3f} |",
+        f"| Ditto − FedAvg | +2.00 [−0.48, +4.48] | 3 | {p_value:.2f} | – | – | – |",
+        f"| Ditto − local | +0.25 | 1 | – | {over_clients} |",
+        f"| Ditto − Ditto | +0.00 [+0.00, +0.00] | 2 | 1.00 | {over_clients} |",
     ]
     assert count_tests(pairs) == "All 3 comparisons: 2 tests over seeds, 2 tests over clients"
     assert "clients" not in tabulate_pairs(["methods"], pairs[:1])

@@ -1,5 +1,7 @@
 """FedTilt's runs read in four ways: dealt errors, the last cohort, agreement and paired tests."""
 
+import math
+
 import pytest
 import torch
 
@@ -126,14 +128,18 @@ def test_pairs_are_runs_of_equal_seeds():
         for row in make_rows("mnist/clean", "FedTilt", seed, spread_errors(seed))
         + make_rows("mnist/clean", "Ditto", seed + 1, [4 + seed] * NUM_CLIENTS)
     )
-    table, p_values = agreement.tabulate_pairs(results)
+    tests = agreement.compare_pairs(results)
+    table = agreement.tabulate_pairs(tests)
     assert [pair[0].seed for pair in results.pairs("mnist/clean", "FedTilt", "Ditto")] == [1, 2]
     accuracy = next(line for line in table.splitlines() if "| accuracy |" in line)
-    assert accuracy == (  # differences 4.17 and 5.83: t = 6 with one degree of freedom
-        "| MNIST, clean: FedTilt − Ditto | accuracy | −0.72 | +5.00 [−5.59, +15.59] | 0.105"
-        " | < 0.001 |"
+    p_value = 2 * math.atan(1 / 6) / math.pi  # of t = 6 with one degree of freedom
+    assert accuracy == (  # differences 4.17 and 5.83; two of four tests have equal differences
+        "| MNIST, clean: FedTilt − Ditto | accuracy | −0.72 | +5.00 [−5.59, +15.59] | 2"
+        f" | {2 * p_value:.2f} | < 0.001 |"
     )
-    assert len(p_values) == len(agreement.COMPARED_FIGURES), "there are no runs of FedAvg"
+    assert len(tests) == len(METRICS), "there are no runs of FedAvg"
+    assert agreement.count_small([0.001, 0.02, math.nan]) == "2 of 2"
+    assert agreement.count_small([0.03, 0.04]) == "0 of 2"
 
 
 @pytest.mark.slow
