@@ -4,7 +4,7 @@ python -m experiments.fedtilt_levels.run --report
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,13 @@ from experiments.fedtilt_levels.run import (
     LOSSES,
     NAMES,
     RATIOS,
+    SEEDS,
     SELECTION_SEED,
+    SMALL_STEPS,
     TILTS,
     chosen_rates,
     same_rates,
+    small_rates,
 )
 from experiments.grid import Row, finished_rows, group_rows, read
 from experiments.tables import COLOURS, MARKERS, fold, markdown
@@ -33,8 +36,9 @@ FIGURES = {
     "worst_class": "worst class, %",
     "spread": "σ over clients",
 }
-LETTERS = dict(zip(((s, k) for k in LOSSES for s in RATIOS), "ABCD"))
 Setting = tuple[str, str]
+LETTERS: dict[Setting, str] = dict(zip(((s, k) for k in LOSSES for s in RATIOS), "ABCD"))
+SMALL_SETTINGS = [(sizes, SMALL_STEPS) for sizes in RATIOS]
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def read_results(rates: Mapping[tuple[str, str, str], str]) -> Results:
     results: Results = {}
     for key, rows in group_rows(read(HERE / "clients.csv"), *NAMES):
         sizes, losses, method, rate, seed = key
-        if key in done and rate == rates[sizes, losses, method]:
+        if key in done and rate == rates.get((sizes, losses, method)):
             results.setdefault((sizes, losses, method), []).append(build_result(seed, rows))
     return {key: sorted(runs, key=lambda run: int(run.seed)) for key, runs in results.items()}
 
@@ -107,11 +111,12 @@ def _difference(both: Sequence[tuple[SeedResult, SeedResult]], name: str) -> str
     return interval(differences).text(sign=True)
 
 
-def tabulate_decisive(results: Results) -> str:
+def tabulate_decisive(results: Results, settings: Iterable[Setting] = LETTERS) -> str:
     """Return the table of the decisive comparison: a tilt against Ditto in each setting."""
+    settings = list(settings)
     compared = []
     for name in ("class_std", "accuracy"):
-        for setting in LETTERS:
+        for setting in settings:
             if both := pairs(results, setting, DECISIVE):
                 base, runs = zip(*both)
                 compared.append(
@@ -129,7 +134,8 @@ def tabulate_decisive(results: Results) -> str:
 def describe(setting: Setting) -> str:
     """Return a setting in words."""
     sizes, losses = setting
-    return f"{LETTERS[setting]}: {sizes} sizes, losses {losses}"
+    letter = LETTERS[sizes, "remain" if losses == SMALL_STEPS else losses]
+    return f"{letter}: {sizes} sizes, losses {losses}"
 
 
 def draw(results: Results, path: Path) -> None:
@@ -176,22 +182,23 @@ def tabulate_rates() -> str:
     return markdown(["", "method", "chosen", "validation accuracy, %"], rows)
 
 
-def tabulate_settings(results: Results) -> str:
-    """Return the tables of all settings with runs."""
+def tabulate_settings(results: Results, settings: Iterable[Setting] = LETTERS) -> str:
+    """Return the tables of some settings, without those that have no run."""
     parts = [
         f"### {describe(setting)}\n\n{tabulate_setting(results, setting)}"
-        for setting in LETTERS
+        for setting in settings
         if (*setting, DITTO) in results
     ]
     return "\n".join(parts)
 
 
-def make_tables(results: Results, same: Results) -> str:
+def make_tables(results: Results, same: Results, small: Results) -> str:
     """Return the page of all tables.
 
     Args:
         results: The results with the chosen learning rates.
-        same: The results with Ditto's learning rate for all methods.
+        same: The results of the first seed with Ditto's first learning rate for all methods.
+        small: The results with more and smaller steps.
     """
     runs = [run for found in results.values() for run in found]
     untrained = sum(run.untrained for run in runs)
@@ -212,13 +219,20 @@ of tests of their kind in this table.
 ## All methods
 
 {tabulate_settings(results)}
+## More and smaller steps
+
+Added after the results above. All methods take six passes in a round with learning rate 0.005,
+instead of two passes with the learning rates below.
+
+{tabulate_decisive(small, SMALL_SETTINGS)}
+{tabulate_settings(small, SMALL_SETTINGS)}
 ## Learning rates
 
 Chosen by the personal models' mean accuracy on a fifth of the training samples, which are not
 trained on (seed {SELECTION_SEED}).
 
 {fold("All learning rates", tabulate_rates())}
-## With Ditto's learning rate for all methods
+## With Ditto's first learning rate for all methods
 
 {fold("All figures, seed 0", tabulate_settings(same))}"""
 
@@ -226,6 +240,11 @@ trained on (seed {SELECTION_SEED}).
 def write() -> None:
     """Write the tables and the picture."""
     results = read_results(chosen_rates())
-    text = make_tables(results, read_results(same_rates()))
+    first_seed = str(SEEDS[0])
+    same = {
+        key: [run for run in runs if run.seed == first_seed]
+        for key, runs in read_results(same_rates()).items()
+    }
+    text = make_tables(results, same, read_results(small_rates()))
     (HERE / "table.md").write_text(text, encoding="utf-8")
     draw(results, HERE / "levels.png")
