@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.evidence import Pairs, interval, tabulate_pairs
@@ -138,34 +140,48 @@ def describe(setting: Setting) -> str:
     return f"{letter}: {sizes} sizes, losses {losses}"
 
 
-def draw(results: Results, path: Path) -> None:
-    """Draw each method's difference from Ditto in accuracy and in μ_σ, with 95 % intervals."""
+def draw(results: Results, small: Results, path: Path) -> None:
+    """Draw each method's difference from Ditto in accuracy and in μ_σ, with 95 % intervals.
+
+    Args:
+        results: The results with the chosen learning rates, as filled markers.
+        small: The results with more and smaller steps, as hollow markers.
+        path: The file to write.
+    """
     figure = Figure(figsize=(10, 7.5), layout="constrained")
     panels = figure.subplots(2, 2)
     for axes, setting in zip(panels.flat, LETTERS):
         axes.axhline(0, color="0.6", linewidth=0.8)
         axes.axvline(0, color="0.6", linewidth=0.8)
         for method, colour, marker in zip(TILTS, COLOURS[1:], MARKERS):
-            both = pairs(results, setting, method)
-            if not both:
-                continue
-            x, y = (
-                interval([run.figure(name) - base.figure(name) for base, run in both])
-                for name in ("accuracy", "class_std")
-            )
-            error = {"xerr": x.high - x.mean, "yerr": y.high - y.mean} if len(both) > 1 else {}
-            axes.errorbar(
-                x.mean, y.mean, fmt=marker, color=colour, label=method, capsize=2, **error
-            )
+            style = {"fmt": marker, "color": colour, "capsize": 2}
+            _draw_method(axes, pairs(results, setting, method), {**style, "label": method})
+            if setting[1] == "remain":
+                small_pairs = pairs(small, (setting[0], SMALL_STEPS), method)
+                _draw_method(axes, small_pairs, {**style, "markerfacecolor": "white"})
         axes.set_title(describe(setting), fontsize=10.5)
         axes.grid(alpha=0.3)
     for axes in panels[-1]:
         axes.set_xlabel("accuracy over classes of equal size, minus Ditto's, points")
     for row in panels:
         row[0].set_ylabel("μ_σ over classes, minus Ditto's, points")
-    panels[0][0].legend(fontsize=8)
+    panels[0][0].legend(fontsize=8, title="hollow: with small steps", title_fontsize=8)
     figure.suptitle("FedTilt against Ditto; lower right is better", fontweight="bold")
     figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _draw_method(
+    axes: Axes, both: Sequence[tuple[SeedResult, SeedResult]], style: Mapping[str, Any]
+) -> None:
+    """Draw the mean difference of a method from Ditto; nothing without runs."""
+    if not both:
+        return
+    x, y = (
+        interval([run.figure(name) - base.figure(name) for base, run in both])
+        for name in ("accuracy", "class_std")
+    )
+    error = {"xerr": x.high - x.mean, "yerr": y.high - y.mean} if len(both) > 1 else {}
+    axes.errorbar(x.mean, y.mean, **error, **style)
 
 
 def tabulate_rates() -> str:
@@ -245,6 +261,7 @@ def write() -> None:
         key: [run for run in runs if run.seed == first_seed]
         for key, runs in read_results(same_rates()).items()
     }
-    text = make_tables(results, same, read_results(small_rates()))
+    small = read_results(small_rates())
+    text = make_tables(results, same, small)
     (HERE / "table.md").write_text(text, encoding="utf-8")
-    draw(results, HERE / "levels.png")
+    draw(results, small, HERE / "levels.png")
