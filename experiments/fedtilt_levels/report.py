@@ -4,10 +4,12 @@ python -m experiments.fedtilt_levels.run --report
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.evidence import Pairs, interval, tabulate_pairs
@@ -16,10 +18,13 @@ from experiments.fedtilt_levels.run import (
     LOSSES,
     NAMES,
     RATIOS,
+    SEEDS,
     SELECTION_SEED,
+    SMALL_STEPS,
     TILTS,
     chosen_rates,
     same_rates,
+    small_rates,
 )
 from experiments.grid import Row, finished_rows, group_rows, read
 from experiments.tables import COLOURS, MARKERS, fold, markdown
@@ -33,8 +38,9 @@ FIGURES = {
     "worst_class": "worst class, %",
     "spread": "σ over clients",
 }
-LETTERS = dict(zip(((s, k) for k in LOSSES for s in RATIOS), "ABCD"))
 Setting = tuple[str, str]
+LETTERS: dict[Setting, str] = dict(zip(((s, k) for k in LOSSES for s in RATIOS), "ABCD"))
+SMALL_SETTINGS = [(sizes, SMALL_STEPS) for sizes in RATIOS]
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ def read_results(rates: Mapping[tuple[str, str, str], str]) -> Results:
     results: Results = {}
     for key, rows in group_rows(read(HERE / "clients.csv"), *NAMES):
         sizes, losses, method, rate, seed = key
-        if key in done and rate == rates[sizes, losses, method]:
+        if key in done and rate == rates.get((sizes, losses, method)):
             results.setdefault((sizes, losses, method), []).append(build_result(seed, rows))
     return {key: sorted(runs, key=lambda run: int(run.seed)) for key, runs in results.items()}
 
@@ -107,11 +113,12 @@ def _difference(both: Sequence[tuple[SeedResult, SeedResult]], name: str) -> str
     return interval(differences).text(sign=True)
 
 
-def tabulate_decisive(results: Results) -> str:
+def tabulate_decisive(results: Results, settings: Iterable[Setting] = LETTERS) -> str:
     """Return the table of the decisive comparison: a tilt against Ditto in each setting."""
+    settings = list(settings)
     compared = []
     for name in ("class_std", "accuracy"):
-        for setting in LETTERS:
+        for setting in settings:
             if both := pairs(results, setting, DECISIVE):
                 base, runs = zip(*both)
                 compared.append(
@@ -129,37 +136,52 @@ def tabulate_decisive(results: Results) -> str:
 def describe(setting: Setting) -> str:
     """Return a setting in words."""
     sizes, losses = setting
-    return f"{LETTERS[setting]}: {sizes} sizes, losses {losses}"
+    letter = LETTERS[sizes, "remain" if losses == SMALL_STEPS else losses]
+    return f"{letter}: {sizes} sizes, losses {losses}"
 
 
-def draw(results: Results, path: Path) -> None:
-    """Draw each method's difference from Ditto in accuracy and in μ_σ, with 95 % intervals."""
+def draw(results: Results, small: Results, path: Path) -> None:
+    """Draw each method's difference from Ditto in accuracy and in μ_σ, with 95 % intervals.
+
+    Args:
+        results: The results with the chosen learning rates, as filled markers.
+        small: The results with more and smaller steps, as hollow markers.
+        path: The file to write.
+    """
     figure = Figure(figsize=(10, 7.5), layout="constrained")
     panels = figure.subplots(2, 2)
     for axes, setting in zip(panels.flat, LETTERS):
         axes.axhline(0, color="0.6", linewidth=0.8)
         axes.axvline(0, color="0.6", linewidth=0.8)
         for method, colour, marker in zip(TILTS, COLOURS[1:], MARKERS):
-            both = pairs(results, setting, method)
-            if not both:
-                continue
-            x, y = (
-                interval([run.figure(name) - base.figure(name) for base, run in both])
-                for name in ("accuracy", "class_std")
-            )
-            error = {"xerr": x.high - x.mean, "yerr": y.high - y.mean} if len(both) > 1 else {}
-            axes.errorbar(
-                x.mean, y.mean, fmt=marker, color=colour, label=method, capsize=2, **error
-            )
+            style = {"fmt": marker, "color": colour, "capsize": 2}
+            _draw_method(axes, pairs(results, setting, method), {**style, "label": method})
+            if setting[1] == "remain":
+                small_pairs = pairs(small, (setting[0], SMALL_STEPS), method)
+                _draw_method(axes, small_pairs, {**style, "markerfacecolor": "white"})
         axes.set_title(describe(setting), fontsize=10.5)
         axes.grid(alpha=0.3)
     for axes in panels[-1]:
         axes.set_xlabel("accuracy over classes of equal size, minus Ditto's, points")
     for row in panels:
         row[0].set_ylabel("μ_σ over classes, minus Ditto's, points")
-    panels[0][0].legend(fontsize=8)
+    panels[0][0].legend(fontsize=8, title="hollow: with small steps", title_fontsize=8)
     figure.suptitle("FedTilt against Ditto; lower right is better", fontweight="bold")
     figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _draw_method(
+    axes: Axes, both: Sequence[tuple[SeedResult, SeedResult]], style: Mapping[str, Any]
+) -> None:
+    """Draw the mean difference of a method from Ditto; nothing without runs."""
+    if not both:
+        return
+    x, y = (
+        interval([run.figure(name) - base.figure(name) for base, run in both])
+        for name in ("accuracy", "class_std")
+    )
+    error = {"xerr": x.high - x.mean, "yerr": y.high - y.mean} if len(both) > 1 else {}
+    axes.errorbar(x.mean, y.mean, **error, **style)
 
 
 def tabulate_rates() -> str:
@@ -176,22 +198,23 @@ def tabulate_rates() -> str:
     return markdown(["", "method", "chosen", "validation accuracy, %"], rows)
 
 
-def tabulate_settings(results: Results) -> str:
-    """Return the tables of all settings with runs."""
+def tabulate_settings(results: Results, settings: Iterable[Setting] = LETTERS) -> str:
+    """Return the tables of some settings, without those that have no run."""
     parts = [
         f"### {describe(setting)}\n\n{tabulate_setting(results, setting)}"
-        for setting in LETTERS
+        for setting in settings
         if (*setting, DITTO) in results
     ]
     return "\n".join(parts)
 
 
-def make_tables(results: Results, same: Results) -> str:
+def make_tables(results: Results, same: Results, small: Results) -> str:
     """Return the page of all tables.
 
     Args:
         results: The results with the chosen learning rates.
-        same: The results with Ditto's learning rate for all methods.
+        same: The results of the first seed with Ditto's first learning rate for all methods.
+        small: The results with more and smaller steps.
     """
     runs = [run for found in results.values() for run in found]
     untrained = sum(run.untrained for run in runs)
@@ -212,13 +235,20 @@ of tests of their kind in this table.
 ## All methods
 
 {tabulate_settings(results)}
+## More and smaller steps
+
+Added after the results above. All methods take six passes in a round with learning rate 0.005,
+instead of two passes with the learning rates below.
+
+{tabulate_decisive(small, SMALL_SETTINGS)}
+{tabulate_settings(small, SMALL_SETTINGS)}
 ## Learning rates
 
 Chosen by the personal models' mean accuracy on a fifth of the training samples, which are not
 trained on (seed {SELECTION_SEED}).
 
 {fold("All learning rates", tabulate_rates())}
-## With Ditto's learning rate for all methods
+## With Ditto's first learning rate for all methods
 
 {fold("All figures, seed 0", tabulate_settings(same))}"""
 
@@ -226,6 +256,12 @@ trained on (seed {SELECTION_SEED}).
 def write() -> None:
     """Write the tables and the picture."""
     results = read_results(chosen_rates())
-    text = make_tables(results, read_results(same_rates()))
+    first_seed = str(SEEDS[0])
+    same = {
+        key: [run for run in runs if run.seed == first_seed]
+        for key, runs in read_results(same_rates()).items()
+    }
+    small = read_results(small_rates())
+    text = make_tables(results, same, small)
     (HERE / "table.md").write_text(text, encoding="utf-8")
-    draw(results, HERE / "levels.png")
+    draw(results, small, HERE / "levels.png")

@@ -4,7 +4,8 @@ PL_FED_DATA=../data python -m experiments.fedtilt_levels.run
 
 README.md has the setting and its theory. Each finished run is a row of results.csv, with a row for
 each client in clients.csv, and is not repeated. ``... run select`` chooses the learning rate of
-each method by validation data, ``... run same`` gives all methods Ditto's.
+each method by validation data, ``... run same`` gives all methods Ditto's, and ``... run small``
+takes three times as many steps of a third of the size.
 """
 
 import argparse
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 NAMES = ("sizes", "losses", "method", "lr", "seed")
-SEEDS = tuple(range(6))
+SEEDS = tuple(range(10))
 SELECTION_SEED = 100
 FACTORS = (1.0, 0.3, 0.1, 0.03)  # of the learning rate, for the selection
 CLIENTS, COHORT, ROUNDS, CLASSES = 50, 10, 60, 5
@@ -42,6 +43,8 @@ LOSSES: dict[str, dict[str, Any]] = {  # the pull is Ditto's λ and FedTilt's μ
     "remain": {"share": 1.0, "hidden": [], "pull": 0.1, "lr": 0.05, "batch": 100, "epochs": 2},
     "vanish": {"share": 0.1, "hidden": [64], "pull": 0.001, "lr": 0.1, "batch": 60, "epochs": 20},
 }
+SMALL_STEPS = "remain, small steps"  # added after the first results
+ALL_LOSSES = LOSSES | {SMALL_STEPS: {**LOSSES["remain"], "lr": 0.005, "epochs": 6}}
 DITTO = "Ditto"
 TILTS: dict[str, dict[str, float]] = {
     "FedTilt, τ = 1": {"tau": 1.0},
@@ -51,6 +54,7 @@ TILTS: dict[str, dict[str, float]] = {
     "FedTilt, τ = 50, λ = 100": {"tau": 50.0, "lam": 100.0},
 }
 METHODS = (DITTO, *TILTS)
+SMALL_METHODS = tuple(method for method in METHODS if "λ" not in method)
 
 
 def jobs(seeds: Iterable[int], rates: Mapping[tuple[str, str, str], str]) -> list[Job]:
@@ -67,6 +71,11 @@ def jobs(seeds: Iterable[int], rates: Mapping[tuple[str, str, str], str]) -> lis
         for losses in LOSSES
         for method in METHODS
     ]
+
+
+def small_jobs(seeds: Iterable[int]) -> list[Job]:
+    """Return the jobs with more and smaller steps, without λ."""
+    return [Job((*key, rate, str(seed))) for seed in seeds for key, rate in small_rates().items()]
 
 
 def selection_jobs() -> list[Job]:
@@ -88,6 +97,12 @@ def same_rates() -> dict[tuple[str, str, str], str]:
         for losses, setting in LOSSES.items()
         for method in METHODS
     }
+
+
+def small_rates() -> dict[tuple[str, str, str], str]:
+    """Return the learning rate of small steps by sizes, losses and method."""
+    rate = shorten(ALL_LOSSES[SMALL_STEPS]["lr"])
+    return {(sizes, SMALL_STEPS, method): rate for sizes in RATIOS for method in SMALL_METHODS}
 
 
 def chosen_rates() -> dict[tuple[str, str, str], str]:
@@ -112,14 +127,14 @@ def data_of(
     from experiments.fedtilt_levels.data import Graded
     from pl_fed.data import FashionMNIST, FederatedData
 
-    share = LOSSES[losses]["share"]
+    setting = ALL_LOSSES[losses]
     return FederatedData(
-        FashionMNIST() if share == 1 else Share(FashionMNIST(), share),
+        FashionMNIST() if setting["share"] == 1 else Share(FashionMNIST(), setting["share"]),
         Graded(CLASSES, RATIOS[sizes]),
         num_clients=CLIENTS,
         split="official",
         val_fraction=val_fraction,
-        batch_size=LOSSES[losses]["batch"],
+        batch_size=setting["batch"],
         normalize="channel",
         seed=seed,
     )
@@ -135,7 +150,7 @@ def build(job: Job) -> "tuple[Client, pl_fed.Federation]":
     from pl_fed.samplers import Uniform
 
     _, losses, method, lr, seed = job.key
-    setting = LOSSES[losses]
+    setting = ALL_LOSSES[losses]
     torch.manual_seed(int(seed))
     net = MLP(784, setting["hidden"], 10)
     training: dict[str, Any] = {
@@ -207,7 +222,7 @@ def client_rows(federation: "pl_fed.Federation") -> list[Row]:
 def main() -> None:
     """Run the missing runs, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parts = ["table", "select", "same"]
+    parts = ["table", "select", "same", "small"]
     parser.add_argument("part", nargs="?", default="table", choices=parts)
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--workers", type=int, default=2)
@@ -217,10 +232,13 @@ def main() -> None:
         run_missing(selection_jobs(), HERE / "select.csv", NAMES, validate, options.workers)
         return
     if not options.report:
-        is_same = options.part == "same"
-        rates = same_rates() if is_same else chosen_rates()
-        missing = jobs(options.seeds or (SEEDS[:1] if is_same else SEEDS), rates)
-        run_missing(missing, HERE / "results.csv", NAMES, run, options.workers)
+        if options.part == "same":
+            selected = jobs(options.seeds or SEEDS[:1], same_rates())
+        elif options.part == "small":
+            selected = small_jobs(options.seeds or SEEDS)
+        else:
+            selected = jobs(options.seeds or SEEDS, chosen_rates())
+        run_missing(selected, HERE / "results.csv", NAMES, run, options.workers)
     importlib.import_module("experiments.fedtilt_levels.report").write()
 
 
