@@ -229,10 +229,10 @@ def describe_slope() -> str:
     for groups, words in GROUP_WORDS.items():
         designs = [Design(100, images_of(row), groups) for row in ROWS]
         noise = [expect(f.accuracy, design) for f, design in zip(FIGURES, designs)]
-        texts.append(f"{fit_slope(noise)[0].mean:.2f} ({words})")
+        texts.append(f"{fit_slope(noise)[0].mean:.2f} for identical clients in {words}")
     proportional = [replace(f, class_std_mean=100 - f.accuracy) for f in FIGURES]
-    texts.append(f"{fit_slope(proportional)[0].mean:.2f} (spread in proportion to the errors)")
-    return f"{line.text(2)}, r = {r:.2f}. For comparison: {', '.join(texts)}"
+    texts.append(f"{fit_slope(proportional)[0].mean:.2f} for spreads in proportion to the errors")
+    return f"{line.text(2)}, r = {r:.2f}. Others: {', '.join(texts)}"
 
 
 def draw_published(path: Path) -> None:

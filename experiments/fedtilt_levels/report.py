@@ -229,8 +229,9 @@ part, over all runs. The setting and the predictions are in [README.md](README.m
 
 {tabulate_decisive(results)}
 p over seeds: a paired t-test. p over clients: Wilcoxon's signed-rank test on the clients of all
-seeds; clients of one seed share a global model. Both are corrected by Holm's method for the number
-of tests of their kind in this table.
+seeds; clients of one seed share a global model. Up / down: the shares of clients with more and with
+less than under Ditto. All p-values are corrected by Holm's method for the number of tests of their
+kind in this table.
 
 ## All methods
 
