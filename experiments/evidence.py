@@ -151,9 +151,9 @@ def swap_p_value(
     for start in range(0, draws, SWAPS_AT_ONCE):
         size = min(SWAPS_AT_ONCE, draws - start)
         swap = torch.rand((size, *first.shape), generator=draw) < 0.5
-        left, right = torch.where(swap, both[0], both[1]), torch.where(swap, both[1], both[0])
-        swapped = (statistic(left) - statistic(right)).mean(-1)
-        extreme += int((swapped.abs() >= distance).sum())
+        swapped = torch.where(swap, both.flip(0)[:, None], both[:, None])
+        differences = statistic(swapped[0]) - statistic(swapped[1])
+        extreme += int((differences.mean(-1).abs() >= distance).sum())
     return (1 + extreme) / (1 + draws)
 
 
