@@ -193,18 +193,28 @@ class PairTest:
     """Test of one figure of two methods' personal models, tested on all clients, in two classes.
 
     Args:
-        names: Cells that name the comparison: the setting with the methods, and the figure.
+        setting: The setting.
+        methods: The two methods.
+        metric: The figure.
         paper: The paper's difference.
         first: The first method's figures, one per seed.
         second: The second method's figures on the same seeds.
         client_p_value: p-value of a permutation test that swaps the methods of a client.
     """
 
-    names: Sequence[str]
+    setting: str
+    methods: tuple[str, str]
+    metric: str
     paper: float
     first: Sequence[float]
     second: Sequence[float]
     client_p_value: float
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the first method is less accurate, or has the larger spread."""
+        difference = statistics.mean(paired_differences(self.first, self.second))
+        return difference < 0 if self.metric == "accuracy" else difference > 0
 
 
 def compare_pairs(results: ClientResults) -> list[PairTest]:
@@ -221,9 +231,12 @@ def compare_pairs(results: ClientResults) -> list[PairTest]:
                 published = (
                     getattr(PUBLISHED[setting, method], metric) for method in (first, second)
                 )
-                names = [f"{describe(setting)}: {first} − {second}", SYMBOLS[metric]]
                 p_value = _swap_clients(runs, metric)
-                tests.append(PairTest(names, sub(*published), *zip(*ours), p_value))
+                tests.append(
+                    PairTest(
+                        setting, (first, second), metric, sub(*published), *zip(*ours), p_value
+                    )
+                )
     return tests
 
 
@@ -251,7 +264,8 @@ def tabulate_pairs(tests: Sequence[PairTest]) -> str:
     clients = correct_by_holm([test.client_p_value for test in tests])
     rows = [
         [
-            *test.names,
+            f"{describe(test.setting)}: {' − '.join(test.methods)}",
+            SYMBOLS[test.metric],
             f"{test.paper:+.2f}".replace("-", "−"),
             interval(paired_differences(test.first, test.second)).text(2, sign=True),
             str(len(test.first)),
@@ -268,6 +282,17 @@ def count_small(p_values: Iterable[float]) -> str:
     """Return the number of p-values below the level after Holm's correction, such as 3 of 72."""
     corrected = [p for p in correct_by_holm(list(p_values)) if not math.isnan(p)]
     return f"{sum(p < LEVEL for p in corrected)} of {len(corrected)}"
+
+
+def count_disadvantages(tests: Sequence[PairTest], method: str) -> str:
+    """Return how many differences that a test over clients finds are against a method."""
+    corrected = correct_by_holm([test.client_p_value for test in tests])
+    found = [
+        test.is_worse
+        for test, p_value in zip(tests, corrected)
+        if test.methods[0] == method and p_value < LEVEL
+    ]
+    return f"{sum(found)} of {len(found)}"
 
 
 def describe_never_drawn(seeds: Iterable[int]) -> str:
@@ -302,6 +327,7 @@ def describe_own(results: ClientResults) -> str:
         level=LEVEL,
         small_seeds=count_small(paired_p_value(test.first, test.second) for test in tests),
         small_clients=count_small(test.client_p_value for test in tests),
+        against=count_disadvantages(tests, "FedTilt"),
         pairs=fold("All paired tests", tabulate_pairs(tests)),
         full="\n".join(full),
     )

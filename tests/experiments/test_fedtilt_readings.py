@@ -138,6 +138,7 @@ def test_pairs_are_runs_of_equal_seeds():
         f" | {2 * p_value:.2f} | < 0.001 |"
     )
     assert len(tests) == len(METRICS), "there are no runs of FedAvg"
+    assert agreement.count_disadvantages(tests, "FedTilt") == "2 of 4"
     assert agreement.count_small([0.001, 0.02, math.nan]) == "2 of 2"
     assert agreement.count_small([0.03, 0.04]) == "0 of 2"
 
