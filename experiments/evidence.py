@@ -127,7 +127,8 @@ def swap_p_value(
     """Return the p-value of a paired permutation test for a statistic of all clients.
 
     Null hypothesis: the two methods of a client can be swapped. The test compares the mean over
-    seeds of the two statistics' difference with those after random swaps. It is two-sided.
+    seeds of the two statistics' difference with those after random swaps. It is two-sided. For a
+    deviation, it loses power where the means of the two methods differ: swaps then mix two means.
 
     Args:
         first: Results of the first method, float64 [seeds, clients].
