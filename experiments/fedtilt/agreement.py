@@ -4,10 +4,10 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import sub
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from experiments.evidence import (
     correct_by_holm,
@@ -193,10 +193,10 @@ class PairTest:
     """Test of one figure of two methods' personal models, tested on all clients, in two classes.
 
     Args:
-        setting: The setting.
-        methods: The two methods.
-        metric: The figure.
-        paper: The paper's difference.
+        setting: Data set and condition, such as ``mnist/clean``.
+        methods: Names of the two methods.
+        metric: Name of the figure, one of ``METRICS``.
+        paper: The paper's first figure minus its second, in points.
         first: The first method's figures, one per seed.
         second: The second method's figures on the same seeds.
         client_p_value: p-value of a permutation test that swaps the methods of a client.
@@ -218,44 +218,67 @@ class PairTest:
 
 
 def compare_pairs(results: ClientResults) -> list[PairTest]:
-    """Return the tests of all figures for all pairs of methods with runs of the same seeds."""
-    tests = []
-    for setting in results.settings:
-        for first, second in PAIRS:
-            runs = list(results.pairs(setting, first, second))
-            if not runs:
-                continue
-            figures = [[run.figures("personal", TWO_CLASSES) for run in pair] for pair in runs]
-            for place, metric in enumerate(METRICS):
-                ours = [[float(values[place]) for values in pair] for pair in figures]
-                published = (
-                    getattr(PUBLISHED[setting, method], metric) for method in (first, second)
-                )
-                p_value = _swap_clients(runs, metric)
-                tests.append(
-                    PairTest(
-                        setting, (first, second), metric, sub(*published), *zip(*ours), p_value
-                    )
-                )
-    return tests
-
-
-def _swap_clients(pairs: Sequence[tuple[ClientRun, ClientRun]], metric: str) -> float:
-    """Return the p-value of a permutation test that swaps the two methods of each client."""
-    tables = [
-        torch.stack(
-            [
-                run.stds("personal", 2)
-                if metric.startswith("class")
-                else run.accuracies("personal")
-                for run in runs
-            ]
-        )
-        for runs in zip(*pairs)
+    """Return the tests of all figures for all pairs of methods with runs of equal seeds."""
+    return [
+        compare_pair(setting, methods, metric, runs)
+        for setting in results.settings
+        for methods in PAIRS
+        if (runs := list(results.pairs(setting, methods[0], methods[1])))
+        for metric in METRICS
     ]
-    if metric.endswith("_std"):  # σ or σ_σ
-        return swap_p_value(*tables, lambda values: values.std(-1, correction=0))
-    return swap_p_value(*tables, lambda values: values.mean(-1))
+
+
+def compare_pair(
+    setting: str,
+    methods: tuple[str, str],
+    metric: str,
+    runs: Sequence[tuple[ClientRun, ClientRun]],
+) -> PairTest:
+    """Return the test of one figure of two methods.
+
+    Args:
+        setting: Data set and condition, such as ``mnist/clean``.
+        methods: Names of the two methods.
+        metric: Name of the figure.
+        runs: Runs of the two methods, one pair per seed.
+    """
+    first_runs = [first for first, _ in runs]
+    second_runs = [second for _, second in runs]
+    first_paper, second_paper = (getattr(PUBLISHED[setting, method], metric) for method in methods)
+    p_value = swap_p_value(
+        _client_values(first_runs, metric),
+        _client_values(second_runs, metric),
+        _deviation if metric in ("accuracy_std", "class_std_std") else _mean,
+    )
+    return PairTest(
+        setting,
+        methods,
+        metric,
+        paper=first_paper - second_paper,
+        first=[_figure(run, metric) for run in first_runs],
+        second=[_figure(run, metric) for run in second_runs],
+        client_p_value=p_value,
+    )
+
+
+def _figure(run: ClientRun, metric: str) -> float:
+    """Return a figure of a run's personal models, in %."""
+    return float(run.figures("personal", TWO_CLASSES)[list(METRICS).index(metric)])
+
+
+def _client_values(runs: Iterable[ClientRun], metric: str) -> Tensor:
+    """Return the clients' values behind a figure: accuracies or spreads, [seeds, clients]."""
+    if metric.startswith("class"):
+        return torch.stack([run.stds("personal", TWO_CLASSES.groups) for run in runs])
+    return torch.stack([run.accuracies("personal") for run in runs])
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.mean(-1)
+
+
+def _deviation(values: Tensor) -> Tensor:
+    return values.std(-1, correction=0)
 
 
 def tabulate_pairs(tests: Sequence[PairTest]) -> str:
