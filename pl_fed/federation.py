@@ -339,7 +339,7 @@ class Federation(Configurable):
             self.untrained_models,
             before=previous_evaluation,
         )
-        privacy = self._build_privacy(len(data.train.sizes), previous)
+        privacy = self._build_privacy(states, previous)
         rounds = RoundRunner(
             states,
             datamodule,
@@ -356,13 +356,19 @@ class Federation(Configurable):
         )
         return Session(client, datamodule, states, evaluation, rounds)
 
-    def _build_privacy(self, num_clients: int, previous: Session | None) -> RoundPrivacy | None:
+    def _build_privacy(self, states: ClientStates, previous: Session | None) -> RoundPrivacy | None:
         """Return the privacy step; that of the previous session has spent a part of the budget."""
         if self.privacy is None:
             return None
         if previous is not None and previous.rounds.privacy is not None:
             return previous.rounds.privacy
-        return build_privacy(self.privacy, self.sampler, num_clients, self.seed)
+        return build_privacy(
+            self.privacy,
+            self.sampler,
+            states.loaded.num_clients,
+            self.seed,
+            agree=states.processes.select_first,
+        )
 
     @property
     def session(self) -> Session:

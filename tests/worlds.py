@@ -211,7 +211,12 @@ SCENARIOS = {
 
 if find_spec("dp_accounting"):
     adaptive = DifferentialPrivacy(
-        clip_norm=0.1, noise_multiplier=1.0, delta=0.01, target_quantile=0.5, quantile_share=0.1
+        clip_norm=0.1,
+        noise_multiplier=1.0,
+        delta=0.01,
+        target_quantile=0.5,
+        quantile_share=0.1,
+        noise_seed=0,
     )
     SCENARIOS["private"] = settings(sampler=Poisson(0.5), privacy=adaptive)
     SCENARIOS["private, in buckets"] = settings(

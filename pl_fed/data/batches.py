@@ -304,7 +304,8 @@ class Batches:
         client = torch.arange(len(steps), device=orders.device)
         row = client * orders.shape[1] + step // per_pass  # a row of orders is one pass
         position = row[..., None] * orders.shape[2] + slots
-        return orders.flatten()[torch.where(mask, position, 0)], mask
+        own = client[:, None] * (orders.shape[1] * orders.shape[2])
+        return orders.flatten()[torch.where(mask, position, own)], mask
 
 
 def _write(stack: Tree, tree: Tree, position: int) -> None:

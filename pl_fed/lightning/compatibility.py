@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (
     SpikeDetection,
     StochasticWeightAveraging,
     ThroughputMonitor,
+    Timer,
 )
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -290,8 +291,14 @@ def check_private_monitors(trainer: Any) -> None:
         trainer: The trainer, with the callbacks and schedules of the model.
 
     Raises:
-        ValueError: If a monitor is a metric of clients, or a NaN would end the run.
+        ValueError: If a monitor is a metric of clients, or a NaN or the clock would end the run.
     """
+    if any(isinstance(callback, Timer) for callback in trainer.callbacks):
+        raise ValueError(
+            "Expected no `trainer.max_time` and no Timer with `federation.privacy` but got one: the"
+            " round at which the clock ends a run depends on the speed of the drawn clients; set"
+            " `trainer.max_epochs`."
+        )
     if torch.is_anomaly_enabled():
         raise ValueError(
             "Expected `trainer.detect_anomaly` to be false for `federation.privacy` but got true:"
