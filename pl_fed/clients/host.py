@@ -133,12 +133,6 @@ class FederationModule(LightningModule):
         settings = self.trainer.run_settings()  # type: ignore[attr-defined]
         federation.setup(self, datamodule, stage, loads, settings)
 
-    def transfer_batch_to_device(
-        self, batch: Any, device: torch.device, dataloader_idx: int
-    ) -> Any:
-        """Return a batch as it is: client ids stay on the CPU; their samples are on the device."""
-        return batch
-
     def on_validation_epoch_start(self) -> None:
         """Reset the validation metrics."""
         _reset(self.federation.metrics("val"))

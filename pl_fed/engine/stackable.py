@@ -1,5 +1,8 @@
 """Check that clients can be stacked, by types and by a trial on their first minibatches."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
 import torch
 from torch import Tensor, nn
 
@@ -34,16 +37,17 @@ def check_stackable(
     optimizer: torch.optim.Optimizer,
     chunk: Chunk,
     settings: LocalSettings,
-    size: int,
-) -> None:
+) -> int:
     """Check that clients can be stacked; try the objective without training.
 
     Args:
         client: The algorithm.
         optimizer: The local optimizer.
-        chunk: A chunk of clients for the trial.
+        chunk: A few clients for the trial.
         settings: Mixed precision and gradient clipping.
-        size: The number of stacked clients.
+
+    Returns:
+        The bytes that a step of one client keeps for its backward pass; 0 if they are unknown.
 
     Raises:
         CannotStackError: If the optimizer mixes the numbers of a tensor, the net mixes the samples
@@ -58,8 +62,13 @@ def check_stackable(
             " and the clients' minibatches have several sizes"
         )
     try:
+        size = len(chunk.clients)
         buffers, runner = dict(client.named_buffers()), BatchedRunner(settings, size)
-        with fork_torch_rng(client.device), restore_buffers(buffers) as changed:
+        with (
+            fork_torch_rng(client.device),
+            restore_buffers(buffers) as changed,
+            _count_saved_bytes() as saved,
+        ):
             loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
     except torch.OutOfMemoryError:
         raise
@@ -71,6 +80,30 @@ def check_stackable(
         raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
     if not all(torch.allclose(loss, other, rtol=1e-3, equal_nan=True) for other in other_losses):
         raise CannotStackError("the loss of `training_step` depends on masked samples")
+    return max(saved, default=0) // size
+
+
+@contextmanager
+def _count_saved_bytes() -> Iterator[list[int]]:
+    """Yield the bytes of the tensors that autograd keeps for a backward pass, as they grow."""
+    storages: dict[int, int] = {}
+    totals = [0]
+
+    def note(tensor: Tensor) -> Tensor:
+        """Count the memory of a tensor once."""
+        with suppress(RuntimeError, NotImplementedError):  # a traced tensor has no memory
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            totals.append(sum(storages.values()))
+        return tensor
+
+    def release(tensor: Tensor) -> Tensor:
+        """Begin a new count: the backward pass frees the tensors."""
+        storages.clear()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, release):
+        yield totals
 
 
 def _check_types(

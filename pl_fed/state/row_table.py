@@ -132,10 +132,16 @@ class RowTable:
 
     def _grow(self) -> None:
         """Allocate another block; without free memory, write all further rows to disk."""
-        device = self._choose_device(self._block_rows * self.default.nbytes)
-        if device is None:
-            self.disk = DiskRows(self.default, self._folder())
+        shape = (self._block_rows, self.default.numel())
+        while True:
+            device = self._choose_device(self._block_rows * self.default.nbytes)
+            if device is None:
+                self.disk = DiskRows(self.default, self._folder())
+                return
+            try:
+                with torch.inference_mode(False):  # inference tensors cannot be written later
+                    block = torch.empty(shape, dtype=self.default.dtype, device=device)
+            except torch.OutOfMemoryError:  # something else took the budget: try the next device
+                continue
+            self._blocks.append(block)
             return
-        with torch.inference_mode(False):  # inference tensors cannot be written outside that mode
-            shape = (self._block_rows, self.default.numel())
-            self._blocks.append(torch.empty(shape, dtype=self.default.dtype, device=device))
