@@ -183,6 +183,21 @@ class Batches:
                 _write(targets, batch.targets, position)
         return Batch(inputs, targets, masks[step], index)
 
+    def is_full(self, step: int) -> bool:
+        """Return whether all clients have a minibatch of the full width at a step."""
+        return step in self._full_steps
+
+    @cached_property
+    def _full_steps(self) -> set[int]:
+        """The steps at which all clients have a minibatch of the full width."""
+        kinds = {pair: i for i, pair in enumerate(zip(self.sizes, self.steps))}
+        sizes = [self._batch_sizes(position) for position in kinds.values()]
+        return {
+            step
+            for step in range(min(self.steps, default=0))
+            if all(own[step] == self.width for own in sizes)
+        }
+
     @cached_property
     def _poisoned_positions(self) -> list[int]:
         return [i for i, client in enumerate(self.clients) if client in self.poison]

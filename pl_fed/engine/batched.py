@@ -161,6 +161,8 @@ class BatchedRunner(Engine):
         external = step.make_stack_optimizer(optimizer, chunk)
         for index in range(batches.max_steps):
             batch = drop_unsupported_mask(step.client, batches.stack_step(index))
+            if step.is_eager and clients == self.size and batches.is_full(index):
+                batch = batch._replace(mask=None)
             gradients = step(inputs.build_stack(index, batch), is_full=True)
             if external is not None:
                 finished = {
@@ -262,6 +264,11 @@ class PreparedStep:
             if self._run.takes(tensors):
                 return self._run(tensors)  # type: ignore[no-any-return]
         return self.step(self.buffers.state, inputs)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether the step is neither compiled nor traced: its inputs may change their kind."""
+        return not self.step.traced
 
     def compute_outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the outputs of ``training_step`` without taking a step."""
