@@ -18,6 +18,7 @@ from pl_fed.clients.contract import (
 )
 from pl_fed.clients.host import FederationModule
 from pl_fed.clients.optimizer_layout import OptimizerLayout, find_optimizer_layouts
+from pl_fed.devices import numbers_on
 from pl_fed.nets.rows import (
     Row,
     RowLayout,
@@ -314,7 +315,7 @@ def read_rates(optimizer: torch.optim.Optimizer, like: Tensor) -> dict[str, Tens
     """Return the learning rate of each trained model, of its first parameter group, [1] each."""
     rates: dict[str, Tensor] = {}
     for group in optimizer.param_groups:
-        rate = like.new_tensor([float(group.get("lr", math.nan))])
+        rate = numbers_on(like, [float(group.get("lr", math.nan))], like.dtype)
         rates.setdefault(model_of_group(group), rate)
     return rates
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pl_fed.data.client_data import ClientData
+from pl_fed.devices import numbers_on, to_device
 from pl_fed.random import fork_torch_rng, key, random_bits
 from pl_fed.trees import Tree, count_sample_bytes, gather, leaves, split, tree_map
 from pl_fed.types import Batch
@@ -293,14 +293,14 @@ class Batches:
                 [key(self.seed, "batches", self.round, client, number) for number in range(passes)]
                 for client in self.clients
             ]
-            numbers = random_bits(_integers_on(index, keys)[..., None], slots)
+            numbers = random_bits(numbers_on(index, keys)[..., None], slots)
             if min(self.sizes, default=0) < longest:
-                beyond = slots >= _integers_on(index, self.sizes)[:, None, None]
+                beyond = slots >= numbers_on(index, self.sizes)[:, None, None]
                 numbers.masked_fill_(beyond, _LAST)
             slots = numbers.argsort(dim=-1)
         else:
             slots = slots.expand(len(self.clients), passes, longest)
-        positions = slots + self._offsets.to(index.device)[:, None, None]
+        positions = slots + to_device(self._offsets, index)[:, None, None]
         return index[positions.clamp_(max=max(len(index) - 1, 0))]
 
     @cached_property
@@ -308,7 +308,7 @@ class Batches:
         """Sample ids and their mask, both [steps, clients, batch]."""
         orders, batch_size = self._orders, self.rule.batch_size
         batches_per_pass = [self.rule.batches_per_pass(size) for size in self.sizes]
-        per_pass, pass_sizes, steps = _integers_on(
+        per_pass, pass_sizes, steps = numbers_on(
             orders, [batches_per_pass, self._pass_sizes, self.steps]
         )
         step = torch.arange(self.max_steps, device=orders.device)[:, None]
@@ -327,8 +327,3 @@ def _write(stack: Tree, tree: Tree, position: int) -> None:
     """Write one client's samples into the first rows at its position in a stack of clients."""
     for target, source in zip(leaves(stack), leaves(tree), strict=True):
         target[position, : len(source)] = source
-
-
-def _integers_on(like: Tensor, numbers: list[Any]) -> Tensor:
-    """Return numbers as an int64 tensor on the device of another tensor."""
-    return torch.tensor(numbers, dtype=torch.int64, device=like.device)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ModelRows, Objective
+from pl_fed.devices import numbers_on, to_device
 from pl_fed.engine.base import (
     CannotCompileError,
     Chunk,
@@ -354,8 +355,9 @@ class StepInputs:
         self._index = torch.arange(batches.max_steps, device=device)
         self._traced = prepared.step.traced
         self._options = read_options(optimizer, prepared.buffers.example)
-        self.ends = torch.tensor([*chunk.steps.values(), batches.steps], device=device)
-        self._draws = chunk.draw_keys(prepared.client.draws).to(device)  # [clients, steps]
+        self.ends = numbers_on(self._index, [*chunk.steps.values(), batches.steps])
+        draws = chunk.draw_keys(prepared.client.draws)
+        self._draws = to_device(draws, self._index)  # [clients, steps]
         if size is None:  # [clients, steps, models + 1]
             self._running = self._index[:, None] < self.ends.T[:, None]
         else:  # [steps, models + 1, clients]

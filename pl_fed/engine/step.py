@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Objective
+from pl_fed.devices import to_device
 from pl_fed.engine.base import LocalSettings
 from pl_fed.engine.step_function import StepFunction
 from pl_fed.engine.tracing import loosen_views, trace
@@ -344,7 +345,7 @@ def read_options(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor
 
 
 def _stack_numbers(rows: list[list[float]], like: Tensor) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64).to(like)
+    return to_device(torch.tensor(rows, dtype=torch.float64), like, like.dtype)
 
 
 def _require_gradients(leaves: Tensors) -> Tensors:

@@ -14,6 +14,7 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.read_ahead import read_ahead
+from pl_fed.devices import numbers_on
 from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Workload
 from pl_fed.engine.base import name_clients
@@ -256,9 +257,8 @@ class LocalTraining:
             poison,
             self.augment,
         )
-        device = broadcast.parameters.device
         step_rows = {
-            model: torch.tensor(counts, dtype=torch.int64, device=device)[:, None]
+            model: numbers_on(broadcast.parameters, counts)[:, None]
             for model, counts in steps.items()
         }
         lr = read_rates(plan.optimizer, broadcast.parameters)
