@@ -78,6 +78,11 @@ class Outliers(Attack):
             for purpose in ("samples", "pixels", "values")
         )
         selected = uniforms(sample_key, samples) < self.samples
+        if samples.is_cuda:  # a selection of samples would wait for the GPU
+            keys = (random_bits(pixel_key, samples), random_bits(value_key, samples))
+            mask = selected.reshape(-1, *[1] * (batch.inputs.ndim - 1))
+            corrupted = self._corrupt(batch.inputs, *keys)
+            return batch._replace(inputs=torch.where(mask, corrupted, batch.inputs))
         pixel_keys = random_bits(pixel_key, samples[selected])
         value_keys = random_bits(value_key, samples[selected])
         x = batch.inputs.clone()

@@ -15,6 +15,7 @@ from pl_fed.trees import Tree, count_sample_bytes, gather, leaves, split, tree_m
 from pl_fed.types import Batch
 
 _GATHER_BYTES = 1 << 20  # largest block of one client's samples, in bytes: fits into the cache
+_DEVICE_BYTES = 1 << 28  # largest block, and largest total of cached blocks, on a GPU
 _CACHED_BYTES = 1 << 24  # largest total of the blocks that `stack_step` caches, in bytes
 _LAST = torch.iinfo(torch.int64).max  # sorts behind every random number
 
@@ -158,7 +159,7 @@ class Batches:
 
     def iterate_client(self, position: int) -> Iterator[Batch]:
         """Yield the minibatches of the client at a position in the chunk, without padding."""
-        blocks = self._blocks(position, self._steps_per_block(_GATHER_BYTES))
+        blocks = self._blocks(position, self._steps_per_block(self._block_bytes[0]))
         for step, batch in enumerate(chain.from_iterable(blocks)):
             yield self._augment_batch(batch, position, step)
 
@@ -203,6 +204,16 @@ class Batches:
         return [i for i, client in enumerate(self.clients) if client in self.poison]
 
     @property
+    def _block_bytes(self) -> tuple[int, int]:
+        """The largest block of a client's samples, and the largest total of cached blocks.
+
+        A block that is poisoned on a GPU launches as many kernels for one step as for all.
+        """
+        if self.data.device.type == "cpu":
+            return _GATHER_BYTES, _CACHED_BYTES
+        return _DEVICE_BYTES, _DEVICE_BYTES
+
+    @property
     def _sample_bytes(self) -> int:
         return max(1, count_sample_bytes(self.data.inputs))
 
@@ -215,7 +226,8 @@ class Batches:
 
     def _cached_batch(self, position: int, step: int) -> Batch:
         """Return a client's minibatch; caches its block until the client's next block."""
-        length = self._steps_per_block(min(_GATHER_BYTES, _CACHED_BYTES // len(self.clients)))
+        most, total = self._block_bytes
+        length = self._steps_per_block(min(most, total // len(self.clients)))
         number, offset = divmod(step, length)
         cached = self._last_blocks.get(position)
         if cached is None or cached[0] != number:
