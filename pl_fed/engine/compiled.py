@@ -15,7 +15,12 @@ from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.engine.step import LocalStep, Tensors
 from pl_fed.engine.tracing import trace
-from pl_fed.torch_internals import arguments_of, compile_graph
+from pl_fed.torch_internals import (
+    arguments_of,
+    compile_graph,
+    mark_static,
+    uses_cuda_graphs,
+)
 from pl_fed.trees import clone, leaves, replace_leaves, tree_map
 
 _WRAPPING = {"cpp.enable_floating_point_contract_flag": "off -fwrapv"}
@@ -51,18 +56,24 @@ class CompiledStep:
         inputs: dict[str, Any],
         mode: str | None,
     ) -> None:
-        eager, compiled = clone(state), clone(state)
+        eager, before = clone(state), clone(state)
         # other inputs than in the trace reveal numbers that became constants of the graph
         test_inputs = {**inputs, "inputs": tree_map(_scale, inputs["inputs"])}
         eager["gradients"] = step(eager, test_inputs)
         with _silence_logs():
             self._compile(step, state, inputs, mode)
-            self._state = leaves(compiled)
-            compiled["gradients"] = self(leaves(test_inputs))
+            self._state = leaves(state)
+            if uses_cuda_graphs(mode):
+                mark_static(self._state)
+            try:
+                gradients = self(leaves(test_inputs))
+                compiled = clone({**state, "gradients": gradients})
+            finally:
+                for tensor, value in zip(self._state, leaves(before), strict=True):
+                    tensor.copy_(value)
         for expected, actual in zip(leaves(eager), leaves(compiled), strict=True):
             if not _are_close(expected, actual, _TOLERANCE[step.casts]):
                 raise CannotCompileError("a compiled step gave other numbers than an eager one")
-        self._state = leaves(state)
 
     def _compile(
         self,

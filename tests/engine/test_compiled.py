@@ -545,3 +545,27 @@ def test_recurrent_layers_and_attention_stay_compiled(net, engine):
     with assert_engine_warnings():
         outcome = run_rounds(client, data, rounds=6, engine=engine)
     assert outcome.distance(run_rounds(client, data, rounds=6)) < 1e-10
+
+
+@pytest.mark.slow
+def test_cuda_graphs_may_change_their_inputs(monkeypatch):
+    """Torch captures a CUDA graph only if all inputs that it changes are static."""
+    from torch._inductor import compile_fx
+
+    seen, compile_inner = [], compile_fx._compile_fx_inner
+
+    def note(graph, inputs, **options):
+        compiled = compile_inner(graph, inputs, **options)
+        seen.append((set(options["static_input_idxs"]), set(compiled.mutated_input_idxs)))
+        return compiled
+
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", note)
+    client = Ditto(seeded(mlp), optimizer=sgd(0.1, momentum=0.5), local_epochs=2)
+    data = shared_out(classes([5, 2, 3]))
+    expected = run_rounds(client, data)
+    settings = {"engine": "stacked_compiled", "chunk_size": 3}
+    outcome = run_rounds(client, data, compile_mode="reduce-overhead", **settings)
+    assert outcome.distance(expected) <= 1e-10
+    ((static, mutated),) = seen
+    assert mutated
+    assert mutated <= static
