@@ -411,6 +411,15 @@ class Client(Configurable, ClientRounds, ABC):
         """Return the outputs of a model on a batch."""
         return self.task.predict(self.model(model), batch.inputs)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the models.
+
+        Lightning's own property names the device of the run already in ``setup``, before it moves
+        the models there.
+        """
+        return self.row("global").example.device
+
     def place(self, tree: Tree) -> Tree:
         """Return inputs or targets on the models' device, real numbers in the models' dtype."""
         row = self.row("global").data

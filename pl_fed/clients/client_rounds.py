@@ -279,7 +279,8 @@ class ClientRounds(FederationModule):
         key = f"{name}.statistics"
         if key not in self._rows:
             tensors = running_statistics(self.model(name))
-            self._rows[key] = Row(tensors, RowLayout.from_tensors(tensors.items()))
+            layout = RowLayout.from_tensors(tensors.items())
+            self._rows[key] = Row(tensors, layout, beside=self.row(name))
         return self._rows[key]
 
     def renew_rows(self) -> None:

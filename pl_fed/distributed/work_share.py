@@ -338,7 +338,8 @@ def _gather_rows(processes: Processes, saved: Mapping[str, Any]) -> dict[str, An
     for begin in range(0, max(len(ids) for ids in all_ids), length):
         pieces = [ids[begin : begin + length] for ids in all_ids]
         empty = saved["default"].new_empty(0, numel)
-        own_rows = torch.cat([empty, *_slice_pieces(saved["rows"], begin, begin + length)])
+        pieces_here = _slice_pieces(saved["rows"], begin, begin + length)
+        own_rows = torch.cat([empty, *(piece.to(empty.device) for piece in pieces_here)])
         zeros = [0] * (processes.size - 1)
         received = [len(ids) for ids in pieces] if is_first else [0, *zeros]
         rows.append(processes.exchange(own_rows, [len(own_rows), *zeros], received))

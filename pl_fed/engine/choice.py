@@ -206,7 +206,9 @@ class EngineChoice:
 
     def _find_fastest(self, work: Workload) -> str:
         """Time the engines if the run is long enough, and return the fastest."""
-        default = default_engine(work.client.device)
+        default: str = default_engine(work.client.device)
+        if default in STACKED and not self._can_stack(work, rank_zero_warn):
+            default = _ONE_BY_ONE_FALLBACKS[default]
         steps = work.rounds * sum(max(counts) for counts in zip(*work.steps(work.cohort).values()))
         if not steps:
             return default

@@ -132,20 +132,26 @@ class Row:
     Args:
         tensors: The module's own tensors by name.
         layout: The positions of the tensors in the row.
+        beside: Another row of the module. A row without tensors lies on its device.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], layout: RowLayout) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], layout: RowLayout, beside: "Row | None" = None
+    ) -> None:
         self.tensors = dict(tensors)
         self.layout = layout
+        self._beside = beside
         self._row: Tensor | None = None
 
     @property
     def data(self) -> Tensor:
         """The row, shape [numel]; it is rebuilt if the module's tensors no longer lie in it."""
+        if not self.tensors:
+            return torch.empty(0, device=self._beside.example.device if self._beside else None)
         if self._row is None or not self._contains_tensors(self._row):
             with torch.inference_mode(False), torch.no_grad():
                 pieces = [tensor.detach().reshape(-1) for tensor in self.tensors.values()]
-                row = torch.cat(pieces) if pieces else torch.empty(0)
+                row = torch.cat(pieces)
                 for name, view in self.layout.views(row).items():
                     self.tensors[name].data = view
             self._row = row
