@@ -73,8 +73,8 @@ def whole_product(folder, accelerator):
     start("fit", "resumed", *more)
     for command in ("validate", "test", "predict"):
         start(command, command, f"--ckpt_path={checkpoints[0]}")
-    export = ("--client", "3", "global", f"--trainer.accelerator={accelerator}")
-    call("export", "--ckpt", str(checkpoints[0]), "--output", str(folder / "export"), *export)
+    export = ("--client", "3", "17", "--global", f"--trainer.accelerator={accelerator}")
+    call("export", "--ckpt", str(checkpoints[0]), "--out", str(folder / "export"), *export)
     numbers = {
         str(path.relative_to(folder)).split("/")[0]: read_rows(path)
         for path in sorted(folder.rglob("metrics.csv"))
