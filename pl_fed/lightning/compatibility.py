@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch.accelerators import Accelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
@@ -21,6 +22,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pl_fed.arguments import check_instances
@@ -75,6 +77,36 @@ REQUIRED_HOOKS = (
 """Methods of ``Client`` that set up, evaluate or save a federation."""
 
 
+def choose_accelerator(accelerator: str | Accelerator) -> str | Accelerator:
+    """Return the trainer's accelerator: never Apple's MPS, which has no float64 numbers.
+
+    Sums of losses and of squared distances are float64, so that results do not depend on the
+    number of processes.
+
+    Args:
+        accelerator: The argument of the trainer.
+
+    Raises:
+        ValueError: If it is MPS, or ``"gpu"`` and MPS is the only one.
+
+    Example:
+        >>> choose_accelerator("cpu")
+        'cpu'
+    """
+    has_mps = MPSAccelerator.is_available() and not CUDAAccelerator.is_available()
+    if accelerator == "auto" and has_mps:
+        rank_zero_info("Clients are trained on the CPU: Apple's MPS has no float64 numbers.")
+        return "cpu"
+    is_mps = accelerator == "mps" or isinstance(accelerator, MPSAccelerator)
+    if is_mps or (accelerator == "gpu" and has_mps):
+        raise ValueError(
+            "Expected argument `trainer.accelerator` to be auto, cpu or cuda but got"
+            f" {'mps' if is_mps else accelerator}: Apple's MPS has no float64 numbers, which"
+            " pl_fed sums losses in. Use cpu."
+        )
+    return accelerator
+
+
 def check_trainer(trainer: Any, model: Any) -> None:
     """Refuse a trainer or a model with settings that a federated fit cannot honour.
 
@@ -109,7 +141,7 @@ def check_model(model: Any) -> None:
             f" {name}: pass the net, its loss and its optimizer to an algorithm, as"
             " in pl_fed.clients.FedAvg(net, criterion=..., optimizer=...), and fit the algorithm."
         )
-    _check_overridden("model", METHODS, model, LightningModule)
+    _check_overridden("model", METHODS, model, Client)
     _check_calls_super(model)
     if not model.automatic_optimization:
         raise ValueError(

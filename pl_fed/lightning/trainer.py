@@ -44,7 +44,12 @@ from pl_fed.lightning.checkpoints import (
     check_weights_only,
     read_identity,
 )
-from pl_fed.lightning.compatibility import check_data, check_processes, check_trainer
+from pl_fed.lightning.compatibility import (
+    check_data,
+    check_processes,
+    check_trainer,
+    choose_accelerator,
+)
 from pl_fed.lightning.loop import FederatedLoop
 from pl_fed.loggers import RunCSV
 from pl_fed.rounds.identity import check_identity, federation_identity
@@ -86,10 +91,12 @@ class Trainer(LightningTrainer):
             ``metrics.csv`` and every logger; 1 by default. Rows are also written before a
             validation, before a checkpoint is saved, and at the end. 0 writes no ``train/*``.
         lock: The lock of ``run_dir``, if the caller holds it already.
-        **kwargs: All other arguments of ``lightning.Trainer``.
+        **kwargs: All other arguments of ``lightning.Trainer``. ``accelerator="auto"`` takes the CPU
+            where Lightning would choose Apple's MPS, which has no float64 numbers.
 
     Raises:
-        ValueError: If ``barebones`` is ``True``, or a round cannot use the strategy.
+        ValueError: If ``barebones`` is ``True``, or a round cannot use the strategy or the
+            accelerator.
 
     Example:
         >>> import tempfile, torch, pl_fed
@@ -160,7 +167,7 @@ class Trainer(LightningTrainer):
             ],
             plugins=all_plugins,
             log_every_n_steps=every,
-            **kwargs,
+            **{**kwargs, "accelerator": choose_accelerator(kwargs.get("accelerator", "auto"))},
         )
         check_processes(self, bool(kwargs.get("sync_batchnorm")))
         self.processes = Processes(self.global_rank, self.world_size, self.num_devices)

@@ -15,7 +15,7 @@ from pl_fed.arguments import check_choice
 from pl_fed.nets.calls import Net
 from pl_fed.nets.modes import training_mode
 from pl_fed.tasks.base import Task, as_floats
-from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local, raise_lack_of_memory
+from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local, raise_device_error
 from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, copy_lists, list_hooks
 from pl_fed.tasks.step_logs import StepLogs, short_name
 from pl_fed.text import first_line
@@ -270,7 +270,7 @@ class LightningTask(Task):
             try:
                 getattr(module, f"on_{stage}_epoch_end")()
             except UNDEFINED_ERRORS as error:
-                raise_lack_of_memory(error)
+                raise_device_error(error)
                 if not accepts_undefined:
                     raise
                 vars(module).update(lists)  # the hook has not cleared its lists

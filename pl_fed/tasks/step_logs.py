@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, compute_metric, raise_lack_of_memory
+from pl_fed.tasks.metric_values import (
+    UNDEFINED_ERRORS,
+    compute_metric,
+    raise_device_error,
+    repeat_on_cpu,
+)
 
 _STAGE = re.compile(r"^(train|training|val|valid|validation|test)[/_. -]+(?=.)")
 _NO_LETTER = re.compile(r"\W+")
@@ -174,5 +179,5 @@ def _compute(metric: Any) -> Any:
     try:
         return compute_metric(metric)
     except UNDEFINED_ERRORS as error:
-        raise_lack_of_memory(error)
+        raise_device_error(error, repeat_on_cpu(metric))
         return torch.tensor(torch.nan)
