@@ -133,12 +133,6 @@ class FederationModule(LightningModule):
         settings = self.trainer.run_settings()  # type: ignore[attr-defined]
         federation.setup(self, datamodule, stage, loads, settings)
 
-    def transfer_batch_to_device(
-        self, batch: Tensor, device: torch.device, dataloader_idx: int
-    ) -> Tensor:
-        """Return a batch of client ids as it is: ids are CPU tensors, samples on the device."""
-        return batch
-
     def on_validation_epoch_start(self) -> None:
         """Reset the validation metrics."""
         _reset(self.federation.metrics("val"))

@@ -193,6 +193,12 @@ class FederatedData(Configurable, LightningDataModule):
                 f" {self.clients.num_clients - 1} but got {unknown}."
             )
 
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Return a batch of client ids as it is: ids are CPU tensors, samples on the device."""
+        return batch
+
     def train_dataloader(self) -> Any:
         """Return one entry per client: the training loop draws the cohorts."""
         return ClientBatches(range(self.clients.num_clients), 1)
