@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.accelerators import Accelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
@@ -141,7 +141,7 @@ def check_model(model: Any) -> None:
             f" {name}: pass the net, its loss and its optimizer to an algorithm, as"
             " in pl_fed.clients.FedAvg(net, criterion=..., optimizer=...), and fit the algorithm."
         )
-    _check_overridden("model", METHODS, model, Client)
+    _check_overridden("model", METHODS, model, LightningModule)
     _check_calls_super(model)
     if not model.automatic_optimization:
         raise ValueError(

@@ -12,7 +12,8 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SCRIPTS = ("device_cases", "planted_faults", "run_on_device", "command_on_device")
-collect_ignore = [f"{name}.py" for name in (*SCRIPTS, "pytest_on_device")]  # they install the device
+# these install the device
+collect_ignore = [f"{name}.py" for name in (*SCRIPTS, "pytest_on_device")]
 
 
 @pytest.fixture(scope="session")

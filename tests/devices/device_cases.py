@@ -152,7 +152,10 @@ def attacks():
     }
     return {
         f"{kind.__name__} {arguments}, knows {knowledge}": partial(
-            run, attack=kind(**arguments), knowledge=knowledge, **settings
+            run,
+            attack=kind(**arguments),
+            knowledge="all" if "search" in arguments.values() else knowledge,
+            **settings,
         )
         for knowledge, (kind, arguments) in zip(cycle(("all", "own", "own")), ATTACKS)
     }

@@ -5,13 +5,13 @@ from unittest import mock
 
 import torch
 from device_cases import ditto, run
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule
 from torchmetrics import MeanMetric
 
 from pl_fed.aggregators import Mean, Median
 from pl_fed.attacks import SignFlipping
 from pl_fed.clients import Ditto
-from pl_fed.clients.host import FederationModule
+from pl_fed.data import FederatedData
 from pl_fed.state.store import ClientStore
 from pl_fed.tasks import Classification
 
@@ -63,11 +63,11 @@ def patched(device, folder, owner, name, function, **settings):
 def planted_faults():
     """Return the faults by room."""
     attack = {"attack": SignFlipping(), "ids": [1], "aggregator": Median()}
-    move = LightningModule.transfer_batch_to_device
+    move = LightningDataModule.transfer_batch_to_device
     faults = {
         "client": (Ditto, "training_step", train_with_a_constant),
         "aggregator": (Mean, "forward", merge_by_shares),
-        "evaluator": (FederationModule, "transfer_batch_to_device", move),
+        "evaluator": (FederatedData, "transfer_batch_to_device", move),
         "store": (ClientStore, "read", read_to_cpu),
     }
     cases = {

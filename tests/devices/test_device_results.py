@@ -8,8 +8,8 @@ import pytest
 pytestmark = pytest.mark.slow
 
 GROUPS = {  # with the least number of cases that the walks must find
-    "algorithms": 90,
-    "defences and attacks": 60,
+    "algorithms": 75,
+    "defences and attacks": 50,
     "scenarios": 44,
     "pieces": 55,
     "storage and processes": 18,
@@ -47,7 +47,7 @@ def test_command_line_runs_on_the_device(run_script, tmp_path):
 
 def test_command_line_shows_the_traceback_of_a_device_error(run_script, tmp_path):
     fault = "import sys; sys.path[:0] = ['tests/devices']; import command_on_device as c\n"
-    fault += "from pl_fed.clients.host import FederationModule as M; M.transfer_batch_to_device ="
+    fault += "from pl_fed.data import FederatedData as M; M.transfer_batch_to_device ="
     fault += " lambda self, batch, device, index: batch.to(device)\nc.main(sys.argv[1:])"
     options = ("--trainer.accelerator=gpu", "--trainer.logger=false", "--trainer.max_epochs=5")
     place = f"--trainer.default_root_dir={tmp_path}"
