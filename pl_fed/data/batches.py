@@ -168,7 +168,8 @@ class Batches:
         Returns:
             ``inputs`` [clients, batch, ...], ``targets`` [clients, batch, ...], and ``mask`` and
             ``samples`` [clients, batch]. The mask is ``False`` behind the samples of a client's
-            smaller minibatch, and for a client without further steps.
+            smaller minibatch, and for a client without further steps. These places hold the
+            client's own first sample: another client's could overflow, and 0 · NaN is NaN.
         """
         table, masks = self._table
         index = table[step]
@@ -290,7 +291,7 @@ class Batches:
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
-        """Sample ids and their mask, both [steps, clients, batch]."""
+        """Sample ids and their mask, both [steps, clients, batch]; each client pads by itself."""
         orders, batch_size = self._orders, self.rule.batch_size
         batches_per_pass = [self.rule.batches_per_pass(size) for size in self.sizes]
         per_pass, pass_sizes, steps = _integers_on(
@@ -304,7 +305,8 @@ class Batches:
         client = torch.arange(len(steps), device=orders.device)
         row = client * orders.shape[1] + step // per_pass  # a row of orders is one pass
         position = row[..., None] * orders.shape[2] + slots
-        return orders.flatten()[torch.where(mask, position, 0)], mask
+        own_first = client[:, None] * (orders.shape[1] * orders.shape[2])
+        return orders.flatten()[torch.where(mask, position, own_first)], mask
 
 
 def _write(stack: Tree, tree: Tree, position: int) -> None:

@@ -252,11 +252,15 @@ class ClientData:
 
         Returns:
             Inputs and targets, both [clients, samples, ...]. The padding behind a client's own
-            samples is arbitrary samples of other clients.
+            samples is its first sample; without any in this part, its first training sample.
         """
         source = self.part(part)
-        places = source.offsets[clients, None] + torch.arange(source.largest)
+        slots, sizes = torch.arange(source.largest), source.sizes[clients, None]
+        places = source.offsets[clients, None] + torch.where(slots < sizes, slots, 0)
         index = source.index[places.clamp_(max=len(source.index) - 1).to(source.index.device)]
+        if not bool(sizes.all()):
+            first = self.train.index[self.train.offsets[clients, None].to(self.train.index.device)]
+            index = torch.where((sizes > 0).to(index.device), index, first)
         if self.mapped:
             rows = self.inputs_of(index.flatten())
             inputs = tree_map(lambda leaf: leaf.unflatten(0, index.shape), rows)
