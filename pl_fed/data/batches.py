@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pl_fed.data.client_data import ClientData
 from pl_fed.random import fork_torch_rng, key, random_bits
-from pl_fed.trees import Tree, count_sample_bytes, gather, leaves, split, tree_map
+from pl_fed.trees import Tree, count_sample_bytes, gather, split, tree_map
 from pl_fed.types import Batch
 
 _GATHER_BYTES = 1 << 20  # largest block of one client's samples, in bytes: fits into the cache
@@ -311,8 +311,12 @@ class Batches:
 
 def _write(stack: Tree, tree: Tree, position: int) -> None:
     """Write one client's samples into the first rows at its position in a stack of clients."""
-    for target, source in zip(leaves(stack), leaves(tree), strict=True):
+
+    def write(target: Tensor, source: Tensor) -> None:
+        """Write the samples of one tensor."""
         target[position, : len(source)] = source
+
+    tree_map(write, stack, tree)  # by key: a change of the batch may have another order of keys
 
 
 def _integers_on(like: Tensor, numbers: list[Any]) -> Tensor:
