@@ -223,7 +223,7 @@ class ClientData:
         if rows.dtype == torch.uint8:
             return scale_images(rows, self.dtype).to(self.device)
         dtype = stored.dtype if stored.is_floating_point() and not self.mapped else self.dtype
-        return rows.to(torch.float32).to(self.device, dtype)
+        return to_real(rows, dtype).to(self.device)
 
     def _read_rows(self, leaf: Tensor, index: Tensor) -> Tensor:
         """Return rows of a memory map on the device of their index, in the type of the models."""
@@ -231,7 +231,7 @@ class ClientData:
         if rows.dtype == torch.uint8:
             return scale_images(rows, self.dtype)
         is_kept = self.keeps_integers and not rows.is_floating_point()
-        return rows if is_kept else rows.to(torch.float32).to(self.dtype)
+        return rows if is_kept else to_real(rows, self.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -305,12 +305,28 @@ def move_tree(tree: Tree, device: torch.device, dtype: torch.dtype) -> Tree:
     )
 
 
+def to_real(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return numbers in a floating-point type; by float32, unless it has 64 bits.
+
+    Example:
+        >>> to_real(torch.tensor([2**24 + 1]), torch.float64).tolist()
+        [16777217.0]
+    """
+    return leaf.to(dtype) if dtype == torch.float64 else leaf.to(torch.float32).to(dtype)
+
+
 def integers_to_floats(tree: Tree, dtype: torch.dtype = torch.float32) -> Tree:
-    """Convert the integers of a tree to floats, except uint8 images: gathering scales those."""
+    """Convert the integers of a tree to floats, except uint8 images: gathering scales those.
+
+    Args:
+        tree: The tree.
+        dtype: The type of the models. Floats have 64 bits for models of 64 bits, and else 32.
+    """
 
     def convert(leaf: Tensor) -> Tensor:
         """Return integers as floats; return floats and uint8 images unchanged."""
         unchanged = leaf.is_floating_point() or leaf.dtype == torch.uint8
-        return leaf if unchanged else leaf.to(dtype)
+        return leaf if unchanged else leaf.to(real)
 
+    real = torch.float64 if dtype == torch.float64 else torch.float32
     return tree_map(convert, tree)

@@ -106,10 +106,10 @@ def _build_inputs(table: Any, roles: ColumnRoles) -> tuple[Tree, list[str]]:
             categories.append(f"{name} ({listed})")
         elif name in (roles.one_hot or ()):
             codes, values = _encode(table, name)
-            numbers.append(np.eye(len(values), dtype=np.float32)[codes])
+            numbers.append(np.eye(len(values))[codes])
             names += [f"{name}={value}" for value in values]
         else:
-            numbers.append(_to_float32(_read_numbers(table, name)[:, None]))
+            numbers.append(_read_numbers(table, name)[:, None])
             names.append(name)
     words = [f"inputs: {', '.join(names)}"] if names else []
     words += [f"ids: {', '.join(categories)}"] if ids else []
@@ -129,7 +129,7 @@ def _build_targets(table: Any, roles: ColumnRoles) -> tuple[Tensor, list[str]]:
         ids, values = _encode(table, name)
         return torch.from_numpy(ids), values
     columns = [_read_numbers(table, name) for name in roles.targets]
-    return torch.from_numpy(_to_float32(np.stack(columns, 1))), []
+    return torch.from_numpy(np.stack(columns, 1)), []
 
 
 def _build_clients(table: Any, name: str) -> tuple[Tensor, list[str]]:
@@ -195,11 +195,6 @@ def _read_numbers(table: Any, name: str) -> np.ndarray:
     numbers: np.ndarray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     _check_finite(name, numbers)
     return numbers
-
-
-def _to_float32(numbers: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # Arrays refuses the infinite results
-        return numbers.astype(np.float32)
 
 
 def _plain(table: Any, name: str) -> Any:

@@ -170,18 +170,25 @@ class _Rows:
     """The rows of some columns of a data set, as dicts of tensors in the columns' types."""
 
     def __init__(self, dataset: Any, columns: Sequence[Any]) -> None:
-        self.dataset = dataset.with_format("torch", columns=list(columns))
         self.types = {name: _type_of(dataset.features[name]) for name in columns}
+        doubles = [name for name, kind in self.types.items() if kind == "float64"]
+        others = [name for name in self.types if name not in doubles]
+        formats = ((others, {}), (doubles, {"dtype": torch.float64}))  # by default float32
+        self.views = [
+            dataset.with_format("torch", columns=names, **options)
+            for names, options in formats
+            if names
+        ]
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.views[0])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several rows, faster than one by one; a DataLoader calls it."""
-        columns = self.dataset[list(indices)]
+        columns = {k: v for view in self.views for k, v in view[list(indices)].items()}
         types = self.types
         return [
             {name: _restore_type(value, types[name]) for name, value in zip(types, row)}
