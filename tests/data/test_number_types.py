@@ -15,8 +15,8 @@ from pl_fed.data import (
     FederatedData,
     HuggingFace,
     LightningData,
-    Npz,
     NpyFolder,
+    Npz,
     Table,
     TorchDataset,
 )
