@@ -11,7 +11,6 @@ from pl_fed.data import ClientFolder, FederatedData, HuggingFace, Table
 
 pa = pytest.importorskip("pyarrow")
 pandas = pytest.importorskip("pandas")
-from pyarrow import parquet  # noqa: E402
 
 
 def write(tmp_path, column, values, name="t.csv"):
