@@ -1,8 +1,9 @@
 """Small frozen records that the rooms of pl_fed exchange."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,8 @@ class SampleEntries:
     Attributes:
         inputs: The keys of a dict, or the positions in a tuple, of the inputs.
         target: The key or the position of the target.
+        kind: The dataclass or named tuple of the samples; ``None`` for dicts and tuples. Unused
+            fields of its batches are ``None``.
 
     Example:
         >>> SampleEntries(("image",), "mask").join(1, 2), SampleEntries((0, 2), 1).join((1, 3), 2)
@@ -79,14 +82,20 @@ class SampleEntries:
 
     inputs: tuple[str | int, ...]
     target: str | int
+    kind: Callable[..., Any] | None = None
 
     def join(self, inputs: Tree, targets: Tree) -> Tree:
         """Return a batch as the data set's dict or tuple; it lacks unused entries."""
         entries = {self.inputs[0]: inputs}
-        if len(self.inputs) > 1:
-            values = inputs.values() if isinstance(inputs, dict) else inputs
-            entries = dict(zip(self.inputs, values, strict=True))
+        if len(self.inputs) > 1 and isinstance(inputs, dict):
+            entries = {name: inputs[name] for name in self.inputs}
+        elif len(self.inputs) > 1:
+            entries = dict(zip(self.inputs, inputs, strict=True))
         entries[self.target] = targets
+        if self.kind is not None:
+            names = list(inspect.signature(self.kind).parameters)
+            keys = names if isinstance(self.target, str) else range(len(names))
+            return self.kind(*(entries.get(key) for key in keys))
         if isinstance(self.target, str):
             return entries
         return tuple(entries[position] for position in sorted(entries, key=int))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pl_fed.data.sample_structure import to_entries
 from pl_fed.trees import Tree, foreign_leaf
 from pl_fed.types import SampleEntries
 
@@ -22,7 +23,8 @@ class BatchRoles:
     Attributes:
         client: The owner of each sample: the key or position of an entry, a function of a sample,
             the name of an attribute of the data set, or the owners of all samples.
-        inputs: The entries of the inputs; ``None`` for all entries without another role.
+        inputs: The entries of the inputs; ``None`` for all entries without another role. The
+            owner may be one of them, for example the user of a recommender.
         labels: The entry of the class of each sample for partitioners; ``None`` uses the targets.
         target: The entry of the targets. ``None`` for the last entry of a tuple, or the entry of a
             dict with the key labels, label, targets, target or y.
@@ -47,6 +49,7 @@ class BatchRoles:
         """
         if callable(self.client):
             return self.client(sample)
+        sample = to_entries(sample)
         if isinstance(self.client, int):
             if isinstance(sample, tuple | list) and -len(sample) <= self.client < len(sample):
                 return sample[self.client]
@@ -69,6 +72,7 @@ class BatchRoles:
         Raises:
             ValueError: If the batch has no such entries.
         """
+        batch = to_entries(batch)
         roles = self._without_negative_positions(batch)
         names, target = roles._find_entries(batch, sample_length)
         labels = () if roles.labels is None else (roles.labels,)
@@ -104,14 +108,16 @@ class BatchRoles:
     def _find_entries(self, batch: Any, sample_length: int) -> tuple[list[Any], Any]:
         """Return the names of the entries without the owner's, and the name of the target."""
         if isinstance(batch, Mapping):
-            names: list[Any] = [name for name in batch if name != self.client]
-            return names, self.find_target(names)
+            names: list[Any] = [n for n in batch if n != self.client or n in (self.inputs or ())]
+            return names, self.find_target([name for name in names if name != self.client])
         if not isinstance(batch, tuple | list):
             return [], None
         names = [*range(len(batch))]
+        owner = None
         if isinstance(self.client, int) and len(batch) == sample_length:
-            names.remove(self.client % sample_length)
-        last = [name for name in names if name != self.labels][-1:]
+            owner = self.client % sample_length
+            names = [n for n in names if n != owner or n in (self.inputs or ())]
+        last = [name for name in names if name not in (self.labels, owner)][-1:]
         return names, self.target if self.target is not None or not last else last[0]
 
     def find_target(self, names: Sequence[Any]) -> Any:
@@ -158,6 +164,7 @@ def _to_tree(name: Any, value: Any) -> Tree:
 
 
 def _convert(value: Any) -> Any:
+    value = to_entries(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return torch.as_tensor(value)
     if isinstance(value, Mapping):

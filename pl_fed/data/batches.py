@@ -11,7 +11,7 @@ from torch import Tensor
 from pl_fed.data.client_data import ClientData
 from pl_fed.devices import numbers_on, to_device
 from pl_fed.random import fork_torch_rng, key, random_bits
-from pl_fed.trees import Tree, count_sample_bytes, gather, leaves, split, tree_map
+from pl_fed.trees import Tree, count_sample_bytes, gather, split, tree_map
 from pl_fed.types import Batch
 
 _GATHER_BYTES = 1 << 20  # largest block of one client's samples, in bytes: fits into the cache
@@ -169,7 +169,8 @@ class Batches:
         Returns:
             ``inputs`` [clients, batch, ...], ``targets`` [clients, batch, ...], and ``mask`` and
             ``samples`` [clients, batch]. The mask is ``False`` behind the samples of a client's
-            smaller minibatch, and for a client without further steps.
+            smaller minibatch, and for a client without further steps. These places hold the
+            client's own first sample: another client's could overflow, and 0 · NaN is NaN.
         """
         table, masks = self._table
         index = table[step]
@@ -317,7 +318,7 @@ class Batches:
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
-        """Sample ids and their mask, both [steps, clients, batch]."""
+        """Sample ids and their mask, both [steps, clients, batch]; each client pads by itself."""
         orders, batch_size = self._orders, self.rule.batch_size
         batches_per_pass = [self.rule.batches_per_pass(size) for size in self.sizes]
         per_pass, pass_sizes, steps = numbers_on(
@@ -331,11 +332,15 @@ class Batches:
         client = torch.arange(len(steps), device=orders.device)
         row = client * orders.shape[1] + step // per_pass  # a row of orders is one pass
         position = row[..., None] * orders.shape[2] + slots
-        own = client[:, None] * (orders.shape[1] * orders.shape[2])
-        return orders.flatten()[torch.where(mask, position, own)], mask
+        own_first = client[:, None] * (orders.shape[1] * orders.shape[2])
+        return orders.flatten()[torch.where(mask, position, own_first)], mask
 
 
 def _write(stack: Tree, tree: Tree, position: int) -> None:
     """Write one client's samples into the first rows at its position in a stack of clients."""
-    for target, source in zip(leaves(stack), leaves(tree), strict=True):
+
+    def write(target: Tensor, source: Tensor) -> None:
+        """Write the samples of one tensor."""
         target[position, : len(source)] = source
+
+    tree_map(write, stack, tree)  # by key: a change of the batch may have another order of keys

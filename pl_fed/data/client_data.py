@@ -223,7 +223,7 @@ class ClientData:
         if rows.dtype == torch.uint8:
             return scale_images(rows, self.dtype).to(self.device)
         dtype = stored.dtype if stored.is_floating_point() and not self.mapped else self.dtype
-        return rows.to(torch.float32).to(self.device, dtype)
+        return to_real(rows, dtype).to(self.device)
 
     def _read_rows(self, leaf: Tensor, index: Tensor) -> Tensor:
         """Return rows of a memory map on the device of their index, in the type of the models."""
@@ -231,7 +231,7 @@ class ClientData:
         if rows.dtype == torch.uint8:
             return scale_images(rows, self.dtype)
         is_kept = self.keeps_integers and not rows.is_floating_point()
-        return rows if is_kept else rows.to(torch.float32).to(self.dtype)
+        return rows if is_kept else to_real(rows, self.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -252,11 +252,15 @@ class ClientData:
 
         Returns:
             Inputs and targets, both [clients, samples, ...]. The padding behind a client's own
-            samples is arbitrary samples of other clients.
+            samples is its first sample; without any in this part, its first training sample.
         """
         source = self.part(part)
-        places = source.offsets[clients, None] + torch.arange(source.largest)
+        slots, sizes = torch.arange(source.largest), source.sizes[clients, None]
+        places = source.offsets[clients, None] + torch.where(slots < sizes, slots, 0)
         index = source.index[places.clamp_(max=len(source.index) - 1).to(source.index.device)]
+        if not bool(sizes.all()):
+            first = self.train.index[self.train.offsets[clients, None].to(self.train.index.device)]
+            index = torch.where((sizes > 0).to(index.device), index, first)
         if self.mapped:
             rows = self.inputs_of(index.flatten())
             inputs = tree_map(lambda leaf: leaf.unflatten(0, index.shape), rows)
@@ -301,12 +305,28 @@ def move_tree(tree: Tree, device: torch.device, dtype: torch.dtype) -> Tree:
     )
 
 
+def to_real(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return numbers in a floating-point type; by float32, unless it has 64 bits.
+
+    Example:
+        >>> to_real(torch.tensor([2**24 + 1]), torch.float64).tolist()
+        [16777217.0]
+    """
+    return leaf.to(dtype) if dtype == torch.float64 else leaf.to(torch.float32).to(dtype)
+
+
 def integers_to_floats(tree: Tree, dtype: torch.dtype = torch.float32) -> Tree:
-    """Convert the integers of a tree to floats, except uint8 images: gathering scales those."""
+    """Convert the integers of a tree to floats, except uint8 images: gathering scales those.
+
+    Args:
+        tree: The tree.
+        dtype: The type of the models. Floats have 64 bits for models of 64 bits, and else 32.
+    """
 
     def convert(leaf: Tensor) -> Tensor:
         """Return integers as floats; return floats and uint8 images unchanged."""
         unchanged = leaf.is_floating_point() or leaf.dtype == torch.uint8
-        return leaf if unchanged else leaf.to(dtype)
+        return leaf if unchanged else leaf.to(real)
 
+    real = torch.float64 if dtype == torch.float64 else torch.float32
     return tree_map(convert, tree)

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,13 @@ from pl_fed.data.columns import (
     PARTS,
     TABLE_KINDS,
     build_arrays,
+    check_categories,
     check_delimiter,
+    drop_row_numbers,
+    find_texts,
     read_table,
     table_suffix,
+    warn_of_row_numbers,
 )
 from pl_fed.data.reading import read_npz, report_read_errors
 from pl_fed.data.source import Arrays, DataSource, count_classes
@@ -64,6 +68,7 @@ class ClientFolder(DataSource):
         delimiter: What separates the values in CSV files. ``None`` for a comma, or a tab in
             ``.tsv`` files.
         num_classes: Number of classes in ``.npz`` files. ``None`` uses the largest class id + 1.
+        categories: The values of columns of categories: see :class:`pl_fed.data.Table`.
 
     Raises:
         TypeError: If an argument is no name, or no list of names.
@@ -92,6 +97,7 @@ class ClientFolder(DataSource):
         classes: bool | None = None,
         delimiter: str | None = None,
         num_classes: int | None = None,
+        categories: dict[str, list[str | int | float | bool]] | None = None,
     ) -> None:
         check_delimiter(delimiter)
         if num_classes is not None:
@@ -102,6 +108,8 @@ class ClientFolder(DataSource):
         self.roles: ColumnRoles | None = None
         if target is not None:
             self.roles = ColumnRoles(target, None, inputs, exclude, one_hot, ids, split, classes)
+            check_categories(categories, self.roles)
+        self.categories = categories
         self._set = [
             name
             for name, value in self.constructor_arguments.items()
@@ -169,24 +177,41 @@ class ClientFolder(DataSource):
                 f" {self.num_classes} for {folder}: set `data.dataset.target`."
             )
         tables: list[Any] = []
-        for file in files:
-            tables.append(read_table(file.path, self.delimiter))
+        row_numbers: list[str] = []
+        for file, table in zip(files, self._read_tables(files, self.roles)):
             kind = f"{TABLE_KINDS[table_suffix(file.path)]} of samples"
             with report_read_errors(file.path, kind):  # of each file, for errors that name it
-                build_arrays(tables[-1], self.roles)
+                table, dropped = drop_row_numbers(table, self.roles)
+                build_arrays(table, self.roles, self.categories)
+            tables.append(table)
+            row_numbers += dropped
             columns, expected_columns = ({*table.column_names} for table in (tables[-1], tables[0]))
             if columns != expected_columns:
                 raise ValueError(
                     f"Expected {file.path} to have the columns of {files[0].path.name} but got"
                     f" {', '.join(sorted(columns ^ expected_columns))} in only one of them."
                 )
+        warn_of_row_numbers(row_numbers, f"the files in {folder}")
         with report_read_errors(folder, "a folder of tables that fit together"):
             import pyarrow
 
             joined = pyarrow.concat_tables(tables, promote_options="permissive")
-            samples = build_arrays(joined, self.roles)
+            samples = build_arrays(joined, self.roles, self.categories)
         self.preparation = samples.preparation
         return samples.arrays, [len(table) for table in tables]
+
+    def _read_tables(self, files: Sequence[_ClientFile], roles: ColumnRoles) -> Iterator[Any]:
+        """Yield the table of each file; names that are text in one file are text in all."""
+        names = roles.name_columns()
+        tables = [read_table(file.path, self.delimiter, names) for file in files]
+        texts = find_texts(tables, names)
+        for file, table in zip(files, tables):
+            is_text = {*find_texts([table], names)} >= {*texts} & {*table.column_names}
+            if is_text:
+                yield table
+            else:
+                columns = [name for name in texts if name in table.column_names]
+                yield read_table(file.path, self.delimiter, names, columns)
 
 
 def _find_files(folder: Path) -> list[_ClientFile]:

@@ -1,6 +1,7 @@
 """Collation of samples of unequal lengths."""
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import repeat
 from typing import Any
 
@@ -64,13 +65,19 @@ class PaddingCollation:
             return tuple(self._join(*pair) for pair in zip(branches, repeat(padding), longest))
         is_list = isinstance(first, list) and all(isinstance(n, int | float) for n in first)
         if padding is not None and (is_list or hasattr(first, "shape")):
-            return _pad([torch.as_tensor(value) for value in values], padding, longest)
+            return _pad([_to_tensor(value) for value in values], padding, longest)
         if is_list:
-            return torch.stack([torch.as_tensor(value) for value in values])
+            return torch.stack([_to_tensor(value) for value in values])
         return default_collate([*values])
 
     def _find(self, name: str, padding: float | None) -> float | None:
         return self.padding.get(name) if isinstance(self.padding, Mapping) else padding
+
+
+def _to_tensor(value: Any) -> Tensor:
+    """Return a tensor; real numbers of Python keep their 64 bits, as in ``default_collate``."""
+    is_real = isinstance(value, list) and any(isinstance(number, float) for number in value)
+    return torch.as_tensor(value, dtype=torch.float64 if is_real else None)
 
 
 def _pad(tensors: Sequence[Tensor], padding: float, longest_batch: Tensor | None) -> Tensor:
@@ -79,7 +86,8 @@ def _pad(tensors: Sequence[Tensor], padding: float, longest_batch: Tensor | None
     if longest_batch is not None:
         shapes.append(longest_batch.shape[1:])
     longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    rows = tensors[0].new_full((len(tensors), *longest), padding)
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    rows = torch.full((len(tensors), *longest), padding, dtype=dtype)
     for row, tensor in zip(rows, tensors):
         row[tuple(map(slice, tensor.shape))] = tensor
     return rows

@@ -10,7 +10,8 @@ class ColumnRoles:
 
     Attributes:
         target: The column of the targets, or the columns of several real-valued targets.
-        client: The column of the owner of each sample.
+        client: The column of the owner of each sample. It may be an input as well, if ``inputs``,
+            ``one_hot`` or ``ids`` name it.
         inputs: The columns of the inputs; ``None`` for all columns without another role.
         exclude: Columns that ``inputs=None`` leaves out.
         one_hot: Input columns of categories that become one 0/1 input per category.
@@ -45,9 +46,14 @@ class ColumnRoles:
         if not self.targets:
             raise ValueError("Expected argument `target` to name a column but got an empty list.")
         categories = self._columns("one_hot", "ids")
-        for roles in (("target", "client", "split", "exclude", "inputs"), ("one_hot", "ids")):
+        groups = (
+            ("target", "client", "split", "exclude"),
+            ("target", "split", "exclude", "inputs"),  # the owner may be an input
+            ("one_hot", "ids"),
+        )
+        for roles in groups:
             self._check_disjoint(roles)
-        for role in ("target", "client", "split", "exclude"):
+        for role in ("target", "split", "exclude"):
             for name in self._columns(role):
                 if name in categories:
                     raise ValueError(
@@ -69,9 +75,20 @@ class ColumnRoles:
         """Return the columns of the inputs, in the order of ``inputs`` or of the table."""
         if self.inputs is None:
             used = {*self._columns("target", "client", "split", "exclude")}
+            used -= {*self._columns("one_hot", "ids")}
             return [name for name in names if name not in used]
         extra = [name for name in self._columns("one_hot", "ids") if name not in self.inputs]
         return [*self.inputs, *extra]
+
+    def named_columns(self) -> set[str]:
+        """Return the columns that an argument names."""
+        roles = ("target", "client", "split", "inputs", "exclude", "one_hot", "ids")
+        return {*self._columns(*roles)}
+
+    def name_columns(self) -> list[str]:
+        """Return the columns whose values are names: owners, parts, categories and classes."""
+        targets = [] if self.classes is False or len(self.targets) > 1 else self.targets
+        return [*self._columns("client", "split", "one_hot", "ids"), *targets]
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Raise ``ValueError`` if a table lacks a column, or has two columns of one name."""

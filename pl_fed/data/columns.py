@@ -1,11 +1,14 @@
 """Columns of a table as tensors: inputs, targets, clients and official parts."""
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_fed.data.column_roles import ColumnRoles
@@ -17,6 +20,9 @@ from pl_fed.trees import Tree
 TABLE_KINDS = {".csv": "a CSV file", ".tsv": "a CSV file", ".parquet": "a parquet file"}
 _COMPRESSED = (".gz", ".bz2", ".zst")
 PARTS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
+INDEX_NAMES = ("index", "level_0")  # row numbers if all are different integers
+_ROW_NUMBERS = re.compile(r"Unnamed: 0(\.\d+)*|__index_level_\d+__")
+_OTHER = "other"  # the category of values outside of the given ones
 _LISTED = 100  # largest number of categories that a preparation lists
 
 
@@ -26,13 +32,21 @@ def table_suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if suffix in _COMPRESSED else suffix
 
 
-def read_table(path: Path, delimiter: str | None = None) -> Any:
+def read_table(
+    path: Path,
+    delimiter: str | None = None,
+    names: Sequence[str] = (),
+    texts: Sequence[str] = (),
+) -> Any:
     """Return the ``pyarrow.Table`` of a CSV or parquet file.
 
     Args:
         path: An existing file with a suffix in :data:`TABLE_KINDS`.
         delimiter: What separates the values in a CSV file; ``None`` for a comma, or a tab in a
             ``.tsv`` file.
+        names: Columns of names, such as owners and classes. In a CSV file, they become numbers only
+            if this keeps each name as it is written: ``007`` and ``7`` are two names.
+        texts: Columns of names that are read as text.
 
     Raises:
         ModuleNotFoundError: If the package pyarrow is not installed.
@@ -48,10 +62,114 @@ def read_table(path: Path, delimiter: str | None = None) -> Any:
     suffix = table_suffix(path)
     with report_read_errors(path, TABLE_KINDS[suffix]):
         if suffix == ".parquet":
-            return parquet.ParquetFile(path).read()
+            return _as_text(parquet.ParquetFile(path).read(), texts)
         separator = delimiter or ("\t" if suffix == ".tsv" else ",")
         options = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-        return csv.read_csv(path, parse_options=options)
+        table = csv.read_csv(path, parse_options=options)
+        columns = table.column_names
+        named = [name for name in dict.fromkeys(names) if columns.count(name) == 1]
+        named = [name for name in named if not _is_text(table.schema.field(name).type)]
+        if not named:
+            return table
+        convert = csv.ConvertOptions(
+            include_columns=named, column_types=dict.fromkeys(named, "string")
+        )
+        written = csv.read_csv(path, parse_options=options, convert_options=convert)
+        return _keep_names(table, written, texts)
+
+
+def _keep_names(table: Any, written: Any, texts: Sequence[str]) -> Any:
+    """Return a table with columns as they are written, where numbers would change a name."""
+    from pyarrow import compute
+
+    for name in written.column_names:
+        column, text = table.column(name), written.column(name)
+        changes = compute.not_equal(column.cast("string"), text)
+        if name in texts or bool(compute.any(changes).as_py()):
+            text = compute.if_else(compute.is_null(column), None, text)
+            table = table.set_column(table.column_names.index(name), name, text)
+    return table
+
+
+def _as_text(table: Any, texts: Sequence[str]) -> Any:
+    """Return a table with some columns as text."""
+    for name in texts:
+        column = table.column(name).cast("string")
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+def drop_row_numbers(table: Any, roles: ColumnRoles) -> tuple[Any, list[str]]:
+    """Return a table without the row numbers of pandas, and the names of these columns.
+
+    Row numbers are no inputs: they say where a row was written, and often tell its class. Columns
+    that a role names stay.
+
+    Args:
+        table: A ``pyarrow.Table``.
+        roles: The use of each column.
+    """
+    if roles.inputs is not None:
+        return table, []
+    used = roles.named_columns()
+    metadata = table.schema.pandas_metadata or {}
+    indices = [name for name in metadata.get("index_columns", []) if isinstance(name, str)]
+    names = [
+        name
+        for position, name in enumerate(table.column_names)
+        if name not in used
+        and (
+            name in indices
+            or is_row_number(name, position)
+            or (name.lower() in INDEX_NAMES and _is_distinct(table.column(name)))
+        )
+    ]
+    return (table.drop_columns(names) if names else table), names
+
+
+def is_row_number(name: str, position: int = 1) -> bool:
+    """Return whether pandas gives this name to row numbers, by the position of the column.
+
+    Example:
+        >>> [is_row_number(name) for name in ("Unnamed: 0", "__index_level_0__", "age")]
+        [True, True, False]
+    """
+    return (not name and not position) or _ROW_NUMBERS.fullmatch(name) is not None
+
+
+def warn_of_row_numbers(names: Sequence[str], place: str) -> None:
+    """Say that columns of row numbers are no inputs."""
+    if names:
+        listed = ", ".join(map(repr, dict.fromkeys(names)))
+        rank_zero_warn(
+            f"pl_fed leaves out the column {listed} of {place}, because it holds row numbers: add"
+            " it to `exclude` to confirm this, or list it in `inputs` to use it."
+        )
+
+
+def _is_distinct(column: Any) -> bool:
+    """Return whether a column holds integers, no two of them equal."""
+    import pyarrow as pa
+
+    return pa.types.is_integer(column.type) and len(column.unique()) == len(column)
+
+
+def find_texts(tables: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Return the columns that hold text in one of several tables."""
+    return [
+        name
+        for name in dict.fromkeys(names)
+        if any(
+            name in table.column_names and _is_text(table.schema.field(name).type)
+            for table in tables
+        )
+    ]
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def check_delimiter(delimiter: str | None) -> None:
@@ -62,6 +180,36 @@ def check_delimiter(delimiter: str | None) -> None:
         )
 
 
+def check_categories(categories: Any, roles: ColumnRoles) -> None:
+    """Raise an error unless categories are lists of different values of columns of categories.
+
+    Raises:
+        TypeError: If an argument is no dict of lists.
+        ValueError: If a column has no categories, or a value occurs twice.
+    """
+    if categories is None:
+        return
+    is_dict = isinstance(categories, dict)
+    if not is_dict or not all(isinstance(v, list | tuple) and v for v in categories.values()):
+        raise TypeError(
+            "Expected argument `categories` to hold a list of values for each column but got"
+            f" {categories!r}: write, for example, {{animal: [cat, dog]}}."
+        )
+    columns = [*(roles.one_hot or ()), *(roles.ids or ()), *roles.targets]
+    for name, values in categories.items():
+        if name not in columns:
+            raise ValueError(
+                "Expected argument `categories` to name columns of `one_hot` or `ids`, or the"
+                f" target, but got {name!r}: add it to `one_hot` or `ids`."
+            )
+        names = list(map(_write_value, values))
+        if len({*names}) < len(names):
+            raise ValueError(
+                f"Expected argument `categories` to name each value of {name!r} once but got"
+                f" {next(value for value in names if names.count(value) > 1)!r} twice."
+            )
+
+
 @dataclass(frozen=True)
 class TableArrays:
     """The samples of a table, and their preparation in words."""
@@ -70,12 +218,16 @@ class TableArrays:
     preparation: str
 
 
-def build_arrays(table: Any, roles: ColumnRoles) -> TableArrays:
+def build_arrays(
+    table: Any, roles: ColumnRoles, categories: Mapping[str, Sequence[Any]] | None = None
+) -> TableArrays:
     """Return the samples of a table, one per row.
 
     Args:
         table: A ``pyarrow.Table``.
         roles: The use of each column.
+        categories: The values of columns of categories, classes or owners, in the order of their
+            numbers. ``None`` numbers the values of the table.
 
     Raises:
         ValueError: If a column is missing, or has values that do not fit its role.
@@ -83,8 +235,9 @@ def build_arrays(table: Any, roles: ColumnRoles) -> TableArrays:
     roles.check_columns(table.column_names)
     if not len(table):
         raise ValueError("Expected a table of at least one row but got none")
-    inputs, words = _build_inputs(table, roles)
-    targets, classes = _build_targets(table, roles)
+    categories = categories or {}
+    inputs, words = _build_inputs(table, roles, categories)
+    targets, classes = _build_targets(table, roles, categories)
     client, names = None, None
     if roles.client is not None:
         client, names = _build_clients(table, roles.client)
@@ -95,21 +248,23 @@ def build_arrays(table: Any, roles: ColumnRoles) -> TableArrays:
     return TableArrays(arrays, escape_controls("; ".join(words)))
 
 
-def _build_inputs(table: Any, roles: ColumnRoles) -> tuple[Tree, list[str]]:
+def _build_inputs(
+    table: Any, roles: ColumnRoles, given: Mapping[str, Sequence[Any]]
+) -> tuple[Tree, list[str]]:
     """Return the numbers, the ids, or both as a tuple; and the names of their columns."""
     numbers, ids, names, categories = [], [], [], []
     for name in roles.input_columns(table.column_names):
         if name in (roles.ids or ()):
-            codes, values = _encode(table, name)
+            codes, values = _encode_category(table, name, given.get(name))
             ids.append(codes)
             listed = ", ".join(values) if len(values) <= _LISTED else f"{len(values)} categories"
             categories.append(f"{name} ({listed})")
         elif name in (roles.one_hot or ()):
-            codes, values = _encode(table, name)
-            numbers.append(np.eye(len(values), dtype=np.float32)[codes])
+            codes, values = _encode_category(table, name, given.get(name))
+            numbers.append(np.eye(len(values))[codes])
             names += [f"{name}={value}" for value in values]
         else:
-            numbers.append(_to_float32(_read_numbers(table, name)[:, None]))
+            numbers.append(_read_numbers(table, name)[:, None])
             names.append(name)
     words = [f"inputs: {', '.join(names)}"] if names else []
     words += [f"ids: {', '.join(categories)}"] if ids else []
@@ -118,18 +273,23 @@ def _build_inputs(table: Any, roles: ColumnRoles) -> tuple[Tree, list[str]]:
     return (parts[0] if len(parts) == 1 else tuple(parts)), words
 
 
-def _build_targets(table: Any, roles: ColumnRoles) -> tuple[Tensor, list[str]]:
+def _build_targets(
+    table: Any, roles: ColumnRoles, given: Mapping[str, Sequence[Any]]
+) -> tuple[Tensor, list[str]]:
     """Return class ids [samples] and the classes, or real values [samples, columns] and ``[]``."""
     is_class = roles.classes
     if is_class is None and len(roles.targets) == 1:
-        is_class = not _is_real(table.schema.field(roles.targets[0]).type)
+        name = roles.targets[0]
+        is_class = name in given or not _is_real(table.schema.field(name).type)
     if is_class:
         (name,) = roles.targets
         _check_complete(table, name)
         ids, values = _encode(table, name)
+        if name in given:
+            ids, values = _encode_category(table, name, given[name], with_others=False)
         return torch.from_numpy(ids), values
     columns = [_read_numbers(table, name) for name in roles.targets]
-    return torch.from_numpy(_to_float32(np.stack(columns, 1))), []
+    return torch.from_numpy(np.stack(columns, 1)), []
 
 
 def _build_clients(table: Any, name: str) -> tuple[Tensor, list[str]]:
@@ -176,6 +336,40 @@ def _encode(table: Any, name: str) -> tuple[np.ndarray, list[str]]:
     return ids.astype(np.int64), [*names, "missing"] if column.null_count else names
 
 
+def _encode_category(
+    table: Any, name: str, given: Sequence[Any] | None, with_others: bool = True
+) -> tuple[np.ndarray, list[str]]:
+    """Return the id of each row's value, and the values: the given ones, and one for all others.
+
+    Without given values, ids are numbered over the table, as by :func:`_encode`.
+
+    Args:
+        table: The table.
+        name: The column.
+        given: The values, in the order of their ids.
+        with_others: Whether other and missing values have an id of their own, the last; else they
+            are refused.
+    """
+    ids, values = _encode(table, name)
+    if given is None:
+        return ids, values
+    names = list(map(_write_value, given))
+    number = {value: position for position, value in enumerate(names)}
+    unknown = [value for value in values if value not in number]
+    if unknown and not with_others:
+        raise ValueError(
+            f"Expected column {name!r} to hold the classes that `categories` names but got"
+            f" {unknown[0]!r} (there are: {', '.join(names)}): add it"
+        )
+    codes = np.array([number.get(value, len(names)) for value in values], dtype=np.int64)
+    return codes[ids], [*names, _OTHER] if with_others else names
+
+
+def _write_value(value: Any) -> str:
+    """Return a value of a config as a table writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _read_numbers(table: Any, name: str) -> np.ndarray:
     """Return a column of finite numbers, float64 [rows]."""
     import pyarrow as pa
@@ -195,11 +389,6 @@ def _read_numbers(table: Any, name: str) -> np.ndarray:
     numbers: np.ndarray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     _check_finite(name, numbers)
     return numbers
-
-
-def _to_float32(numbers: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # Arrays refuses the infinite results
-        return numbers.astype(np.float32)
 
 
 def _plain(table: Any, name: str) -> Any:

@@ -1,6 +1,6 @@
 """Reading of a map-style data set into tensors."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,9 +14,10 @@ from pl_fed.data.batch_roles import BatchRoles, number_owners
 from pl_fed.data.memory_map import allocate_in_memory, allocate_on_disk
 from pl_fed.data.redraw import choose_redraw, explain_errors, name_of
 from pl_fed.data.sample_reader import Collate, SampleReader, Samples
+from pl_fed.data.sample_structure import align, paths_of
 from pl_fed.data.source import Arrays, count_classes
 from pl_fed.random import fork_all_generators
-from pl_fed.trees import tree_map
+from pl_fed.trees import leaves, tree_map
 
 Allocate = Callable[[int, Tensor], Tensor]
 _CHUNK = 256  # samples that are collated at once
@@ -143,9 +144,9 @@ def _read_chunks(
 ) -> Samples:
     """Return all samples, read in chunks into tensors that are made once."""
     loader = DataLoader(
-        dataset,
+        _Numbered(dataset),
         size,
-        collate_fn=reader,
+        collate_fn=partial(_collate_numbered, reader),
         num_workers=num_workers,
         generator=torch.Generator().manual_seed(0),
     )
@@ -163,10 +164,12 @@ def _read_chunks(
                 chunk.empty_batch,
                 chunk.entries,
             )
-        for rows, leaf in zip(store.leaves, chunk.leaves, strict=True):
+        place = f"sample {done}"
+        for path, rows, leaf in _match_tensors(store, chunk, place):
             if rows.dtype != leaf.dtype:
                 raise ValueError(
-                    f"Expected all samples to be of one type but got {rows.dtype} and {leaf.dtype}."
+                    f"Expected all samples to be of one type but got {rows.dtype} and {leaf.dtype}"
+                    f"{f' in entry {path!r}' if path else ''}, first in {place}, or soon after it."
                 )
             if rows.shape[1:] != leaf.shape[1:]:
                 raise _UnequalShapesError
@@ -176,6 +179,38 @@ def _read_chunks(
     if store is None:
         raise ValueError("Expected at least one sample but got none.")
     return replace(store, owners=owners)
+
+
+def _match_tensors(
+    store: Samples, chunk: Samples, place: str
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield the path of each tensor, its rows of all samples, and those of a chunk."""
+    expected, tree = store.by_name, chunk.by_name
+    tensors = leaves(align(tree, expected, place))
+    yield from zip(paths_of(expected), leaves(expected), tensors, strict=True)
+
+
+class _Numbered:
+    """A data set whose samples come with their positions, so that errors can name them."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        return index, self.dataset[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[int, Any]]:
+        """Return several samples, at once if the data set can; a DataLoader calls it."""
+        if hasattr(self.dataset, "__getitems__"):
+            return list(zip(indices, self.dataset.__getitems__(indices)))
+        return [(index, self.dataset[index]) for index in indices]
+
+
+def _collate_numbered(reader: SampleReader, samples: list[tuple[int, Any]]) -> Samples:
+    return reader([sample for _, sample in samples], samples[0][0])
 
 
 class _UnequalShapesError(Exception):

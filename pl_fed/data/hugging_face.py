@@ -1,16 +1,19 @@
 """Your own data from a Hugging Face ``datasets.Dataset``, in memory or on disk."""
 
-from collections.abc import Sequence
+import bisect
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_fed.arguments import check_integers
 from pl_fed.data.batch_roles import BatchRoles
-from pl_fed.data.columns import PARTS
+from pl_fed.data.columns import INDEX_NAMES, PARTS, is_row_number, warn_of_row_numbers
 from pl_fed.data.dataset_reading import ReadingOptions, read_data_sets
 from pl_fed.data.source import TRAIN, Arrays, DataSource
 from pl_fed.data.torch_dataset import build_roles, choose_collation
@@ -43,6 +46,9 @@ class HuggingFace(DataSource):
             largest class id + 1.
         on_disk: Whether inputs are copied into a temporary file in ``TMPDIR`` and read from there,
             because they are larger than memory.
+        splits: The part (train, val or test) of each data set of a ``DatasetDict`` by its name, for
+            example ``{"train": "train", "validation_matched": "val"}``; others are left out.
+            ``None`` takes train, validation and test, and warns of others.
 
     Raises:
         TypeError: If an argument is of another type.
@@ -68,6 +74,7 @@ class HuggingFace(DataSource):
         padding: float | dict[str, float] | None = None,
         num_classes: int | None = None,
         on_disk: bool = False,
+        splits: dict[str, str] | None = None,
     ) -> None:
         is_folder = isinstance(dataset, str | Path)
         if not is_folder and not hasattr(dataset, "with_format"):
@@ -78,6 +85,7 @@ class HuggingFace(DataSource):
         if num_classes is not None:
             check_integers(0, num_classes=num_classes)
         self.dataset = dataset
+        self.splits = splits
         self.roles = build_roles(client, None, inputs, target, labels)
         self.collate_fn = choose_collation(None, padding)
         self.num_classes = num_classes
@@ -96,23 +104,48 @@ class HuggingFace(DataSource):
         datasets = _import_datasets()
         loaded = self._load_from_disk(datasets) if isinstance(self.dataset, str | Path) else None
         dataset = self.dataset if loaded is None else loaded
-        pieces = [("train", dataset)]
+        pieces = [(TRAIN, dataset)]
         if isinstance(dataset, datasets.DatasetDict):
-            pieces = [(name, piece) for name, piece in dataset.items() if name in PARTS]
-            if not pieces:
-                raise ValueError(
-                    "Expected argument `dataset` to hold train, validation or test but got"
-                    f" {', '.join(dataset) or 'nothing'}: pass one of its data sets."
-                )
+            pieces = [(PARTS[part], dataset[name]) for name, part in self._parts(dataset).items()]
+        elif self.splits is not None:
+            raise ValueError(
+                "Expected argument `splits` to be left out for a single data set but got"
+                f" {self.splits!r}."
+            )
         for _, piece in pieces:
             _check_plain(datasets, piece)
+        arrays = self._read([piece for _, piece in pieces])
+        parts = torch.tensor([part for part, _ in pieces])
         sizes = torch.tensor([len(piece) for _, piece in pieces])
-        joined = datasets.concatenate_datasets([piece for _, piece in pieces])
-        arrays = self._read(joined)
         if len(pieces) > 1:
-            parts = torch.tensor([PARTS[name] for name, _ in pieces])
             arrays = replace(arrays, split=parts.repeat_interleave(sizes))
         return arrays
+
+    def _parts(self, dataset: Any) -> dict[str, str]:
+        """Return the part of each data set of a ``DatasetDict`` by its name."""
+        splits = self.splits
+        if splits is None:
+            splits = {name: name for name in dataset if name in PARTS}
+            others = [name for name in dataset if name not in PARTS]
+            if not splits:
+                raise ValueError(
+                    "Expected argument `dataset` to hold train, validation or test but got"
+                    f" {', '.join(dataset) or 'nothing'}: name the parts by"
+                    " `data.dataset.splits`, or pass one of its data sets."
+                )
+            if others:
+                rank_zero_warn(
+                    f"pl_fed leaves out the parts {', '.join(others)} of the data set: set"
+                    " `data.dataset.splits` to the part of each, for example"
+                    f" {{train: train, {others[0]}: val}}, or to those in use, to confirm this."
+                )
+        for name, part in splits.items():
+            if name not in dataset or part not in PARTS:
+                raise ValueError(
+                    "Expected argument `splits` to map names of data sets"
+                    f" ({', '.join(dataset)}) to train, val or test but got {name!r}: {part!r}."
+                )
+        return dict(splits)
 
     def _load_from_disk(self, datasets: Any) -> Any:
         folder = Path(self.dataset).expanduser()
@@ -124,14 +157,20 @@ class HuggingFace(DataSource):
                 f" got {folder.absolute()} ({first_line(error)}): set `data.dataset.dataset`."
             ) from error
 
-    def _read(self, dataset: Any) -> Arrays:
-        roles = self._find_columns(dataset)
+    def _read(self, pieces: Sequence[Any]) -> Arrays:
+        roles = self._find_columns(pieces[0])
         optional = [name for name in (roles.client, roles.labels) if name is not None]
-        rows = _Rows(dataset, [*(roles.inputs or ()), roles.target, *optional])
+        columns = [*dict.fromkeys([*(roles.inputs or ()), roles.target, *optional])]
+        for piece in pieces[1:]:
+            _check_columns(piece, pieces[0], columns)
+        names = {name: _join_class_names(pieces, name) for name in columns}
+        rows = _JoinedRows([_Rows(piece, columns, names) for piece in pieces])
         classes = self.num_classes
-        if classes is None:
-            classes = getattr(dataset.features[roles.target], "num_classes", None)
+        if classes is None and names[roles.target] is not None:
+            classes = len(names[roles.target] or ())
         self.preparation = f"inputs: {', '.join(map(str, roles.inputs or ()))}"
+        for piece in pieces:
+            _check_labels(piece, roles.target)
         return read_data_sets({TRAIN: rows}, roles, self.collate_fn, classes, self.options)
 
     def _find_columns(self, dataset: Any) -> BatchRoles:
@@ -144,6 +183,9 @@ class HuggingFace(DataSource):
         inputs = self.roles.inputs
         if inputs is None:
             inputs = [name for name in others if name not in texts]
+            dropped = [name for name in inputs if _holds_row_numbers(dataset, name)]
+            warn_of_row_numbers(dropped, "the data set")
+            inputs = [name for name in inputs if name not in dropped]
         used = {"target": [target], "inputs": inputs}
         used |= {"client": [client] if client else [], "labels": [labels] if labels else []}
         for role, names in used.items():
@@ -167,26 +209,129 @@ class HuggingFace(DataSource):
 
 
 class _Rows:
-    """The rows of some columns of a data set, as dicts of tensors in the columns' types."""
+    """The rows of some columns of a data set, as dicts of tensors in the columns' types.
 
-    def __init__(self, dataset: Any, columns: Sequence[Any]) -> None:
-        self.dataset = dataset.with_format("torch", columns=list(columns))
+    Args:
+        dataset: The data set.
+        columns: The columns.
+        class_names: The names of the classes of each column in all data sets, in the order of their
+            ids; ``None`` for other columns.
+    """
+
+    def __init__(
+        self, dataset: Any, columns: Sequence[Any], class_names: Mapping[Any, list[str] | None]
+    ) -> None:
         self.types = {name: _type_of(dataset.features[name]) for name in columns}
+        doubles = [name for name, kind in self.types.items() if kind == "float64"]
+        others = [name for name in self.types if name not in doubles]
+        formats = ((others, {}), (doubles, {"dtype": torch.float64}))  # by default float32
+        self.views = [
+            dataset.with_format("torch", columns=names, **options)
+            for names, options in formats
+            if names
+        ]
+        self.new_ids: dict[Any, Tensor] = {}
+        for name, names in class_names.items():
+            own = getattr(dataset.features[name], "names", None)
+            if names is not None and own is not None and own != names[: len(own)]:
+                self.new_ids[name] = torch.tensor([names.index(value) for value in own])
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.views[0])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several rows, faster than one by one; a DataLoader calls it."""
-        columns = self.dataset[list(indices)]
+        columns = {k: v for view in self.views for k, v in view[list(indices)].items()}
+        for name, ids in self.new_ids.items():
+            columns[name] = torch.where(columns[name] < 0, columns[name], ids[columns[name]])
         types = self.types
         return [
             {name: _restore_type(value, types[name]) for name, value in zip(types, row)}
             for row in zip(*(columns[name] for name in types))
         ]
+
+
+class _JoinedRows:
+    """The rows of several data sets, one after another."""
+
+    def __init__(self, pieces: Sequence[_Rows]) -> None:
+        self.pieces = pieces
+        self.begins = [sum(map(len, pieces[:number])) for number in range(len(pieces))]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several rows; consecutive rows of a data set are read at once."""
+        rows: list[dict[str, Any]] = []
+        numbers = [bisect.bisect_right(self.begins, index) - 1 for index in indices]
+        for number, group in itertools.groupby(zip(numbers, indices), lambda pair: pair[0]):
+            own = [index - self.begins[number] for _, index in group]
+            rows += self.pieces[number].__getitems__(own)
+        return rows
+
+
+def _join_class_names(pieces: Sequence[Any], column: Any) -> list[str] | None:
+    """Return the names of a column's classes in all data sets; ``None`` unless all have names."""
+    lists = [getattr(piece.features[column], "names", None) for piece in pieces]
+    if any(names is None for names in lists):
+        return None
+    return [*dict.fromkeys(name for names in lists for name in names)]
+
+
+def _check_columns(piece: Any, first: Any, columns: Sequence[Any]) -> None:
+    """Raise ``ValueError`` unless a data set has some columns of another one, in their types."""
+    for name in columns:
+        if name not in piece.column_names:
+            raise ValueError(
+                f"Expected all parts of the data set to have the column {name!r} but got one with"
+                f" {', '.join(piece.column_names)}: give all parts the same columns."
+            )
+        kinds = [_describe_feature(part.features[name]) for part in (first, piece)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"Expected column {name!r} to have one type in all parts but got"
+                f" {' and '.join(kinds)}: cast it by `dataset.cast_column`."
+            )
+
+
+def _describe_feature(feature: Any) -> str:
+    """Return the type of a column, without the names of classes and fixed lengths."""
+    if getattr(feature, "names", None) is not None:
+        return "ClassLabel"
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        return f"list of {_describe_feature(inner)}"
+    return str(getattr(feature, "dtype", type(feature).__name__))
+
+
+def _check_labels(piece: Any, target: Any) -> None:
+    """Raise ``ValueError`` for a part whose labels are hidden, as in the test part of GLUE."""
+    if getattr(piece.features[target], "names", None) is None or not len(piece):
+        return
+    hidden = sum(label is not None and label < 0 for label in piece.with_format(None)[target])
+    if hidden:
+        part = str(getattr(piece, "split", None) or "a part")
+        raise ValueError(
+            f"Expected all samples to have labels but got {hidden} of {len(piece)} with the label"
+            f" -1 in {part} of the data set, whose labels are hidden: leave it out by"
+            " `data.dataset.splits`, for example {train: train, validation: test}."
+        )
+
+
+def _holds_row_numbers(dataset: Any, name: str) -> bool:
+    """Return whether a column holds row numbers of pandas."""
+    if is_row_number(name):
+        return True
+    if name.lower() not in INDEX_NAMES or "int" not in str(_type_of(dataset.features[name])):
+        return False
+    return len({*dataset.with_format(None)[name]}) == len(dataset)
 
 
 _TEXTS = ("string", "large_string")

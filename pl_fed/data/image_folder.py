@@ -8,6 +8,7 @@ import torch
 from PIL import Image, ImageOps
 
 from pl_fed.arguments import check_integers
+from pl_fed.data.columns import PARTS
 from pl_fed.data.folders import data_root, missing_files_error
 from pl_fed.data.reading import report_read_errors
 from pl_fed.data.source import Arrays, DataSource
@@ -18,6 +19,10 @@ _IMAGES |= {".ppm", ".pgm", ".pbm", ".pnm"}
 
 class ImageFolder(DataSource):
     """Image folder: images in one folder for each class.
+
+    If these folders lie in folders ``train`` and ``test`` and, optionally, ``val`` (also called
+    ``valid`` or ``validation``), these are the official parts. A class has the same folder name in
+    each of them, and may be absent from some.
 
     Class ids follow the sorted names of the folders. Files and folders with a leading dot are left
     out. Images are rotated by their EXIF orientation, and 16-bit images are scaled to 8 bits.
@@ -70,19 +75,22 @@ class ImageFolder(DataSource):
                 images have several sizes and ``size`` is not set.
         """
         folder = self.root / self.folder
-        classes = [path for path in sorted(folder.glob("[!.]*")) if path.is_dir()]
-        files = [_find_images(path) for path in classes]
+        parts = _find_parts(folder)
+        classes = sorted({path.name for _, path in parts})
+        files = [_find_images(path) for _, path in parts]
         if not any(files):
             raise missing_files_error(
                 self.root,
                 files=f"{self.folder}/<class>/<image>",
                 remedy="put the images there, in one folder for each class",
             )
-        if empty := [path.name for path, images in zip(classes, files) if not images]:
+        if empty := [path.name for (_, path), images in zip(parts, files) if not images]:
             raise ValueError(
                 f"Expected every folder in {folder} to hold the images of a class but got none in"
                 f" {', '.join(empty)}: put them there, or remove the folder."
             )
+        if parts[0][0] is None:
+            _check_nesting(folder, files)
         images = [self._read_image(path) for paths in files for path in paths]
         shapes = {image.shape for image in images}
         if len(shapes) > 1:
@@ -92,8 +100,14 @@ class ImageFolder(DataSource):
             )
         x = torch.from_numpy(np.stack(images))
         sizes = torch.tensor([len(paths) for paths in files])
-        y = torch.arange(len(classes)).repeat_interleave(sizes)
-        return Arrays(x, y, num_classes=len(classes))
+        ids = torch.tensor([classes.index(path.name) for _, path in parts])
+        split = [part for part, _ in parts if part is not None]
+        return Arrays(
+            x,
+            ids.repeat_interleave(sizes),
+            split=torch.tensor(split).repeat_interleave(sizes) if split else None,
+            num_classes=len(classes),
+        )
 
     def _read_image(self, path: Path) -> np.ndarray:
         with report_read_errors(path, "an image"), Image.open(path) as opened:
@@ -108,6 +122,56 @@ class ImageFolder(DataSource):
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
         return pixels[None] if self.grey else pixels.transpose(2, 0, 1)
+
+
+def _find_parts(folder: Path) -> list[tuple[int | None, Path]]:
+    """Return the folders of classes, each with its official part, or ``None`` without parts.
+
+    Raises:
+        ValueError: If folders of parts and of classes lie side by side.
+    """
+    folders = [path for path in sorted(folder.glob("[!.]*")) if path.is_dir()]
+    parts = [path for path in folders if path.name.lower() in PARTS]
+    is_nested = any(path.is_dir() for part in parts for path in part.glob("[!.]*"))
+    if not is_nested:
+        return [(None, path) for path in folders]
+    if len(parts) < len(folders):
+        other = next(path.name for path in folders if path not in parts)
+        raise ValueError(
+            f"Expected {folder} to hold either parts ({', '.join(p.name for p in parts)}) or classes"
+            f" but got the folder {other}, too: move it into a part, or elsewhere."
+        )
+    for part in parts:
+        if images := [path for path in part.iterdir() if path.suffix.lower() in _IMAGES]:
+            raise ValueError(
+                f"Expected {part} to hold a folder for each class but got the image"
+                f" {images[0].name}: move it into the folder of its class."
+            )
+    return [
+        (PARTS[part.name.lower()], path)
+        for part in parts
+        for path in sorted(part.glob("[!.]*"))
+        if path.is_dir()
+    ]
+
+
+def _check_nesting(folder: Path, files: list[list[Path]]) -> None:
+    """Raise ``ValueError`` if folders of classes hold the same folders, such as the real classes.
+
+    Folders inside a class may group its images, for example by patient; equal names in several
+    classes rather are classes within groups.
+    """
+    inner = [{path.relative_to(folder).parts[1:-1] for path in paths} for paths in files]
+    names = [{parts[0] for parts in group if parts} for group in inner]
+    shared = set.intersection(*names)
+    if shared:
+        outer = dict.fromkeys(paths[0].relative_to(folder).parts[0] for paths in files)
+        raise ValueError(
+            f"Expected {folder} to hold <class>/<image>, or train/<class>/<image> and"
+            f" test/<class>/<image>, but got the folder {min(shared)} in {' and '.join(outer)}:"
+            " move the images of a class into one folder, or name the outer folders train, val and"
+            " test."
+        )
 
 
 def _find_images(folder: Path) -> list[Path]:

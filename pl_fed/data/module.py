@@ -28,6 +28,7 @@ from pl_fed.trees import Tree, describe, leaves, tree_map
 Redraw = Callable[[list[int], list[int]], tuple[Tree, Tree]]
 
 _INTEGERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
+_UNSIGNED = (torch.uint32, torch.uint64)
 _LARGE = 1 << 30  # largest size of images in float32, in bytes; larger images stay uint8
 _MANY_CLIENTS = 10_000  # with more clients, one draw shuffles the samples of all
 
@@ -145,6 +146,8 @@ class FederatedData(Configurable, LightningDataModule):
         self.root_samples = root_samples
         self.seed = global_seed() if seed is None else seed
         self._clients: ClientData | None = None
+        self._has_doubles = False  # whether the type of the inputs depends on the precision
+        self._built_for: torch.dtype | None = None
         self._preparation: dict[str, Any] = {}
 
     def __str__(self) -> str:
@@ -156,7 +159,7 @@ class FederatedData(Configurable, LightningDataModule):
     @property
     def clients(self) -> ClientData:
         """The clients' data; the first access loads and splits the data set."""
-        if self._clients is None:
+        if self._clients is None or (self._has_doubles and self._built_for != self._real_type()):
             arrays = self.dataset.load()
             if not isinstance(arrays, Arrays):
                 raise TypeError(
@@ -164,7 +167,26 @@ class FederatedData(Configurable, LightningDataModule):
                     f" {type(arrays).__name__}."
                 )
             self._clients = self._build_clients(arrays)
+            changes = self.normalize != "none" or bool(self.transforms)
+            wide = (torch.float64, *(_INTEGERS if changes else ()))
+            self._has_doubles = any(leaf.dtype in wide for leaf in leaves(arrays.inputs))
+            self._built_for = self._real_type()
         return self._clients
+
+    def _real_type(self) -> torch.dtype | None:
+        """Return float64 for a trainer in 64 bits, else float32; ``None`` without a trainer.
+
+        Inputs are converted to float32 before normalization, which halves the memory of a run.
+        Without a trainer, inputs of 64 bits keep their type.
+        """
+        trainer = self.trainer
+        if trainer is None:
+            return None
+        if str(trainer.precision) == "64-true":
+            return torch.float64
+        net = trainer.lightning_module
+        is_double = net is not None and any(p.dtype == torch.float64 for p in net.parameters())
+        return torch.float64 if is_double else torch.float32
 
     @property
     def preparation(self) -> dict[str, Any]:
@@ -488,8 +510,16 @@ class FederatedData(Configurable, LightningDataModule):
                     f" {getattr(self, name)}: change the inputs in the data source or in the net."
                 )
 
+    def _type_of_changed(self, inputs: Tensor) -> torch.dtype:
+        """Return the type of transformed inputs: 64 bits for wide numbers of a run in 64 bits."""
+        real = self._real_type()
+        if inputs.dtype == torch.float64:
+            return real or torch.float64
+        is_wide = inputs.dtype in _INTEGERS and inputs.dtype.itemsize > 2
+        return torch.float64 if is_wide and real == torch.float64 else torch.float32
+
     def _transform_inputs(self, arrays: Arrays) -> Tree:
-        """Return the transformed inputs in float32.
+        """Return the transformed inputs in float32, or in float64 for a run in 64 bits.
 
         Without transforms, normalization and skew, integers that are no images stay integers: they
         may be ids.
@@ -511,10 +541,10 @@ class FederatedData(Configurable, LightningDataModule):
             if is_set.pop("normalize"):  # also images that would stay uint8
                 inputs = tree_map(lambda leaf: scale_images(leaf, torch.float32), inputs)
             self._refuse_changes(is_set, f"of several tensors ({describe(arrays.inputs)})")
-            return tree_map(_to_float32, inputs)
+            return tree_map(partial(_convert, real=self._real_type()), inputs)
         if not any(is_set.values()):
-            return _to_float32(arrays.inputs)
-        x = arrays.inputs.to(torch.float32)
+            return _convert(arrays.inputs, self._real_type())
+        x = arrays.inputs.to(self._type_of_changed(arrays.inputs))
         if arrays.inputs.dtype == torch.uint8:
             x /= 255
         with fork_torch_rng(x.device) as seed:
@@ -561,14 +591,20 @@ def _explain_missing_classes(partitioner: Partitioner, arrays: Arrays) -> Iterat
         ) from error
 
 
-def _to_float32(leaf: Tensor) -> Tensor:
+def _convert(leaf: Tensor, real: torch.dtype | None) -> Tensor:
     """Convert real numbers to float32 and uint8 images to [0, 1]; keep other integers.
 
-    Images larger than 1 GiB in float32 stay uint8; each minibatch converts its own.
+    Real numbers of 64 bits become ``real``, or stay for ``None``. Unsigned integers that float32
+    would round become int64, as torch lacks functions of them. Images larger than 1 GiB in float32
+    stay uint8; each minibatch converts its own.
     """
     if leaf.dtype == torch.uint8:
         return leaf if 4 * leaf.nbytes > _LARGE else scale_images(leaf, torch.float32)
-    return leaf.to(torch.float32) if leaf.dtype not in _INTEGERS else leaf
+    if leaf.dtype in _UNSIGNED:
+        return leaf.to(torch.int64)
+    if leaf.dtype in _INTEGERS:
+        return leaf
+    return leaf.to((real or torch.float64) if leaf.dtype == torch.float64 else torch.float32)
 
 
 def _normalize(leaf: Tensor, normalization: Normalization | None) -> Tensor:
@@ -584,7 +620,7 @@ def _redraw_inputs(
     def prepare(leaf: Tensor, normalization: Normalization | None) -> Tensor:
         if normalization is None:
             return leaf
-        return normalization(scale_images(leaf, torch.float32).to(torch.float32))
+        return normalization(scale_images(leaf, torch.float32).to(normalization.mean.dtype))
 
     return tree_map(prepare, inputs, normalization), targets
 

@@ -9,9 +9,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from pl_fed.data.sample_reader import SampleReader, Samples
+from pl_fed.data.sample_structure import align
 from pl_fed.random import fork_all_generators, key
 from pl_fed.text import first_line
-from pl_fed.trees import Tree, join, leaves
+from pl_fed.trees import Tree, join, leaves, tree_map
 
 _READ_TWICE = 16  # samples that are read again, to find random draws
 
@@ -27,6 +28,8 @@ class Redraw:
         dataset: The map-style data set, all parts one after another.
         reader: Joins and separates the samples.
         shapes: The shape of a sample's tensors, inputs before targets.
+        like: Inputs and targets without samples, which give the order of keys; ``None`` for that of
+            the first sample.
 
     Example:
         >>> from torch.utils.data import default_collate
@@ -42,6 +45,7 @@ class Redraw:
     dataset: Any
     reader: SampleReader
     shapes: Sequence[Sequence[int]]
+    like: Tree = None
 
     def __call__(self, positions: list[int], keys: list[int]) -> tuple[Tree, Tree]:
         """Return inputs and targets of the samples at some positions.
@@ -57,9 +61,12 @@ class Redraw:
         with fork_all_generators() as seed, explain_errors(name_of(self.dataset)):
             for position, draw in zip(positions, keys, strict=True):
                 seed(draw)
-                samples = self.reader([self.dataset[position]])
-                pieces.append((samples.inputs, samples.targets))
-                self._check_shapes(pieces[-1])
+                samples = self.reader([self.dataset[position]], position)
+                piece = (samples.inputs, samples.targets)
+                if self.like is not None:
+                    piece = align(piece, self.like, f"sample {position}")
+                self._check_shapes(piece)
+                pieces.append(piece)
         inputs, targets = join(pieces)
         return inputs, targets
 
@@ -102,8 +109,8 @@ def choose_redraw(
         if random:
             rank_zero_info(f"{name} draws at random: pl_fed draws its samples once.")
         return None
-    shapes = [leaf.shape[1:] for leaf in leaves((samples.inputs, samples.targets))]
-    redraw = Redraw(dataset, reader, shapes)
+    like = tree_map(lambda leaf: leaf[:0], (samples.inputs, samples.targets))
+    redraw = Redraw(dataset, reader, [leaf.shape[1:] for leaf in leaves(like)], like)
     first, second = (_read_some(redraw, len(pieces[0])) for _ in range(2))
     if not _are_equal(first, second):
         problem = (

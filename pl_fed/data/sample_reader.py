@@ -1,13 +1,15 @@
 """Samples of a data set, joined and separated into inputs, targets and labels."""
 
-from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from pl_fed.data.batch_roles import BatchRoles
 from pl_fed.data.collation import PaddingCollation
+from pl_fed.data.sample_structure import align, to_entries
 from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import SampleEntries
 
@@ -35,6 +37,20 @@ class Samples:
     entries: SampleEntries | None = None
 
     @property
+    def by_name(self) -> dict[str, Tree]:
+        """The inputs by their keys or positions, the target and the labels."""
+        if self.entries is None:
+            return {"inputs": self.inputs, "target": self.targets, "labels": self.labels}
+        names, inputs = self.entries.inputs, self.inputs
+        trees = {str(names[0]): inputs}
+        if len(names) > 1 and isinstance(inputs, dict):
+            trees = {str(name): inputs[name] for name in names}
+        elif len(names) > 1:
+            trees = {str(name): tree for name, tree in zip(names, inputs)}
+        trees[str(self.entries.target)] = self.targets
+        return trees if self.labels is None else {**trees, "labels for partitioners": self.labels}
+
+    @property
     def leaves(self) -> list[Tensor]:
         """All tensors, in their order."""
         return leaves((self.inputs, self.targets, self.labels))
@@ -58,16 +74,25 @@ class SampleReader:
     roles: BatchRoles
     collate: Collate
 
-    def __call__(self, samples: list[Any]) -> Samples:
+    def __call__(self, samples: list[Any], first: int = 0) -> Samples:
         """Return some samples, joined.
 
+        Args:
+            samples: The samples.
+            first: The position of the first one in the data set, for errors.
+
         Raises:
-            ValueError: If the collation does not return a row for each sample.
+            ValueError: If samples have several structures, or the collation does not return a row
+                for each sample.
         """
+        kind = type(samples[0])
+        samples = self._match_keys(samples, first)
         owners = [self.roles.owner(sample) for sample in samples]
         length = len(samples[0]) if isinstance(samples[0], Sized) else 0
         batch = self.collate(samples)
         inputs, targets, labels, entries = self.roles.separate(batch, length)
+        if hasattr(kind, "_fields") or is_dataclass(kind):
+            entries = replace(entries, kind=kind)
         joined = Samples(
             inputs, targets, labels, None if None in owners else owners, entries=entries
         )
@@ -80,6 +105,29 @@ class SampleReader:
         if not self.pads:
             return joined
         return replace(joined, empty_batch=tree_map(lambda leaf: leaf[:0], batch))
+
+    def _match_keys(self, samples: list[Any], first: int) -> list[Any]:
+        """Return samples with the keys of the first one, in its order; dataclasses as dicts.
+
+        A ``collate_fn`` of the user's own receives the samples as they are.
+        """
+        if not self.pads and self.collate is not default_collate:
+            return samples
+        like = self._used_entries(samples[0])
+        return [
+            align(self._used_entries(sample), like, f"sample {first + number}")
+            for number, sample in enumerate(samples)
+        ]
+
+    def _used_entries(self, sample: Any) -> Any:
+        """Return the entries of a dict that have a use, if the inputs are named."""
+        sample, roles = to_entries(sample), self.roles
+        if roles.inputs is None or not isinstance(sample, Mapping) or callable(roles.client):
+            return sample
+        used = {*roles.inputs, roles.find_target(list(sample)), roles.labels, roles.client}
+        if not used - {None, roles.client} <= sample.keys():
+            return sample
+        return {name: value for name, value in sample.items() if name in used}
 
     @property
     def pads(self) -> bool:

@@ -91,6 +91,7 @@ class Arrays:
                 object.__setattr__(self, name, _to_int64(name, tensor))
         for leaf in leaves(self.inputs):
             _check_finite("inputs", leaf, torch.float32)
+            _to_int64("inputs", leaf[:0] if leaf.dtype != torch.uint64 else leaf)  # the check alone
         for leaf in leaves(self.targets):
             _check_finite("targets", leaf)
         if self.names is None:

@@ -3,7 +3,16 @@
 from pathlib import Path
 
 from pl_fed.data.column_roles import ColumnRoles
-from pl_fed.data.columns import TABLE_KINDS, build_arrays, check_delimiter, read_table, table_suffix
+from pl_fed.data.columns import (
+    TABLE_KINDS,
+    build_arrays,
+    check_categories,
+    check_delimiter,
+    drop_row_numbers,
+    read_table,
+    table_suffix,
+    warn_of_row_numbers,
+)
 from pl_fed.data.reading import report_read_errors
 from pl_fed.data.source import Arrays, DataSource
 
@@ -12,11 +21,12 @@ class Table(DataSource):
     r"""Table: your own data from a CSV or parquet file with one sample per row.
 
     The first line of a CSV file names the columns. Inputs are a tensor [samples, inputs] of
-    float32; numbers and booleans are taken as they are. With ``ids``, inputs are the tuple of that
+    float64; numbers and booleans are taken as they are. With ``ids``, inputs are the tuple of that
     tensor and one of ids, int64 [samples, columns], and the net is called as ``net(numbers, ids)``;
     without other inputs, they are the ids alone. ``data.normalize: feature`` normalizes the
     numbers. Categories, classes and clients are numbered from 0 in the sorted order of their
-    values. Missing categories have an id of their own, the last.
+    values. Missing categories have an id of their own, the last. Values are names as they are
+    written: ``007`` and ``7`` differ, ``a`` and ``A``, too. Row numbers of pandas are no inputs.
 
     Reading needs the package pyarrow: ``pip install pl_fed[tables]``.
 
@@ -26,7 +36,7 @@ class Table(DataSource):
             of real values is a target [samples, 1]. A list of columns holds several real-valued
             targets or labels, [samples, columns].
         client: The column of the owner of each sample: integers or text. No partitioner is needed
-            then.
+            then. It is an input, too, if ``inputs``, ``one_hot`` or ``ids`` name it.
         inputs: The columns of the inputs. ``None`` uses all columns without another role.
         exclude: Columns that are no inputs.
         one_hot: Columns of categories, each of which becomes an input of 0 and 1.
@@ -36,6 +46,10 @@ class Table(DataSource):
             regression of integers, such as counts.
         delimiter: What separates the values in a CSV file. ``None`` for a comma, or a tab in a
             ``.tsv`` file.
+        categories: The values of the columns in ``one_hot`` and ``ids``, and of classes, by column
+            and in the order of their ids. Other and missing values of inputs then share one more
+            id, the last. ``None`` numbers the values of all clients, which
+            ``federation.privacy`` refuses.
 
     Raises:
         TypeError: If an argument is no name, or no list of names.
@@ -64,6 +78,7 @@ class Table(DataSource):
         split: str | None = None,
         classes: bool | None = None,
         delimiter: str | None = None,
+        categories: dict[str, list[str | int | float | bool]] | None = None,
     ) -> None:
         if table_suffix(Path(path)) not in TABLE_KINDS:
             raise ValueError(
@@ -73,6 +88,8 @@ class Table(DataSource):
         self.path = path
         self.delimiter = delimiter
         self.roles = ColumnRoles(target, client, inputs, exclude, one_hot, ids, split, classes)
+        check_categories(categories, self.roles)
+        self.categories = categories
 
     def load(self) -> Arrays:
         """Return the samples of the file.
@@ -90,8 +107,10 @@ class Table(DataSource):
                 f"Expected argument `path` to be {kind} but found none at {path.absolute()}: set"
                 " `data.dataset.path`."
             )
-        table = read_table(path, self.delimiter)
+        table = read_table(path, self.delimiter, self.roles.name_columns())
         with report_read_errors(path, f"{kind} of samples"):
-            samples = build_arrays(table, self.roles)
+            table, row_numbers = drop_row_numbers(table, self.roles)
+            samples = build_arrays(table, self.roles, self.categories)
+        warn_of_row_numbers(row_numbers, path.name)
         self.preparation = samples.preparation
         return samples.arrays

@@ -244,7 +244,8 @@ def _load_samples(client: Client, data: ClientData, index: Tensor) -> Batch:
 
 def place_batch(client: Client, batch: Batch) -> Batch:
     """Return a batch on the net's device and in its input format."""
-    inputs = batch.inputs if client.takes_integers else integers_to_floats(batch.inputs)
+    dtype = client.row("global").data.dtype
+    inputs = batch.inputs if client.takes_integers else integers_to_floats(batch.inputs, dtype)
     return batch._replace(inputs=client.place(inputs), targets=client.place(batch.targets))
 
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData, integers_to_floats, scale_images
 from pl_fed.nets.modes import evaluation_mode
+from pl_fed.trees import leaves
 
 _BATCH = 128  # samples of one call of the body, because a pretrained body has large images
 
@@ -49,5 +51,19 @@ def place_data(client: Client, data: ClientData) -> ClientData:
     elif not client.takes_integers and data.mapped:
         data = replace(data, keeps_integers=False)
     elif not client.takes_integers:
-        data = replace(data, inputs=integers_to_floats(data.inputs))
+        _warn_of_rounding(data, row.dtype)
+        data = replace(data, inputs=integers_to_floats(data.inputs, row.dtype))
     return data.to(row.device, row.dtype)
+
+
+def _warn_of_rounding(data: ClientData, dtype: torch.dtype) -> None:
+    """Warn if integers, such as ids, become floating-point numbers of too few bits."""
+    exact = 1 << 24  # float32 holds all integers up to it
+    for leaf in leaves(data.inputs):
+        is_wide = not leaf.is_floating_point() and leaf.dtype.itemsize > 2
+        if dtype != torch.float64 and is_wide and int(leaf.abs().max()) > exact:
+            rank_zero_warn(
+                f"The net takes no integers, so integer inputs become {dtype}, which rounds those"
+                f" above {exact:,} (largest: {int(leaf.abs().max()):,}): set `trainer.precision:"
+                " 64-true`, scale them, or number ids from 0."
+            )

@@ -249,3 +249,62 @@ def test_missing_package_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"run `pip install pl_fed\[hf\]`"):
         source.load()
+
+
+def labelled(names, labels, **columns):
+    """Return a data set of classes by name."""
+    values = {"x": [[float(names.index(label))] for label in labels], "label": labels, **columns}
+    kind = datasets.ClassLabel(names=names)
+    return datasets.Dataset.from_dict(values).cast_column("label", kind)
+
+
+def test_class_names_in_another_order_are_matched_by_name():
+    parts = datasets.DatasetDict(
+        train=labelled(["cat", "dog", "eel"], ["cat", "dog", "eel", "cat"]),
+        validation=labelled(["eel", "dog"], ["dog", "eel"]),
+        test=labelled(["dog", "Dog", "cat"], ["cat", "dog", "Dog"]),
+    )
+    arrays = HuggingFace(parts).load()
+    assert arrays.targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 3]
+    assert (arrays.num_classes, arrays.split.tolist()) == (4, [0] * 4 + [1] * 2 + [2] * 3)
+
+
+def test_other_parts_are_named_or_used():
+    parts = datasets.DatasetDict(
+        train=labelled(["a", "b"], ["a", "b"] * 4),
+        validation_matched=labelled(["a", "b"], ["b"]),
+        test_hidden=labelled(["a", "b"], ["a"]),
+    )
+    words = "leaves out the parts validation_matched, test_hidden of the data set"
+    with pytest.warns(UserWarning, match=words):
+        assert len(HuggingFace(parts).load()) == 8
+    splits = {"train": "train", "validation_matched": "val", "test_hidden": "test"}
+    assert HuggingFace(parts, splits=splits).load().split.bincount().tolist() == [8, 1, 1]
+    for wrong in ({"train": "trains"}, {"dev": "val"}):
+        with pytest.raises(ValueError, match="^Expected argument `splits` to map names"):
+            HuggingFace(parts, splits=wrong).load()
+    with pytest.raises(ValueError, match="^Expected argument `splits` to be left out"):
+        HuggingFace(parts["train"], splits=splits).load()
+
+
+def test_a_part_with_hidden_labels_is_named():
+    hidden = labelled(["a", "b"], ["a", "b"]).to_dict()
+    features = datasets.Features(
+        x=datasets.Sequence(datasets.Value("float64")), label=datasets.ClassLabel(names=["a", "b"])
+    )
+    test = datasets.Dataset.from_dict(
+        {**hidden, "label": [-1, -1]}, features=features, split="test"
+    )
+    parts = datasets.DatasetDict(train=labelled(["a", "b"], ["a", "b"]), test=test)
+    with pytest.raises(ValueError, match="^Expected .* got 2 of 2 with the label -1 in test of"):
+        HuggingFace(parts).load()
+
+
+def test_parts_with_other_columns_are_refused_by_name():
+    train = labelled(["a", "b"], ["a", "b"])
+    parts = datasets.DatasetDict(train=train, test=train.rename_column("x", "z"))
+    with pytest.raises(ValueError, match="^Expected all parts .* the column 'x' but got one with"):
+        HuggingFace(parts).load()
+    parts["test"] = train.cast_column("label", datasets.Value("int64"))
+    with pytest.raises(ValueError, match="^Expected column 'label' to have one type .* ClassLabel"):
+        HuggingFace(parts).load()

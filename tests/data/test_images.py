@@ -202,3 +202,42 @@ def test_real_fashion_mnist_is_partitioned(real):
         ]
         assert len(classes[0]) == 2
         assert classes[0] == classes[1]
+
+
+def write_images(folder, *names):
+    for number, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 2), color=number).save(path)
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "validation", "Val"])
+def test_folders_of_parts_are_official_parts(tmp_path, val):
+    names = ("train/cat/a.png", "train/dog/b.png", "train/eel/c.png", "test/dog/d.png")
+    write_images(tmp_path / "pets", *names, "test/eel/e.png", f"{val}/cat/f.png")
+    arrays = ImageFolder("pets", root=str(tmp_path)).load()
+    rows = zip(arrays.inputs[:, 0, 0, 0].tolist(), arrays.targets.tolist(), arrays.split.tolist())
+    assert sorted(rows) == [(0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 1, 2), (4, 2, 2), (5, 0, 1)]
+    assert arrays.num_classes == 3
+
+
+def test_classes_called_like_parts_stay_classes(tmp_path):
+    write_images(tmp_path / "rails", "train/a.png", "test/b.png")
+    arrays = ImageFolder("rails", root=str(tmp_path)).load()
+    assert (arrays.targets.tolist(), arrays.split) == ([0, 1], None)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("train/cat/a.png", "other/cat/b.png"), "either parts .train. or classes but got the"),
+        (("train/cat/a.png", "train/b.png"), "a folder for each class but got the image b.png"),
+        (("clinic1/cat/a.png", "clinic2/cat/b.png"), "folder cat in clinic1 and clinic2: move"),
+        (("images/cat/a.png", "images/dog/b.png"), "the folder cat in images: move"),
+        (("cat/train/a.png", "dog/train/b.png"), "the folder train in cat and dog: move"),
+    ],
+)
+def test_other_nested_folders_are_refused(tmp_path, names, words):
+    write_images(tmp_path / "pets", *names)
+    with pytest.raises(ValueError, match=f"^Expected .*{words}"):
+        ImageFolder("pets", root=str(tmp_path)).load()

@@ -117,8 +117,8 @@ def test_class_ids_may_have_any_integer_type(write_npz, dtype):
 def test_inputs_keep_any_numeric_type(write_npz, dtype):
     x = np.array([[0], [1], [1], [0]]).astype(dtype)
     clients = FederatedData(Npz(write_npz(x=x)), IID(), 2, seed=0).clients
-    integers = {"int16": torch.int16, "bool": torch.bool}
-    assert clients.inputs.dtype == integers.get(dtype, torch.float32)
+    kept = {"int16": torch.int16, "bool": torch.bool, "float64": torch.float64}
+    assert clients.inputs.dtype == kept.get(dtype, torch.float32)
     assert clients.inputs.flatten().tolist() == [0, 1, 1, 0]
 
 

@@ -62,7 +62,7 @@ def save_parquet(tmp_path, **columns):
 def test_columns_become_inputs_targets_clients_and_parts(write_table):
     arrays = Table(write_table(), target="ill", **OTHER).load()
     numbers, ids = arrays.inputs
-    assert numbers.dtype == torch.float32
+    assert numbers.dtype == torch.float64
     assert numbers.tolist() == [
         [44, 70.5, 1, 0, 1],  # age, weight, sex=f, sex=m, smokes
         [51, 80.25, 0, 1, 0],
@@ -165,7 +165,7 @@ def test_table_equals_that_of_the_csv_module(tmp_path):
         writer.writerows(zip(*x.T, late_column, owners, labels))
     assert path.stat().st_size > 3e6
     arrays = Table(str(path), "y", "owner").load()
-    expected = np.column_stack([x, late_column]).astype(np.float32)
+    expected = np.column_stack([x, late_column])
     assert np.array_equal(arrays.inputs.numpy(), expected)
     assert np.array_equal(arrays.targets.numpy(), labels - 1)
     assert arrays.names == sorted(set(owners))

@@ -1,0 +1,213 @@
+"""Names in tables stay as they are written, and row numbers are no inputs."""
+
+import warnings
+
+import pytest
+from small_federations import run_rounds, sgd
+from torch import nn
+
+from pl_fed.clients import FedAvg
+from pl_fed.data import ClientFolder, FederatedData, HuggingFace, Table
+
+pa = pytest.importorskip("pyarrow")
+pandas = pytest.importorskip("pandas")
+
+
+def write(tmp_path, column, values, name="t.csv"):
+    lines = [f"x,y,{column}", *(f"{k}.5,{k % 2},{value}" for k, value in enumerate(values))]
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    return str(tmp_path / name)
+
+
+DISTINCT = {
+    "leading zeros": ["007", "7", "0012", "12"],
+    "signs and spaces": ["7", "+7", " 7", "7 "],
+    "upper and lower case": ["ab", "AB", "Ab", "aB"],
+    "truth": ["true", "True", "TRUE", "false"],
+    "mixed types": ["1", "1.0", "one", "True"],
+    "dates": ["2020-01-01", "2020-01-01 00:00", "2020-01-02", "2020-01-03"],
+    "exponents": ["1e3", "1000", "1000.0", "x"],
+}
+
+
+@pytest.mark.parametrize("kind", DISTINCT)
+def test_owners_stay_distinct(tmp_path, kind):
+    values = DISTINCT[kind]
+    arrays = Table(write(tmp_path, "owner", values), "y", client="owner").load()
+    assert [arrays.names[k] for k in arrays.client] == values
+
+
+@pytest.mark.parametrize("kind", DISTINCT)
+def test_categories_and_classes_stay_distinct(tmp_path, kind):
+    path = write(tmp_path, "c", DISTINCT[kind])
+    assert Table(path, "y", one_hot=["c"]).load().inputs[:, 1:].sum(0).tolist() == [1.0] * 4
+    assert Table(path, "y", inputs=[], ids=["c"]).load().inputs.unique().tolist() == [0, 1, 2, 3]
+    arrays = Table(path, "c", exclude=["y"]).load()
+    assert (arrays.num_classes, sorted(arrays.targets.tolist())) == (4, [0, 1, 2, 3])
+
+
+def test_real_numbers_that_name_owners_are_refused_or_distinct(tmp_path):
+    path = write(tmp_path, "owner", ["1.5", "1.50", "2.5", "2.25"])
+    arrays = Table(path, "y", client="owner").load()
+    assert [arrays.names[k] for k in arrays.client] == ["1.5", "1.50", "2.5", "2.25"]
+    with pytest.raises(ValueError, match="'owner' to hold integers or text"):
+        Table(write(tmp_path, "owner", ["1.5", "2.5"]), "y", client="owner").load()
+
+
+def test_numbers_keep_their_order(tmp_path):
+    arrays = Table(write(tmp_path, "c", ["10", "9", "-2", "100"]), "c", exclude=["y"]).load()
+    assert arrays.targets.tolist() == [2, 1, 0, 3]
+
+
+def test_missing_owners_are_refused_beside_leading_zeros(tmp_path):
+    path = write(tmp_path, "owner", ["007", "", "7"])
+    with pytest.raises(ValueError, match="'owner' to have a value in each row .* first in row 1"):
+        Table(path, "y", client="owner").load()
+
+
+def test_classes_of_several_files_are_matched_by_name(tmp_path):
+    for name, labels in {"a": ["1", "2"], "b": ["02", "2"], "c": ["yes", "1"]}.items():
+        rows = [f"{k},{label}" for k, label in enumerate(labels)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y", *rows]))
+    source = ClientFolder(str(tmp_path), "y")
+    arrays = source.load()
+    assert source.preparation.endswith("classes: 02, 1, 2, yes")
+    assert arrays.targets.tolist() == [1, 2, 0, 2, 3, 1]
+
+
+FRAME = {"age": [3.0, 9.0, 4.0, 8.0], "ill": [0, 0, 1, 1]}
+
+
+def save_nameless(frame, path):
+    frame.to_csv(path)
+
+
+def save_twice(frame, path):
+    frame.to_csv(path)
+    pandas.read_csv(path).to_csv(path)  # a nameless column, and `Unnamed: 0`
+
+
+def save_reset(frame, path):
+    frame.sample(frac=1, random_state=0).reset_index().to_csv(path, index=False)
+
+
+def save_shuffled(frame, path):
+    frame.sample(frac=1, random_state=0).to_parquet(path)
+
+
+def save_named_index(frame, path):
+    frame.rename_axis("patient").to_parquet(path, index=True)
+
+
+def save_as_text(frame, path):
+    frame.set_axis(["r1", "r2", "r3", "r4"]).to_csv(path)
+
+
+@pytest.mark.parametrize(
+    ("save", "name", "dropped"),
+    [
+        (save_nameless, "t.csv", "''"),
+        (save_as_text, "t.csv", "''"),
+        (save_twice, "t.csv", "'', 'Unnamed: 0'"),
+        (save_reset, "t.csv", "'index'"),
+        (save_shuffled, "t.parquet", "'__index_level_0__'"),
+        (save_named_index, "t.parquet", "'patient'"),
+    ],
+)
+def test_row_numbers_are_no_inputs(tmp_path, save, name, dropped):
+    path = tmp_path / name
+    save(pandas.DataFrame(FRAME), path)
+    source = Table(str(path), "ill")
+    with pytest.warns(UserWarning, match=f"leaves out the column {dropped} of {name}, because"):
+        arrays = source.load()
+    assert sorted(arrays.inputs.flatten().tolist()) == [3.0, 4.0, 8.0, 9.0]
+    assert source.preparation == "inputs: age; classes: 0, 1"
+
+
+def test_named_columns_of_row_numbers_stay(tmp_path):
+    path = tmp_path / "t.csv"
+    pandas.DataFrame(FRAME).to_csv(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Table(str(path), "ill", inputs=["", "age"]).load().inputs.shape[1] == 2
+        assert Table(str(path), "ill", exclude=[""]).load().inputs.shape[1] == 1
+        assert Table(str(path), "ill", client="").load().client.tolist() == [0, 1, 2, 3]
+
+
+def test_a_feature_called_index_is_an_input(tmp_path):
+    path = write(tmp_path, "index", ["3", "3", "1", "2"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Table(path, "y").load().inputs.shape[1] == 2
+
+
+def test_row_numbers_of_client_files_are_no_inputs(tmp_path):
+    for name in ("a", "b"):
+        pandas.DataFrame(FRAME).to_csv(tmp_path / f"{name}.csv")
+    with pytest.warns(UserWarning, match="leaves out the column '' of the files in"):
+        arrays = ClientFolder(str(tmp_path), "ill").load()
+    assert arrays.inputs.shape == (8, 1)
+
+
+def test_row_numbers_of_hugging_face_are_no_inputs():
+    datasets = pytest.importorskip("datasets")
+    frame = pandas.DataFrame({"age": [3.0, 9.0, 4.0], "label": [0, 1, 0]}, index=[2, 0, 1])
+    source = HuggingFace(datasets.Dataset.from_pandas(frame))
+    assert "__index_level_0__" in source.dataset.column_names
+    with pytest.warns(UserWarning, match="leaves out the column '__index_level_0__'"):
+        assert source.load().inputs.shape == (3,)
+
+
+def test_owner_can_be_an_input(tmp_path):
+    path = write(tmp_path, "user", ["u2", "u1", "u2", "u3"])
+    arrays = Table(path, "y", client="user", ids=["user"]).load()
+    numbers, ids = arrays.inputs
+    assert (numbers.shape, ids.flatten().tolist()) == ((4, 1), [1, 0, 1, 2])
+    assert arrays.client.tolist() == [1, 0, 1, 2]
+    path = write(tmp_path, "user", ["4", "5", "4", "5"])
+    arrays = Table(path, "y", client="user", inputs=["user", "x"]).load()
+    assert arrays.inputs.tolist() == [[4, 0.5], [5, 1.5], [4, 2.5], [5, 3.5]]
+    assert Table(path, "y", client="user").load().inputs.shape[1] == 1
+
+
+def test_given_categories_number_values_alike_for_all_clients(tmp_path):
+    given = {"c": ["dog", "cat"]}
+    for extra, column in (("zebra", 2), ("aardvark", 2), ("cat", 1)):
+        path = write(tmp_path, "c", ["cat", "dog", extra])
+        source = Table(path, "y", one_hot=["c"], categories=given)
+        one_hot = source.load().inputs[:, 1:]
+        assert one_hot.argmax(1).tolist() == [1, 0, column]
+        assert one_hot.shape == (3, 3)
+        assert "c=dog, c=cat, c=other" in source.preparation
+        assert Table(path, "y", ids=["c"], categories=given).load().inputs[1].tolist() == [
+            [1], [0], [column]
+        ]  # fmt: skip
+
+
+def test_given_classes_number_targets(tmp_path):
+    path = write(tmp_path, "c", ["7", "007", "7"])
+    arrays = Table(path, "c", exclude=["y"], categories={"c": ["7", "007", "9"]}).load()
+    assert (arrays.targets.tolist(), arrays.num_classes) == ([0, 1, 0], 3)
+    with pytest.raises(ValueError, match="classes that `categories` names but got '007'"):
+        Table(path, "c", exclude=["y"], categories={"c": [7]}).load()
+
+
+@pytest.mark.parametrize(
+    ("categories", "error", "words"),
+    [
+        ({"c": "cat"}, TypeError, "a list of values for each column but got"),
+        ([1], TypeError, "a list of values for each column but got"),
+        ({"x": [1]}, ValueError, "`categories` to name columns of `one_hot` .* but got 'x'"),
+        ({"c": [1, "1"]}, ValueError, "each value of 'c' once but got '1' twice"),
+    ],
+)
+def test_invalid_categories_are_refused(categories, error, words):
+    with pytest.raises(error, match=f"^Expected .*{words}"):
+        Table("a.csv", "y", one_hot=["c"], categories=categories)
+
+
+def test_a_table_with_leading_zeros_is_a_federation(tmp_path):
+    path = write(tmp_path, "owner", ["007", "7", "007", "7", "007", "7"])
+    data = FederatedData(Table(path, "y", "owner"), val_fraction=0, test_fraction=0, batch_size=3)
+    assert data.clients.owners == [["007"], ["7"]]
+    run_rounds(FedAvg(nn.Linear(1, 2), optimizer=sgd(0.1)), data, 1)
