@@ -11,6 +11,7 @@ from pl_fed.clients.contract import ModelRows
 from pl_fed.engine.base import (
     Chunk,
     Engine,
+    OwnBuffers,
     allocate_rows,
     as_outputs,
     rebuild_optimizer,
@@ -18,7 +19,6 @@ from pl_fed.engine.base import (
     stack_outputs,
 )
 from pl_fed.engine.optimizer_states import OptimizerStates
-from pl_fed.nets.rows import buffers_outside_rows
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.types import Batch
 
@@ -81,6 +81,7 @@ class OneByOne(Engine):
             client.draws.start(keys[step])
             optimizer.zero_grad()
             outputs = self._differentiate(chunk, batch, position, step)
+            models.adopt_buffers()
             for model, own_parameters, steps in groups:
                 if step >= steps:
                     _clear_gradients(own_parameters)
@@ -120,6 +121,9 @@ class OneByOne(Engine):
             nn.utils.clip_grad_norm_(parameters, value)
 
 
+_SMALL = 1 << 12  # numbers of a buffer that is copied without a comparison
+
+
 def _clear_gradients(parameters: list[Tensor]) -> None:
     for parameter in parameters:
         parameter.grad = None  # optimizers skip it
@@ -141,12 +145,15 @@ class _WorkingModels:
                 _WorkingRow(model, own.statistics, before.statistics, after.statistics),
             ]
             self.trained[model] = after
-        # no row contains these buffers, such as BatchNorm's number of batches
-        buffers = [buffer for buffer in client.buffers() if not buffer.is_floating_point()]
-        for model in chunk.objective.trained:
-            buffers += buffers_outside_rows(client.model(model)).values()
-        distinct = {id(buffer): buffer for buffer in buffers}
-        self.counters = [(buffer, buffer.clone()) for buffer in distinct.values()]
+        # no row contains these buffers, such as BatchNorm's number of batches or a criterion's
+        self._own = OwnBuffers(client)
+        in_rows = {
+            id(buffer)
+            for model in chunk.objective.trained
+            for buffer in client.statistics(model).tensors.values()
+        }
+        outside = {id(b): b for b in self._own.buffers if id(b) not in in_rows}
+        self.counters = [(buffer, buffer.clone()) for buffer in outside.values()]
 
     def load(self, position: int) -> None:
         """Load the models of a client."""
@@ -157,7 +164,13 @@ class _WorkingModels:
     def restore_counters(self) -> None:
         """Restore the buffers outside of rows to their values before the first client."""
         for buffer, value in self.counters:
-            buffer.copy_(value)
+            # a large one is as a rule a constant: reading it takes half the time of a copy
+            if buffer.numel() <= _SMALL or not torch.equal(buffer, value):
+                buffer.copy_(value)
+
+    def adopt_buffers(self) -> None:
+        """Copy the values of buffers that a step has replaced into the model's own buffers."""
+        self._own.adopt()
 
     def keep(self, model: str, position: int) -> None:
         """Write a model into the client's new rows."""

@@ -58,8 +58,8 @@ def check_stackable(
             " and the clients' minibatches have several sizes"
         )
     try:
-        buffers, runner = dict(client.named_buffers()), BatchedRunner(settings, size)
-        with fork_torch_rng(client.device), restore_buffers(buffers) as changed:
+        runner = BatchedRunner(settings, size)
+        with fork_torch_rng(client.device), restore_buffers(client) as changed:
             loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
     except torch.OutOfMemoryError:
         raise
