@@ -285,6 +285,7 @@ class Federation(Configurable):
             datamodule.batch_size,
         )
         refuse_changes(facts)
+        client.draws_globally = facts.draws_globally
         if sentence := describe_reset_buffers(facts):
             rank_zero_info(sentence)
         return facts

@@ -178,7 +178,7 @@ class OwnBuffers:
 
     def __init__(self, module: nn.Module) -> None:
         self._places = [
-            (f"{prefix}.{name}" if prefix else name, part._buffers, name, buffer)
+            (f"{prefix}.{name}" if prefix else name, part._buffers, name, buffer, buffer.detach())
             for prefix, part in module.named_modules(remove_duplicate=True)
             for name, buffer in part._buffers.items()
             if buffer is not None
@@ -187,27 +187,35 @@ class OwnBuffers:
     @property
     def buffers(self) -> list[Tensor]:
         """The buffers; one that is registered twice appears twice."""
-        return [buffer for *_, buffer in self._places]
+        return [buffer for *_, buffer, _ in self._places]
 
     def named(self) -> dict[str, Tensor]:
         """Return the buffers by their dotted names."""
-        return {name: buffer for name, *_, buffer in self._places}
+        return {name: buffer for name, *_, buffer, _ in self._places}
 
     def adopt(self) -> None:
-        """Put the buffers back where others replace them, with the values of these others."""
-        for _, registered, name, buffer in self._places:
+        """Put the buffers back where others replace them, with the values of these others.
+
+        The same holds for a buffer whose ``.data`` has been set: it then lies in no row.
+        """
+        for _, registered, name, buffer, own in self._places:
             other = registered.get(name)
-            if other is not buffer:
-                if other is not None:
-                    buffer.copy_(other.detach())
-                registered[name] = buffer
+            if other is buffer and buffer.data_ptr() == own.data_ptr():
+                continue
+            if other is not None:
+                own.copy_(other.detach())
+            buffer.data = own
+            registered[name] = buffer
 
     def put_back(self) -> list[str]:
         """Put the buffers back with their own values, and return the names of the replaced ones."""
-        replaced = [(*p, b) for *p, b in self._places if p[1].get(p[2]) is not b]
-        for _, registered, name, buffer in replaced:
-            registered[name] = buffer
-        return [name for name, *_ in replaced]
+        replaced = []
+        for full_name, registered, name, buffer, own in self._places:
+            if registered.get(name) is not buffer or buffer.data_ptr() != own.data_ptr():
+                buffer.data = own
+                registered[name] = buffer
+                replaced.append(full_name)
+        return replaced
 
 
 @contextmanager

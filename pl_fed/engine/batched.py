@@ -113,6 +113,10 @@ class BatchedRunner(Engine):
             raise CannotCompileError(
                 f"the module has hooks of single steps (`{'`, `'.join(hooks)}`)"
             )
+        if client.draws_globally:
+            raise CannotCompileError(
+                "`training_step` draws from the global generator of Python or NumPy"
+            )
         if self._objective is not objective:
             self._objective, self._steps = objective, {}
         own, data = client.row(objective.trained[0]).data, chunk.batches.data

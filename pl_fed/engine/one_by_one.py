@@ -1,6 +1,7 @@
 """The engine ``one_by_one``: one client after the other on the client's own modules."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from pl_fed.engine.base import (
     stack_outputs,
 )
 from pl_fed.engine.optimizer_states import OptimizerStates
-from pl_fed.random import fork_torch_rng, key
+from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.types import Batch
 
 
@@ -30,6 +31,12 @@ class OneByOne(Engine):
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
         """Train the chunk's rows: see :meth:`Engine.run`."""
+        return self.run_in_turn(client, optimizer, chunk)
+
+    def run_in_turn(
+        self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
+    ) -> dict[str, Tensor]:
+        """Train the chunk's rows, also of a trial before training."""
         batches, objective, models = chunk.batches, chunk.objective, _WorkingModels(client, chunk)
         parameters = {
             model: list(client.row(model).tensors.values()) for model in objective.trained
@@ -37,7 +44,7 @@ class OneByOne(Engine):
         rows, states = chunk.round.readable_rows(), OptimizerStates(client, chunk)
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
-        with fork_torch_rng(client.device) as seed:
+        with _fork_generators(client) as seed:
             for position, client_id in enumerate(batches.clients):
                 seed(key(batches.seed, "torch", batches.round, client_id))
                 models.load(position)
@@ -119,6 +126,23 @@ class OneByOne(Engine):
             nn.utils.clip_grad_value_(parameters, value)
         else:
             nn.utils.clip_grad_norm_(parameters, value)
+
+
+@contextmanager
+def _fork_generators(client: Client) -> Iterator[Callable[[int], None]]:
+    """Yield a function that seeds torch's generators, and all global ones if the steps need it."""
+    with fork_torch_rng(client.device) as seed:
+        if not client.draws_globally:
+            yield seed
+            return
+        with fork_all_generators() as seed_all:
+
+            def seed_both(draw: int) -> None:
+                """Seed the generators of Python, NumPy and torch."""
+                seed_all(draw)
+                seed(draw)
+
+            yield seed_both
 
 
 _SMALL = 1 << 12  # numbers of a buffer that is copied without a comparison

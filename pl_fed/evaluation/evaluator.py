@@ -25,6 +25,7 @@ from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import unkey_dropouts
 from pl_fed.nets.kept_values import ValueGuard
 from pl_fed.nets.modes import evaluation_mode
+from pl_fed.nets.rows import count_as_integers
 from pl_fed.random import fork_all_generators, fork_torch_rng
 from pl_fed.tasks import LightningTask
 from pl_fed.torch_internals import has_operator_modes
@@ -201,6 +202,7 @@ class Evaluator:
         with torch.inference_mode(False), torch.no_grad():
             net = copy.deepcopy(self.client.model(model), {id(draws): draws})
             unkey_dropouts(net)
+            count_as_integers(net)
             for buffer in net.buffers():  # the copied buffers are views of a copied row
                 buffer.data = buffer.data.clone()
         return net.eval()

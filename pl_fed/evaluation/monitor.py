@@ -60,7 +60,9 @@ class Monitor:
             names = names or ["loss"]
         given_name, name = name, name if name in names else task.metric_name(name)
         if name not in names:
-            ending = ": the evaluation steps neither return nor log a loss." if not losses else "."
+            ending = "."
+            if name == "loss":
+                ending = ", because the evaluation steps neither return nor log a loss."
             raise ValueError(
                 f"Expected argument `federation.monitor` to be one of {', '.join(names) or 'none'}"
                 f" for the task {type(task).__name__} but got {given_name!r}{ending}"

@@ -154,7 +154,7 @@ class Fingerprints:
 
     def _of_contents(self, value: Any) -> Hashable:
         """Return the fingerprint of a container or an object."""
-        if package_of(value) in _UNREAD_OBJECTS:
+        if is_unread(value):
             return "unread", type(value).__qualname__
         held = contents(value)
         if held is None:
@@ -171,6 +171,12 @@ def _represent(value: Any) -> str:
         return repr(value)
     except Exception:  # an object that cannot be printed
         return ""
+
+
+def is_unread(value: Any) -> bool:
+    """Return whether a value is an object whose class says that it holds no values of a module."""
+    containers = (Mapping, list, tuple, set, frozenset, deque)
+    return package_of(value) in _UNREAD_OBJECTS and not isinstance(value, containers)
 
 
 def package_of(value: Any) -> str:

@@ -11,13 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pl_fed.nets.fingerprints import Fingerprints, contents, digest, package_of, user_values
+from pl_fed.nets.fingerprints import (
+    Fingerprints,
+    contents,
+    digest,
+    is_unread,
+    package_of,
+    user_values,
+)
 
 _MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
 MIRRORS = frozenset(("_flat_weights", "_flat_weight_refs"))
 """Attributes of a recurrent layer that are lists of its parameters."""
-
-_UNREAD_OBJECTS = ("lightning", "pytorch_lightning", "pl_fed", "logging", "threading", "torch")
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class TensorRecord:
         tensor: The tensor itself, whose identity counts.
         version: The number of its changes in place; −1 if it has none.
         digest: A digest of its numbers; ``None`` if they were not read.
+        place: Its address in memory.
         requires_grad: Whether it requires a gradient.
         is_parameter: Whether it is a parameter.
     """
@@ -72,6 +78,7 @@ class TensorRecord:
     tensor: Tensor
     version: int
     digest: Hashable
+    place: int
     requires_grad: bool
     is_parameter: bool
 
@@ -80,7 +87,8 @@ class TensorRecord:
         """Record a tensor, and its numbers if ``reads`` is true."""
         numbers = digest(tensor, reads_large=True) if reads else None
         is_parameter = isinstance(tensor, nn.Parameter)
-        return cls(tensor, version_of(tensor), numbers, tensor.requires_grad, is_parameter)
+        place = tensor.data_ptr()
+        return cls(tensor, version_of(tensor), numbers, place, tensor.requires_grad, is_parameter)
 
     def differs(self, other: "TensorRecord") -> bool:
         """Return whether the numbers of two records of a tensor differ."""
@@ -146,6 +154,7 @@ class KeptValues:
             for name, record in self.tensors.items()
             if name in after.tensors
         }
+        added = {name: record for name, record in after.tensors.items() if name not in self.tensors}
         gone = {name for name in self.tensors if name not in after.tensors}
         replaced = {n for n, (old, new) in pairs.items() if old.tensor is not new.tensor} | gone
         parameters = {name for name, record in self.tensors.items() if record.is_parameter}
@@ -157,13 +166,20 @@ class KeptValues:
             if pairs[name][0].requires_grad != pairs[name][1].requires_grad
         }
         return Changes(
-            attributes=_different_names(self.attributes, after.attributes),
+            attributes=_different_names(self.attributes, after.attributes)
+            | {name for name, record in added.items() if not record.is_parameter},
             outside=_different_names(self.outside, after.outside),
             buffers=frozenset(changed - parameters),
             replaced_buffers=frozenset(replaced - parameters),
             frozen_parameters=frozenset(changed & frozen),
             trained_parameters=frozenset((changed & parameters) - frozen),
-            replaced_parameters=frozenset(replaced & parameters),
+            replaced_parameters=frozenset(replaced & parameters)
+            | {name for name, record in added.items() if record.is_parameter},
+            moved_parameters=frozenset(
+                name
+                for name in parameters - replaced - frozen
+                if pairs[name][0].place != pairs[name][1].place
+            ),
             toggled=frozenset(toggled),
         )
 
@@ -188,6 +204,7 @@ class Changes:
         frozen_parameters: Frozen parameters with other numbers.
         trained_parameters: Other parameters with other numbers, or more changes in place.
         replaced_parameters: Parameters that are other tensors.
+        moved_parameters: Trained parameters at another place in memory.
         toggled: Parameters that require a gradient in one of both records only.
     """
 
@@ -198,6 +215,7 @@ class Changes:
     frozen_parameters: frozenset[str] = frozenset()
     trained_parameters: frozenset[str] = frozenset()
     replaced_parameters: frozenset[str] = frozenset()
+    moved_parameters: frozenset[str] = frozenset()
     toggled: frozenset[str] = frozenset()
 
     def __or__(self, other: "Changes") -> "Changes":
@@ -274,7 +292,7 @@ class ValueGuard:
             before = _copy_mutable(value)
             if before is not None:
                 self._containers[id(value)] = (name, value, before)
-            held = None if package_of(value) in _UNREAD_OBJECTS else contents(value)
+            held = None if is_unread(value) else contents(value)
             stack += () if held is None else held.values
 
     def restore(self) -> list[str]:
@@ -353,7 +371,7 @@ def _copy_mutable(value: Any) -> Any:
         return value.get_state()
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
-    if isinstance(value, type) or package_of(value) in _UNREAD_OBJECTS:
+    if isinstance(value, type) or is_unread(value) or package_of(value) == "torch":
         return None
     return dict(vars(value)) if hasattr(value, "__dict__") else None
 

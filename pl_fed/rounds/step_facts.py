@@ -8,11 +8,13 @@ carry one client's values to the next.
 
 import copy
 import os
+import random
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +25,7 @@ from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.one_by_one import OneByOne
-from pl_fed.nets.kept_values import Changes, KeptValues
+from pl_fed.nets.kept_values import Changes, KeptValues, ValueGuard
 from pl_fed.nets.rows import buffers_outside_rows
 from pl_fed.random import fork_all_generators
 from pl_fed.trees import Tree
@@ -44,10 +46,11 @@ class StepFacts:
         toggled: Parameters whose ``requires_grad`` a step changes.
         reshaped_buffers: Buffers that a step replaces by tensors of another shape.
         counters: Saved integer buffers that a step changes and that no row contains.
-        averages: BatchNorm layers without momentum, which need the number of batches.
         attributes: Attributes that carry values from one client to the next.
         scratch: Attributes that a step changes, and that carry nothing to the next client.
         reset_buffers: Buffers that no row contains, which begin anew with every client.
+        moved_parameters: Parameters that a step moves in memory, by ``.data = ...``.
+        draws_globally: Whether steps draw from the global generators of Python or NumPy.
         leaks: Whether a client's numbers depend on the client before it for another reason.
     """
 
@@ -57,10 +60,11 @@ class StepFacts:
     toggled: tuple[str, ...] = ()
     reshaped_buffers: tuple[str, ...] = ()
     counters: tuple[str, ...] = ()
-    averages: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     scratch: tuple[str, ...] = ()
     reset_buffers: tuple[str, ...] = ()
+    moved_parameters: tuple[str, ...] = ()
+    draws_globally: bool = False
     leaks: bool = False
 
 
@@ -100,11 +104,12 @@ def find_step_facts(
         trial = _Trial(client, data, width, prepare, new_round, augment, settings)
         return [trial.run(number) for number in order]
 
+    guard = ValueGuard(kept_parts(client))  # a hook of a copy may write into the original
     try:
         forwards, backwards = run(pair), run(pair[::-1])
         runs = [*forwards, *backwards]
         leaks = not (forwards[0].agrees(backwards[1]) and forwards[1].agrees(backwards[0]))
-        if leaks and not any(one.changes.attributes for one in runs):
+        if leaks and not any(one.changes.attributes | one.changes.outside for one in runs):
             leaks = backwards[0].agrees(run(pair[::-1])[0])  # otherwise its draws have no key
     except torch.OutOfMemoryError:
         raise
@@ -113,6 +118,8 @@ def find_step_facts(
             raise
         # a step may need a state that only a fit provides
         return StepFacts()
+    finally:
+        guard.restore()
     return _read_facts(client, runs, leaks)
 
 
@@ -139,7 +146,6 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
 
     own = dict(client.named_buffers(remove_duplicate=False))
     counters = {name for name in changed & trained if _is_counter(client, name, own.get(name))}
-    averages = {name.rpartition(".")[0] for name in changed if _counts_for_mean(client, name)}
     in_rows = {
         f"{model}_model.{name}"
         for model in client.trained
@@ -157,10 +163,11 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
         toggled=names(changes.toggled),
         reshaped_buffers=names(set().union(*(run.reshaped for run in runs))),
         counters=names(counters - silent),
-        averages=names(averages),
         attributes=names(memory),
         scratch=tuple(sorted(changes.attributes - memory)),
         reset_buffers=names(changed - in_rows - counters - silent),
+        moved_parameters=names(changes.moved_parameters),
+        draws_globally=any(run.draws for run in runs),
         leaks=leaks and not memory,
     )
 
@@ -186,13 +193,6 @@ def _is_counter(client: Client, name: str, buffer: Tensor | None) -> bool:
     return name.rpartition(".")[2] in _owner(client, name).state_dict(keep_vars=True)
 
 
-def _counts_for_mean(client: Client, name: str) -> bool:
-    """Return whether a buffer counts the batches of a norm without momentum."""
-    if name.rpartition(".")[2] != "num_batches_tracked":
-        return False
-    return getattr(_owner(client, name), "momentum", 0.1) is None
-
-
 @dataclass
 class _Run:
     """A client's local steps in a trial.
@@ -202,12 +202,14 @@ class _Run:
         changes: What any step changed.
         values: The attributes at the end.
         reshaped: Buffers that a step replaced by tensors of another shape.
+        draws: Whether the steps have drawn from a global generator of Python or NumPy.
     """
 
     results: list[Tensor] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
     values: dict[str, Hashable] = field(default_factory=dict)
     reshaped: set[str] = field(default_factory=set)
+    draws: bool = False
 
     def agrees(self, other: "_Run") -> bool:
         """Return whether another run gave the same numbers within rounding."""
@@ -240,7 +242,7 @@ class _Trial:
         augment: Callable[[Tree], Tree] | None,
         settings: LocalSettings,
     ) -> None:
-        self.client = copy_client(client)
+        self.client = copy_client(client).train()
         self.data = data
         self.width = width
         self._prepare = prepare
@@ -258,7 +260,6 @@ class _Trial:
             ModelGuard(client, {"global", *client.trained}),
         ):
             seed(0)
-            client.train()
             batches = [self._batch(number, step) for step in range(_STEPS)]
             round = client.run_begin(self._new_round(client, self.data, number))
             optimizer = client.objective.build_optimizer(client.trained_parameters)
@@ -266,7 +267,9 @@ class _Trial:
             before = KeptValues.of(kept_parts(client))
 
             def step(batch: Batch, index: int) -> Any:
+                state = _global_state()
                 outputs = client.objective.step(batch, index)
+                found.draws |= _global_state() != state
                 after = KeptValues.of(kept_parts(client), reads_frozen=False)
                 found.changes |= before.changes(after)
                 found.reshaped |= _find_reshaped(before, after)
@@ -279,7 +282,7 @@ class _Trial:
                 {model: [_STEPS] for model in client.trained},
                 round,
             )
-            outputs = self._engine.run(client, optimizer, chunk)
+            outputs = self._engine.run_in_turn(client, optimizer, chunk)
             after = KeptValues.of(kept_parts(client))
         changes = before.changes(after)
         found.changes |= replace(changes, buffers=frozenset(), replaced_buffers=frozenset())
@@ -299,6 +302,12 @@ class _Trial:
         if self._augment is not None:
             batch = batch._replace(inputs=self._augment(batch.inputs))
         return batch._replace(samples=index.to(batch.device), visits=None, mask=None)
+
+
+def _global_state() -> Any:
+    """Return the states of the global generators of Python and NumPy, to be compared."""
+    kind, numbers, *rest = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), kind, bytes(np.asarray(numbers)), rest
 
 
 def _find_reshaped(before: KeptValues, after: KeptValues) -> set[str]:

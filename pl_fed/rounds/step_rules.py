@@ -20,10 +20,11 @@ def refuse_changes(facts: StepFacts) -> None:
     for reason in (
         _frozen_parameters(facts),
         _replaced_parameters(facts),
+        _moved_parameters(facts),
         _toggled(facts),
         _reshaped_buffers(facts),
-        _averages(facts),
         _counters(facts),
+        _modes(facts),
         _attributes(facts),
         _leaks(facts),
     ):
@@ -67,6 +68,15 @@ def _replaced_parameters(facts: StepFacts) -> str | None:
     )
 
 
+def _moved_parameters(facts: StepFacts) -> str | None:
+    if not facts.moved_parameters:
+        return None
+    return (
+        f"Expected `training_step` of {facts.net} to change parameters in place but it sets `.data`"
+        f" of {_join(facts.moved_parameters)}: write into it, as in `parameter.data.copy_(...)`."
+    )
+
+
 def _toggled(facts: StepFacts) -> str | None:
     if not facts.toggled:
         return None
@@ -87,16 +97,6 @@ def _reshaped_buffers(facts: StepFacts) -> str | None:
     )
 
 
-def _averages(facts: StepFacts) -> str | None:
-    if not facts.averages:
-        return None
-    return (
-        f"Expected norm layers of {facts.net} to have a `momentum` but got None for"
-        f" {_join(facts.averages)}: its running mean needs the number of all batches, which clients"
-        " do not keep; set for example momentum=0.1."
-    )
-
-
 def _counters(facts: StepFacts) -> str | None:
     if not facts.counters:
         return None
@@ -104,6 +104,17 @@ def _counters(facts: StepFacts) -> str | None:
         f"Expected `training_step` of {facts.net} to change floating-point buffers only but got a"
         f" change of {_join(facts.counters)}, integers that no mean over clients keeps: register it"
         " as a floating-point buffer, or with persistent=False to begin anew in each round."
+    )
+
+
+def _modes(facts: StepFacts) -> str | None:
+    modes = tuple(n for n in facts.attributes if n.rpartition(".")[2] == "training")
+    if not modes:
+        return None
+    return (
+        f"Expected `training_step` of {facts.net} to leave modules in the mode in which it found"
+        f" them but got another value of {_join(modes)}: call `train()` or `eval()` again at the"
+        " end of the step."
     )
 
 

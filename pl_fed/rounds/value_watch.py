@@ -6,7 +6,7 @@ from typing import Any
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import kept_parts, user_name
-from pl_fed.nets.kept_values import KeptValues, Part, join_names
+from pl_fed.nets.kept_values import KeptValues, Part, ValueGuard, join_names
 from pl_fed.rounds.step_facts import StepFacts
 from pl_fed.rounds.step_rules import refuse_changes
 
@@ -49,9 +49,12 @@ class ValueWatch:
         reads = (round + 1) & round == 0  # rounds 0, 1, 3, 7, ...
         before = KeptValues.of(self._parts) if reads else None
         attributes = [(part, dict(vars(part.owner))) for part in self._parts]
+        guard = ValueGuard(self._parts) if self._scratch else None
         yield
         found = KeptValues.of(self._parts) if before is not None else None
         changed = {name for part, values in attributes for name in _restore(part, values)}
+        if guard is not None:  # values of one client must not stay, also deep in a dict
+            guard.restore()
         facts = StepFacts(net=type(self.client.global_model).__name__)
         try:
             refuse_changes(self._add_changes(facts, changed, before, found))

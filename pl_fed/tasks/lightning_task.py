@@ -308,7 +308,7 @@ class LightningTask(Task):
         with self.without_logs(), mode, torch.enable_grad():  # a step may contain a gradient
             for index, batch in enumerate(batches):
                 self._batch_idx = index
-                total += float(self.loss(module, batch)) * batch.size
+                total += float(self.loss(module, batch).detach()) * batch.size
                 size += batch.size
         return total / max(1, size)
 
