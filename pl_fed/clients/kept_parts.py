@@ -58,10 +58,14 @@ def _metric_attributes() -> frozenset[str]:
 def kept_parts(client: Client) -> list[Part]:
     """Return the parts of an algorithm: its models, criterion and task, and the algorithm itself.
 
+    The algorithm's own attributes are outside of modules: only an author of algorithms has some.
     Attributes that Lightning, torchmetrics and pl_fed set are ignored: they belong to no client.
     """
     modules = client.named_modules()
-    parts = [Part(name, module, ignored_attributes(module)) for name, module in modules]
+    parts = [
+        Part(name, module, ignored_attributes(module), is_outside=module is client)
+        for name, module in modules
+    ]
     return [*parts, *_task_object(client)]
 
 

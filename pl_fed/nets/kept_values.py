@@ -34,11 +34,13 @@ class Part:
         owner: The object.
         ignored: Names of attributes that a change of does not count, besides those of
             ``nn.Module``; ``None`` leaves out all attributes.
+        is_outside: Whether the attributes are recorded as values outside of modules.
     """
 
     name: str
     owner: Any
     ignored: frozenset[str] | None = frozenset()
+    is_outside: bool = False
 
     @property
     def all_ignored(self) -> frozenset[str]:
@@ -112,7 +114,8 @@ class KeptValues:
     Attributes:
         attributes: Fingerprints of attributes by their dotted names.
         tensors: Records of parameters and buffers by their dotted names.
-        outside: Fingerprints of attributes of classes, and of global variables that methods name.
+        outside: Fingerprints of values outside of modules: attributes of classes, and global
+            variables that methods name.
     """
 
     attributes: Mapping[str, Hashable]
@@ -139,13 +142,17 @@ class KeptValues:
                 tensors[join_names(part.name, name)] = TensorRecord.of(tensor, reads)
         registered = {id(part.owner): part.name for part in parts}
         registered |= {id(record.tensor): name for name, record in tensors.items()}
-        prints, attributes = Fingerprints(registered), {}
+        prints = Fingerprints(registered)
+        attributes: dict[str, Hashable] = {}
+        outside: dict[str, Hashable] = {}
         for part in parts:
+            found = outside if part.is_outside else attributes
             for name, value in part.attributes().items():
-                attributes[name] = prints.of(value)
+                found[name] = prints.of(value)
         kinds = dict.fromkeys(type(part.owner) for part in parts if part.ignored is not None)
-        outside = {name: value for kind in kinds for name, value in user_values(kind)}
-        return cls(attributes, tensors, {name: prints.of(v) for name, v in outside.items()})
+        for kind in kinds:
+            outside |= {name: prints.of(value) for name, value in user_values(kind)}
+        return cls(attributes, tensors, outside)
 
     def changes(self, after: "KeptValues") -> "Changes":
         """Return the differences to a later record of the same modules."""
@@ -262,7 +269,7 @@ class ValueGuard:
         self._registered = {*map(id, tensors), *(id(part.owner) for part in parts)}
         for part in parts:
             self._note_module(part)
-            if part.ignored is not None:
+            if part.ignored is not None and not part.is_outside:
                 attributes = vars(part.owner)
                 self._dicts.append(
                     _DictBefore(part.name, attributes, dict(attributes), part.all_ignored)
@@ -344,16 +351,29 @@ class _BufferBefore:
     def __init__(self, name: str, buffer: Tensor) -> None:
         self.name = name
         self._buffer = buffer
-        self._copy = buffer.detach().clone()
+        self._own = buffer.detach()  # the buffer's place in memory
+        self._copy = self._own.clone()
         self._version = version_of(buffer)
 
     def restore(self) -> bool:
-        """Restore a buffer that has been changed in place, and return whether it has."""
-        if version_of(self._buffer) == self._version:
+        """Restore a buffer that has been changed, and return whether it has.
+
+        BatchNorm changes its statistics without counting a version. The numbers of a very large
+        buffer, which is as a rule a constant, are compared only if another operation counts one.
+        """
+        buffer, own = self._buffer, self._own
+        if buffer.data_ptr() != own.data_ptr():
+            buffer.data = own
+        elif version_of(buffer) == self._version and (
+            own.numel() > _MAX_COMPARED or own.equal(self._copy)
+        ):
             return False
-        self._buffer.copy_(self._copy)
-        self._version = version_of(self._buffer)
+        own.copy_(self._copy)
+        self._version = version_of(buffer)
         return True
+
+
+_MAX_COMPARED = 1 << 16  # numbers of a buffer
 
 
 def _copy_mutable(value: Any) -> Any:
