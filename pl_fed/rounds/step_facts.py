@@ -9,7 +9,7 @@ carry one client's values to the next.
 import copy
 import os
 import random
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -131,9 +131,7 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
         changes |= run.changes
     pairs = ((first_a, second_a), (first_b, second_b))
     memory = {
-        name
-        for name in changes.attributes
-        if leaks or any(a.values.get(name) != b.values.get(name) for a, b in pairs)
+        name for name in changes.attributes if leaks or any(a.differs(b, name) for a, b in pairs)
     }
     if leaks and not memory:
         memory = set(changes.outside)
@@ -200,16 +198,20 @@ class _Run:
     Attributes:
         results: The client's rows and the means of its outputs after the steps.
         changes: What any step changed.
-        values: The attributes at the end.
+        values: The attributes after each step, and at the end.
         reshaped: Buffers that a step replaced by tensors of another shape.
         draws: Whether the steps have drawn from a global generator of Python or NumPy.
     """
 
     results: list[Tensor] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
-    values: dict[str, Hashable] = field(default_factory=dict)
+    values: list[Mapping[str, Hashable]] = field(default_factory=list)
     reshaped: set[str] = field(default_factory=set)
     draws: bool = False
+
+    def differs(self, other: "_Run", name: str) -> bool:
+        """Return whether an attribute has other values in another run of the same client."""
+        return any(a.get(name) != b.get(name) for a, b in zip(self.values, other.values))
 
     def agrees(self, other: "_Run") -> bool:
         """Return whether another run gave the same numbers within rounding."""
@@ -272,6 +274,7 @@ class _Trial:
                 found.draws |= _global_state() != state
                 after = KeptValues.of(kept_parts(client), reads_frozen=False)
                 found.changes |= before.changes(after)
+                found.values.append(after.attributes)
                 found.reshaped |= _find_reshaped(before, after)
                 return outputs
 
@@ -282,11 +285,16 @@ class _Trial:
                 {model: [_STEPS] for model in client.trained},
                 round,
             )
-            outputs = self._engine.run_in_turn(client, optimizer, chunk)
+            try:
+                outputs = self._engine.run_in_turn(client, optimizer, chunk)
+            except RuntimeError:
+                if not found.reshaped:  # no engine can put such a buffer back
+                    raise
+                return found
             after = KeptValues.of(kept_parts(client))
         changes = before.changes(after)
         found.changes |= replace(changes, buffers=frozenset(), replaced_buffers=frozenset())
-        found.values = dict(after.attributes)
+        found.values.append(after.attributes)
         for model in client.trained:
             rows = chunk.round.models[model]
             found.results += [rows.parameters.clone(), rows.statistics.clone()]
