@@ -404,7 +404,7 @@ def _restore_mutable(value: Any, before: Any) -> bool:
     if isinstance(value, dict):
         return _restore_entries(value, before)
     if isinstance(value, set):
-        changed = value != set(before)
+        changed = bool(value != set(before))
         if changed:
             value.clear()
             value.update(before)
@@ -416,7 +416,7 @@ def _restore_mutable(value: Any, before: Any) -> bool:
             value.extend(before)
         return changed
     if isinstance(value, np.ndarray):
-        changed = value.tobytes() != before.tobytes()
+        changed = bool(value.tobytes() != before.tobytes())
         value[...] = before
         return changed
     if isinstance(value, Tensor):
@@ -449,7 +449,7 @@ def _restore_entries(values: dict[Any, Any], before: list[tuple[Any, Any]]) -> b
 def _restore_state(value: Any, before: Any) -> bool:
     """Restore a generator or an object with attributes."""
     if isinstance(value, random.Random):
-        changed = value.getstate() != before
+        changed = bool(value.getstate() != before)
         value.setstate(before)
         return changed
     if isinstance(value, torch.Generator):
