@@ -23,7 +23,7 @@ from pl_fed.evaluation.step_evaluation import StepEvaluation
 from pl_fed.metrics import ClientMetrics
 from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import unkey_dropouts
-from pl_fed.nets.kept_values import ValueGuard
+from pl_fed.nets.kept_values import Part, ValueGuard
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import count_as_integers
 from pl_fed.random import fork_all_generators, fork_torch_rng
@@ -72,7 +72,10 @@ class Evaluator:
         self._monitor = monitor
         self.stacked = stacked
         self._begin = begin
+        self._parts: list[Part] | None = None
         self._guard: ValueGuard | None = None  # of the evaluation that runs now
+        self._restores = True  # after each client; until an evaluation has changed nothing
+        self._has_changes = False
         layers = client.model("global").modules()
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in layers)
 
@@ -82,18 +85,27 @@ class Evaluator:
         if self._guard is not None:
             yield
             return
+        if self._parts is None:
+            self._parts = kept_parts(self.client)
         with fork_all_generators(), fork_torch_rng(self.client.device):
-            self._guard = ValueGuard(kept_parts(self.client))
+            self._guard = ValueGuard(self._parts, self._loaded_buffers())
             try:
                 yield
             finally:
-                self._guard.restore()
-                self._guard = None
+                self._has_changes |= bool(self._guard.restore())
+                self._restores, self._guard = self._has_changes, None
+
+    def _loaded_buffers(self) -> list[Tensor]:
+        """Return the running statistics of models that are loaded client by client."""
+        rows = {name: self.client.statistics(name) for name in self.client.models}
+        for row in rows.values():
+            _ = row.data  # lays the tensors into the row, before the guard notes their places
+        return [t for name, row in rows.items() if name != "global" for t in row.tensors.values()]
 
     def _restore(self) -> None:
         """Restore what the last batch or client has changed, so that no other one sees it."""
-        if self._guard is not None:
-            self._guard.restore()
+        if self._guard is not None and self._restores:
+            self._has_changes |= bool(self._guard.restore())
 
     @property
     def is_monitoring(self) -> bool:

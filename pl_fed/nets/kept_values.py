@@ -249,6 +249,7 @@ class ValueGuard:
 
     Args:
         parts: All modules, and other objects.
+        loaded: Buffers whose numbers the caller loads and restores: those of clients' own models.
 
     Example:
         >>> layer = nn.BatchNorm1d(1)
@@ -260,7 +261,8 @@ class ValueGuard:
         (False, tensor([0.]))
     """
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[Part], loaded: Iterable[Tensor] = ()) -> None:
+        self._loaded = {*map(id, loaded)}
         self._dicts: list[_DictBefore] = []
         self._containers: dict[int, tuple[str, Any, Any]] = {}
         self._buffers: dict[int, _BufferBefore] = {}
@@ -275,7 +277,8 @@ class ValueGuard:
                     _DictBefore(part.name, attributes, dict(attributes), part.all_ignored)
                 )
                 for name, value in part.attributes().items():
-                    self._note(name, value)
+                    if not _is_immutable(value):
+                        self._note(name, value)
 
     def _note_module(self, part: Part) -> None:
         """Note the parts of a module, and copy its buffers."""
@@ -286,7 +289,9 @@ class ValueGuard:
             if values:
                 self._dicts.append(_DictBefore(part.name, values, dict(values), frozenset()))
         for name, buffer in owner._buffers.items():
-            if buffer is not None and id(buffer) not in self._buffers:
+            if buffer is None or id(buffer) in self._loaded:
+                continue
+            if id(buffer) not in self._buffers:
                 self._buffers[id(buffer)] = _BufferBefore(join_names(part.name, name), buffer)
 
     def _note(self, name: str, value: Any) -> None:
@@ -313,6 +318,14 @@ class ValueGuard:
         with torch.no_grad():
             changed += [buffer.name for buffer in self._buffers.values() if buffer.restore()]
         return list(dict.fromkeys(changed))
+
+
+def _is_immutable(value: Any) -> bool:
+    """Return whether a value is a number, a string, or a tuple of these."""
+    plain = (int, float, str, type(None))
+    return isinstance(value, plain) or (
+        isinstance(value, tuple) and all(isinstance(entry, plain) for entry in value)
+    )
 
 
 _MAX_CONTAINERS = 1 << 14

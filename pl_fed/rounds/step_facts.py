@@ -27,10 +27,11 @@ from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.nets.kept_values import Changes, KeptValues, ValueGuard
 from pl_fed.nets.rows import buffers_outside_rows
 from pl_fed.random import fork_all_generators
-from pl_fed.trees import Tree
+from pl_fed.trees import Tree, count_sample_bytes
 from pl_fed.types import Batch
 
 _STEPS, _SAMPLES = 3, 8
+_BATCH_BYTES = 1 << 19  # inputs of a minibatch: large images take time
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def find_step_facts(
     ids = [number for number in ids if int(sizes[number])]
     if not ids:
         return StepFacts()
-    width = min(_SAMPLES, batch_size, *(int(sizes[number]) for number in ids))
+    most = max(2, min(_SAMPLES, _BATCH_BYTES // max(1, count_sample_bytes(data.inputs))))
+    width = min(most, batch_size, *(int(sizes[number]) for number in ids))
     pair = (ids[0], ids[-1])
 
     def run(order: tuple[int, int]) -> list[_Run]:
