@@ -39,6 +39,7 @@ from pl_fed.rounds.checks import (
     check_kept_optimizers,
     check_mean,
     check_net,
+    check_validation_loss,
     try_attacks,
 )
 from pl_fed.rounds.client_states import ClientStates
@@ -264,6 +265,7 @@ class Federation(Configurable):
         check_kept_optimizers(client)
         classes = client.count_classes(data)
         Monitor.from_name(self.monitor, client.task, classes)  # refuses an unknown name
+        check_validation_loss(client, self.monitor)
         check_mean(client, self.server.aggregator, self.server.only_adds)
         check_features(client, datamodule)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)

@@ -1,5 +1,7 @@
 """The modules and objects of an algorithm whose values may pass from one client to the next."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -9,7 +11,7 @@ from torchmetrics import Metric, MetricCollection
 
 from pl_fed.clients.base import Client
 from pl_fed.nets.fingerprints import package_of
-from pl_fed.nets.kept_values import Part, join_names
+from pl_fed.nets.kept_values import Part, ValueGuard, join_names
 from pl_fed.tasks import LightningTask
 
 _LIGHTNING = frozenset(
@@ -67,6 +69,18 @@ def kept_parts(client: Client) -> list[Part]:
         for name, module in modules
     ]
     return [*parts, *_task_object(client)]
+
+
+@contextmanager
+def changing_nothing(client: Client) -> Iterator[None]:
+    """Restore what a computation changes in an algorithm's models, criterion and task."""
+    for name in client.models:  # lays the tensors into rows, before the guard notes their places
+        _ = client.row(name).data, client.statistics(name).data
+    guard = ValueGuard(kept_parts(client))
+    try:
+        yield
+    finally:
+        guard.restore()
 
 
 def task_parts(client: Client) -> list[Part]:
