@@ -65,14 +65,14 @@ def kept_parts(client: Client) -> list[Part]:
     """
     modules = client.named_modules()
     parts = [
-        Part(name, module, ignored_attributes(module), is_outside=module is client)
+        Part(name, module, select_ignored(module), is_outside=module is client)
         for name, module in modules
     ]
     return [*parts, *_task_object(client)]
 
 
 @contextmanager
-def changing_nothing(client: Client) -> Iterator[None]:
+def restore_values(client: Client) -> Iterator[None]:
     """Restore what a computation changes in an algorithm's models, criterion and task."""
     for name in client.models:  # lays the tensors into rows, before the guard notes their places
         _ = client.row(name).data, client.statistics(name).data
@@ -101,12 +101,12 @@ def _task_object(client: Client) -> list[Part]:
 def module_parts(module: nn.Module, name: str = "") -> list[Part]:
     """Return the parts of one module and its submodules."""
     return [
-        Part(join_names(name, own), part, ignored_attributes(part))
+        Part(join_names(name, own), part, select_ignored(part))
         for own, part in module.named_modules()
     ]
 
 
-def ignored_attributes(module: nn.Module) -> frozenset[str] | None:
+def select_ignored(module: nn.Module) -> frozenset[str] | None:
     """Return the attributes of a module that do not count; ``None`` for all."""
     if isinstance(module, Client):
         return _CLIENT

@@ -80,7 +80,7 @@ class Evaluator:
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in layers)
 
     @contextmanager
-    def _changing_nothing(self) -> Iterator[None]:
+    def _restore_values(self) -> Iterator[None]:
         """Restore what an evaluation changes in modules and in generators of random numbers."""
         if self._guard is not None:
             yield
@@ -88,14 +88,14 @@ class Evaluator:
         if self._parts is None:
             self._parts = kept_parts(self.client)
         with fork_all_generators(), fork_torch_rng(self.client.device):
-            self._guard = ValueGuard(self._parts, self._loaded_buffers())
+            self._guard = ValueGuard(self._parts, self._list_loaded_buffers())
             try:
                 yield
             finally:
                 self._has_changes |= bool(self._guard.restore())
                 self._restores, self._guard = self._has_changes, None
 
-    def _loaded_buffers(self) -> list[Tensor]:
+    def _list_loaded_buffers(self) -> list[Tensor]:
         """Return the running statistics of models that are loaded client by client."""
         rows = {name: self.client.statistics(name) for name in self.client.models}
         for row in rows.values():
@@ -171,7 +171,7 @@ class Evaluator:
         """Return the results of each model for each client."""
         models = list(models)
         sizes = data.part(part).sizes[clients]
-        with self._changing_nothing():
+        with self._restore_values():
             if self.client.task.runs_steps:
                 return {model: self._step_tables(data, part, clients, model) for model in models}
             sums = {model: _Sums(self.client, data, sizes) for model in models}
@@ -246,11 +246,11 @@ class Evaluator:
         """Return the results of each client's own model."""
         sizes = data.part(part).sizes[clients]
         if self.client.task.runs_steps:
-            with torch.no_grad(), evaluation_mode(self.client), self._changing_nothing():
+            with torch.no_grad(), evaluation_mode(self.client), self._restore_values():
                 return self._step_tables(data, part, clients, model, rows)
         sums, order = _Sums(self.client, data, sizes, measures), _sort_by_size(sizes)
         samples = self._samples(data, part, clients[order])
-        with torch.no_grad(), evaluation_mode(self.client), self._changing_nothing():
+        with torch.no_grad(), evaluation_mode(self.client), self._restore_values():
             for position, index, outputs in self._run_personal(model, rows[order], samples):
                 sums.add(order.to(position.device)[position], index, outputs)
         return sums.tables
@@ -283,7 +283,7 @@ class Evaluator:
             return self._start_losses_of_steps(data, clients, poison)
         module, samples = self.client.model("global"), self._samples(data, "train", clients)
         losses = ClientLosses.create(self.client, samples.sizes, data.device)
-        with torch.no_grad(), evaluation_mode(self.client), self._changing_nothing():
+        with torch.no_grad(), evaluation_mode(self.client), self._restore_values():
             for position, index in samples.batches():
                 outputs = self._predict(module, data.inputs_of(index))
                 losses.add(position, outputs, select(data.targets, index))
@@ -304,7 +304,7 @@ class Evaluator:
             ``probability`` of the predicted class. Predictions without classes have the shape of
             ``target`` if it fits.
         """
-        with self._changing_nothing():
+        with self._restore_values():
             if self.client.task.runs_steps:
                 return self._predict_by_steps(data, clients, model)
             pieces = list(self._run_models(data, "test", clients, [model]))
@@ -367,7 +367,7 @@ class Evaluator:
     ) -> Tensor:
         """Return the mean loss of the global model over each client's training data."""
         evaluation = self._evaluate_steps(data, "train", clients, "global")
-        with torch.no_grad(), evaluation_mode(self.client), self._changing_nothing():
+        with torch.no_grad(), evaluation_mode(self.client), self._restore_values():
             for position, client in enumerate(clients.tolist()):
                 evaluation.measure_training_loss(position, poison.get(client))
                 self._restore()

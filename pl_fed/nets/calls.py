@@ -59,9 +59,9 @@ def functional_call(
         for name, tensor in tensors.items()
         for location in locations[own_tensors[name]].values()
     }
-    keywords, given = dict(kwargs or {}), dict(replacements)
+    keywords, arguments = dict(kwargs or {}), dict(replacements)
     result = torch.func.functional_call(module, replacements, args, keywords, tie_weights=False)
-    for name, tensor in given.items():  # torch has written the module's last tensors back
+    for name, tensor in arguments.items():  # torch has written the module's last tensors back
         if replacements[name] is not tensor:
             raise RuntimeError(f"the module replaces the tensor {name} in place of changing it")
     return result

@@ -124,12 +124,12 @@ class Fingerprints:
         self._seen: dict[int, int] = {}
         self._kept: list[Any] = []  # objects of the walk: their ids stay theirs
 
-    def of(self, value: Any) -> Hashable:
+    def compute(self, value: Any) -> Hashable:
         """Return the fingerprint of a value."""
         self._seen, self._kept = {}, []
-        return self._of(value)
+        return self._compute(value)
 
-    def _of(self, value: Any) -> Hashable:
+    def _compute(self, value: Any) -> Hashable:
         if isinstance(value, _SCALARS):
             number = struct.pack("d", value) if isinstance(value, float) else value
             return type(value).__name__, number
@@ -147,20 +147,20 @@ class Fingerprints:
             return digest(value)
         if isinstance(value, np.ndarray):
             if value.dtype.hasobject:
-                return "array", value.shape, tuple(self._of(entry) for entry in value.ravel())
+                return "array", value.shape, tuple(self._compute(entry) for entry in value.ravel())
             return "array", str(value.dtype), digest(_as_bytes(value)), value.shape
         state = generator_state(value)
-        return self._of_contents(value) if state is None else ("generator", state)
+        return self._compute_contents(value) if state is None else ("generator", state)
 
-    def _of_contents(self, value: Any) -> Hashable:
+    def _compute_contents(self, value: Any) -> Hashable:
         """Return the fingerprint of a container or an object."""
         if is_unread(value):
             return "unread", type(value).__qualname__
         held = contents(value)
         if held is None:
             return type(value).__qualname__, _ADDRESS.sub("", f"{_represent(value):.1000}")
-        values = [self._of(entry) for entry in held.values]
-        names = [self._of(name) for name in held.names]
+        values = [self._compute(entry) for entry in held.values]
+        names = [self._compute(name) for name in held.names]
         if not held.is_ordered:
             values.sort(key=repr)
         return held.kind, tuple(names), tuple(values)

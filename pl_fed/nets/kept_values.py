@@ -85,7 +85,7 @@ class TensorRecord:
     is_parameter: bool
 
     @classmethod
-    def of(cls, tensor: Tensor, reads: bool) -> "TensorRecord":
+    def record(cls, tensor: Tensor, reads: bool) -> "TensorRecord":
         """Record a tensor, and its numbers if ``reads`` is true."""
         numbers = digest(tensor, reads_large=True) if reads else None
         is_parameter = isinstance(tensor, nn.Parameter)
@@ -123,7 +123,7 @@ class KeptValues:
     outside: Mapping[str, Hashable]
 
     @classmethod
-    def of(
+    def record(
         cls, parts: Iterable[Part], reads_frozen: bool = True, reads_trained: bool = False
     ) -> Self:
         """Record the values of parts.
@@ -139,7 +139,7 @@ class KeptValues:
             for name, tensor in own_tensors(part.owner):
                 reads = reads_trained if tensor.requires_grad else reads_frozen
                 reads = reads or not isinstance(tensor, nn.Parameter)
-                tensors[join_names(part.name, name)] = TensorRecord.of(tensor, reads)
+                tensors[join_names(part.name, name)] = TensorRecord.record(tensor, reads)
         registered = {id(part.owner): part.name for part in parts}
         registered |= {id(record.tensor): name for name, record in tensors.items()}
         prints = Fingerprints(registered)
@@ -148,10 +148,10 @@ class KeptValues:
         for part in parts:
             found = outside if part.is_outside else attributes
             for name, value in part.attributes().items():
-                found[name] = prints.of(value)
+                found[name] = prints.compute(value)
         kinds = dict.fromkeys(type(part.owner) for part in parts if part.ignored is not None)
         for kind in kinds:
-            outside |= {name: prints.of(value) for name, value in user_values(kind)}
+            outside |= {name: prints.compute(value) for name, value in user_values(kind)}
         return cls(attributes, tensors, outside)
 
     def changes(self, after: "KeptValues") -> "Changes":

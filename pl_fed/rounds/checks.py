@@ -17,7 +17,7 @@ from pl_fed.arguments import check_finite_options, check_not_differentiable
 from pl_fed.attacks import Attack
 from pl_fed.attacks.base import apply_attacks
 from pl_fed.clients.base import Client
-from pl_fed.clients.kept_parts import changing_nothing
+from pl_fed.clients.kept_parts import restore_values
 from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData, integers_to_floats
@@ -175,7 +175,7 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
             f"Expected inputs of one tensor for {name} with `keep_features` = True but got"
             f" {describe(x)}."
         )
-    with evaluation_mode(client), changing_nothing(client):
+    with evaluation_mode(client), restore_values(client):
         expected = f"Expected `features` of {name} with `keep_features` = True to take inputs"
         features = call_or_explain(f"{expected} but that", lambda: compute_features(net, x))
         if features.requires_grad:
@@ -230,7 +230,7 @@ def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> 
     """Try attacks on a few samples, so that their errors appear before training."""
     net, batch = client.global_model, _first_samples(client, data)
     if keeps_features(net):
-        with torch.no_grad(), evaluation_mode(client), changing_nothing(client):
+        with torch.no_grad(), evaluation_mode(client), restore_values(client):
             batch = batch._replace(inputs=compute_features(net, batch.inputs))
     context = ClientContext(seed=0, round=0, client=0, num_classes=data.num_classes)
     for attack in attacks:
@@ -275,7 +275,7 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tree], Tree] |
     client.takes_integers = True
     client.eval()
     try:
-        with torch.no_grad(), fork_all_generators(), changing_nothing(client):
+        with torch.no_grad(), fork_all_generators(), restore_values(client):
             if isinstance(client.task, LightningTask):
                 _run_steps(client, client.task, data, augment)
                 return

@@ -126,7 +126,7 @@ def _try_evaluation(
 
 
 def _record(net: nn.Module) -> KeptValues:
-    return KeptValues.of(module_parts(net), reads_trained=True)
+    return KeptValues.record(module_parts(net), reads_trained=True)
 
 
 def _refuse_evaluation_changes(net: str, step: str, changes: Changes) -> None:

@@ -109,7 +109,7 @@ def find_step_facts(
         forwards, backwards = run(pair), run(pair[::-1])
         runs = [*forwards, *backwards]
         leaks = not (forwards[0].agrees(backwards[1]) and forwards[1].agrees(backwards[0]))
-        if leaks and not any(one.changes.attributes | one.changes.outside for one in runs):
+        if leaks and not any(run.changes.attributes | run.changes.outside for run in runs):
             leaks = backwards[0].agrees(run(pair[::-1])[0])  # otherwise its draws have no key
     except torch.OutOfMemoryError:
         raise
@@ -264,13 +264,13 @@ class _Trial:
             round = client.run_begin(self._new_round(client, self.data, number))
             optimizer = client.objective.build_optimizer(client.trained_parameters)
             patch_optimizers(client, optimizer)
-            before = KeptValues.of(kept_parts(client))
+            before = KeptValues.record(kept_parts(client))
 
             def step(batch: Batch, index: int) -> Any:
                 state = _global_state()
                 outputs = client.objective.step(batch, index)
                 found.draws |= _global_state() != state
-                after = KeptValues.of(kept_parts(client), reads_frozen=False)
+                after = KeptValues.record(kept_parts(client), reads_frozen=False)
                 found.changes |= before.changes(after)
                 found.values.append(after.attributes)
                 found.reshaped |= _find_reshaped(before, after)
@@ -289,7 +289,7 @@ class _Trial:
                 if not found.reshaped:  # no engine can put such a buffer back
                     raise
                 return found
-            after = KeptValues.of(kept_parts(client))
+            after = KeptValues.record(kept_parts(client))
         changes = before.changes(after)
         found.changes |= replace(changes, buffers=frozenset(), replaced_buffers=frozenset())
         found.values.append(after.attributes)
@@ -312,8 +312,8 @@ class _Trial:
 
 def _global_state() -> Any:
     """Return the states of the global generators of Python and NumPy, to be compared."""
-    kind, numbers, *rest = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), kind, bytes(np.asarray(numbers)), rest
+    kind, numbers, *counts = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), kind, bytes(np.asarray(numbers)), counts
 
 
 def _find_reshaped(before: KeptValues, after: KeptValues) -> set[str]:

@@ -18,15 +18,15 @@ def refuse_changes(facts: StepFacts) -> None:
         ValueError: With the name of the parameter, buffer or attribute, and the remedy.
     """
     for reason in (
-        _frozen_parameters(facts),
-        _replaced_parameters(facts),
-        _moved_parameters(facts),
-        _toggled(facts),
-        _reshaped_buffers(facts),
-        _counters(facts),
-        _modes(facts),
-        _attributes(facts),
-        _leaks(facts),
+        _describe_frozen_parameters(facts),
+        _describe_replaced_parameters(facts),
+        _describe_moved_parameters(facts),
+        _describe_toggled(facts),
+        _describe_reshaped_buffers(facts),
+        _describe_counters(facts),
+        _describe_modes(facts),
+        _describe_attributes(facts),
+        _describe_leaks(facts),
     ):
         if reason is not None:
             raise ValueError(reason)
@@ -44,11 +44,11 @@ def describe_reset_buffers(facts: StepFacts) -> str | None:
 
 
 def _join(names: tuple[str, ...]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:3])
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    text = ", ".join(f"`{name}`" for name in names[:3])
+    return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _frozen_parameters(facts: StepFacts) -> str | None:
+def _describe_frozen_parameters(facts: StepFacts) -> str | None:
     if not facts.frozen_parameters:
         return None
     return (
@@ -58,7 +58,7 @@ def _frozen_parameters(facts: StepFacts) -> str | None:
     )
 
 
-def _replaced_parameters(facts: StepFacts) -> str | None:
+def _describe_replaced_parameters(facts: StepFacts) -> str | None:
     if not facts.replaced_parameters:
         return None
     return (
@@ -68,7 +68,7 @@ def _replaced_parameters(facts: StepFacts) -> str | None:
     )
 
 
-def _moved_parameters(facts: StepFacts) -> str | None:
+def _describe_moved_parameters(facts: StepFacts) -> str | None:
     if not facts.moved_parameters:
         return None
     return (
@@ -77,7 +77,7 @@ def _moved_parameters(facts: StepFacts) -> str | None:
     )
 
 
-def _toggled(facts: StepFacts) -> str | None:
+def _describe_toggled(facts: StepFacts) -> str | None:
     if not facts.toggled:
         return None
     return (
@@ -87,7 +87,7 @@ def _toggled(facts: StepFacts) -> str | None:
     )
 
 
-def _reshaped_buffers(facts: StepFacts) -> str | None:
+def _describe_reshaped_buffers(facts: StepFacts) -> str | None:
     if not facts.reshaped_buffers:
         return None
     return (
@@ -97,7 +97,7 @@ def _reshaped_buffers(facts: StepFacts) -> str | None:
     )
 
 
-def _counters(facts: StepFacts) -> str | None:
+def _describe_counters(facts: StepFacts) -> str | None:
     if not facts.counters:
         return None
     return (
@@ -107,7 +107,7 @@ def _counters(facts: StepFacts) -> str | None:
     )
 
 
-def _modes(facts: StepFacts) -> str | None:
+def _describe_modes(facts: StepFacts) -> str | None:
     modes = tuple(n for n in facts.attributes if n.rpartition(".")[2] == "training")
     if not modes:
         return None
@@ -118,7 +118,7 @@ def _modes(facts: StepFacts) -> str | None:
     )
 
 
-def _attributes(facts: StepFacts) -> str | None:
+def _describe_attributes(facts: StepFacts) -> str | None:
     if not facts.attributes:
         return None
     return (
@@ -128,7 +128,7 @@ def _attributes(facts: StepFacts) -> str | None:
     )
 
 
-def _leaks(facts: StepFacts) -> str | None:
+def _describe_leaks(facts: StepFacts) -> str | None:
     if not facts.leaks:
         return None
     return (

@@ -47,11 +47,11 @@ class ValueWatch:
                 if part.owner is not self.client and part.ignored is not None
             ]
         reads = (round + 1) & round == 0  # rounds 0, 1, 3, 7, ...
-        before = KeptValues.of(self._parts) if reads else None
+        before = KeptValues.record(self._parts) if reads else None
         attributes = [(part, dict(vars(part.owner))) for part in self._parts]
         guard = ValueGuard(self._parts) if self._scratch else None
         yield
-        found = KeptValues.of(self._parts) if before is not None else None
+        found = KeptValues.record(self._parts) if before is not None else None
         changed = {name for part, values in attributes for name in _restore(part, values)}
         if guard is not None:  # values of one client must not stay, also deep in a dict
             guard.restore()
