@@ -189,7 +189,7 @@ class OwnBuffers:
         """The buffers; one that is registered twice appears twice."""
         return [buffer for *_, buffer, _ in self._places]
 
-    def by_name(self) -> dict[str, Tensor]:
+    def name_buffers(self) -> dict[str, Tensor]:
         """Return the buffers by their dotted names."""
         return {name: buffer for name, *_, buffer, _ in self._places}
 
@@ -225,7 +225,7 @@ def restore_buffers(module: nn.Module) -> Iterator[list[str]]:
     A trial may change a buffer in place, or replace it by another tensor.
     """
     own = OwnBuffers(module)
-    buffers = own.by_name()
+    buffers = own.name_buffers()
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     changed: list[str] = []
     try:
