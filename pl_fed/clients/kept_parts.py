@@ -71,11 +71,16 @@ def kept_parts(client: Client) -> list[Part]:
     return [*parts, *_task_object(client)]
 
 
+def lay_rows(client: Client) -> None:
+    """Move the tensors of all models into their rows, before a record notes their places."""
+    for name in client.models:
+        _ = client.row(name).data, client.statistics(name).data
+
+
 @contextmanager
 def restore_values(client: Client) -> Iterator[None]:
     """Restore what a computation changes in an algorithm's models, criterion and task."""
-    for name in client.models:  # lays the tensors into rows, before the guard notes their places
-        _ = client.row(name).data, client.statistics(name).data
+    lay_rows(client)
     guard = ValueGuard(kept_parts(client))
     try:
         yield

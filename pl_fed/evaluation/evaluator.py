@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows
-from pl_fed.clients.kept_parts import kept_parts
+from pl_fed.clients.kept_parts import kept_parts, lay_rows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
@@ -88,6 +88,7 @@ class Evaluator:
         if self._parts is None:
             self._parts = kept_parts(self.client)
         with fork_all_generators(), fork_torch_rng(self.client.device):
+            lay_rows(self.client)
             self._guard = ValueGuard(self._parts, self._list_loaded_buffers())
             try:
                 yield
@@ -97,10 +98,9 @@ class Evaluator:
 
     def _list_loaded_buffers(self) -> list[Tensor]:
         """Return the running statistics of models that are loaded client by client."""
-        rows = {name: self.client.statistics(name) for name in self.client.models}
-        for row in rows.values():
-            _ = row.data  # lays the tensors into the row, before the guard notes their places
-        return [t for name, row in rows.items() if name != "global" for t in row.tensors.values()]
+        names = [name for name in self.client.models if name != "global"]
+        rows = [self.client.statistics(name) for name in names]
+        return [tensor for row in rows for tensor in row.tensors.values()]
 
     def _restore(self) -> None:
         """Restore what the last batch or client has changed, so that no other one sees it."""

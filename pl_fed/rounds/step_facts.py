@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound
-from pl_fed.clients.kept_parts import kept_parts, user_name
+from pl_fed.clients.kept_parts import kept_parts, lay_rows, user_name
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
@@ -104,6 +104,7 @@ def find_step_facts(
         trial = _Trial(client, data, width, prepare, new_round, augment, settings)
         return [trial.run(number) for number in order]
 
+    lay_rows(client)
     guard = ValueGuard(kept_parts(client))  # a hook of a copy may write into the original
     try:
         forwards, backwards = run(pair), run(pair[::-1])
@@ -264,6 +265,7 @@ class _Trial:
             round = client.run_begin(self._new_round(client, self.data, number))
             optimizer = client.objective.build_optimizer(client.trained_parameters)
             patch_optimizers(client, optimizer)
+            lay_rows(client)
             before = KeptValues.record(kept_parts(client))
 
             def step(batch: Batch, index: int) -> Any:
