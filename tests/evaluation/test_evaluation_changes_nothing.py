@@ -12,7 +12,7 @@ from torch import nn
 
 import pl_fed
 from pl_fed import Federation
-from pl_fed.clients import Ditto, FedAvg
+from pl_fed.clients import Ditto, DittoChoice, FedAvg
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All
@@ -296,3 +296,8 @@ def test_without_a_loss_of_the_evaluation_there_is_no_metric_of_it(tmp_path):
     assert "test/hybrid/acc" in trainer.callback_metrics
     with pytest.raises(ValueError, match="evaluation steps neither return nor log a loss"):
         Monitor.from_name("loss", client.task, 0)
+
+
+def test_algorithm_that_chooses_by_losses_needs_one(tmp_path):
+    with pytest.raises(ValueError, match="`validation_step` of WithoutLoss to return or log a los"):
+        fit(WithoutLoss, tmp_path, 1, DittoChoice)
