@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -38,6 +39,7 @@ from pl_fed.rounds.checks import (
     check_kept_optimizers,
     check_mean,
     check_net,
+    check_validation_loss,
     try_attacks,
 )
 from pl_fed.rounds.client_states import ClientStates
@@ -59,8 +61,10 @@ from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.step_facts import StepFacts
+from pl_fed.rounds.step_rules import describe_reset_buffers, refuse_changes
 from pl_fed.rounds.storage import StorageOptions
-from pl_fed.rounds.trial import try_client
+from pl_fed.rounds.trial import try_client, try_steps
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
 from pl_fed.types import Population
@@ -246,6 +250,9 @@ class Federation(Configurable):
         if stage == "fit":
             with settings.autocast():
                 try_client(client, data, datamodule.augment)
+            session.rounds.local_training.watch.expect(
+                self._find_step_facts(client, datamodule, settings)
+            )
         self._session = session
 
     def _check(self, client: Client, datamodule: FederatedData) -> None:
@@ -258,6 +265,7 @@ class Federation(Configurable):
         check_kept_optimizers(client)
         classes = client.count_classes(data)
         Monitor.from_name(self.monitor, client.task, classes)  # refuses an unknown name
+        check_validation_loss(client, self.monitor)
         check_mean(client, self.server.aggregator, self.server.only_adds)
         check_features(client, datamodule)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)
@@ -266,6 +274,23 @@ class Federation(Configurable):
                 "Expected argument `root_samples` of the data to be above 0 for an aggregator that"
                 " compares uploads with the server's own update, as FLTrust does, but got 0."
             )
+
+    def _find_step_facts(
+        self, client: Client, datamodule: FederatedData, settings: RunSettings
+    ) -> StepFacts:
+        """Return what local steps change; refuse what passes from one client to the next."""
+        facts = try_steps(
+            client,
+            datamodule.clients,
+            datamodule.augment,
+            settings.local,
+            datamodule.batch_size,
+        )
+        refuse_changes(facts)
+        client.draws_globally = facts.draws_globally
+        if sentence := describe_reset_buffers(facts):
+            rank_zero_info(sentence)
+        return facts
 
     def _note_spent_privacy(self, privacy: RoundPrivacy | None) -> None:
         """Note the privacy step of a replaced session, if it has spent budget."""

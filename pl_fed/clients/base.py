@@ -32,10 +32,7 @@ from pl_fed.data.client_data import ClientData, move_tree
 from pl_fed.functional.losses import RowDistance, squared_distance
 from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import Draws, key_dropouts
-from pl_fed.nets.rows import (
-    copy_trainable,
-    trainable_parameters,
-)
+from pl_fed.nets.rows import copy_trainable, count_as_numbers, trainable_parameters
 from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
 from pl_fed.tasks.module_steps import list_hooks
 from pl_fed.trees import Tree, count_samples, leaves, tree_map
@@ -146,6 +143,7 @@ class Client(Configurable, ClientRounds, ABC):
         self.draws = Draws()
         trainable_parameters(net)  # raises if there are none
         key_dropouts(net, self.draws)
+        count_as_numbers(net)
         self.add_module("global_model", net)
         self._readable: Mapping[str, Any] = {}
         self.set_models({"global": Model()} if models is None else models)

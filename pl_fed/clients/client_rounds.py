@@ -52,6 +52,8 @@ class ClientRounds(FederationModule):
         population: Sizes of the federation.
         keeps_optimizer_state: Whether clients keep the states of their local optimizers between
             rounds; set by the federation.
+        draws_globally: Whether local steps draw from the global generators of Python or NumPy; the
+            federation finds out in a trial. The engine ``one_by_one`` then seeds them, too.
     """
 
     models: dict[str, Model]
@@ -66,6 +68,7 @@ class ClientRounds(FederationModule):
         self._server_states: dict[str, RowDefault] = {}
         self._rows: dict[str, Row] = {}
         self.keeps_optimizer_state = False
+        self.draws_globally = False
         self._optimizer_layouts: dict[str, OptimizerLayout] | None = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:

@@ -29,7 +29,6 @@ from pl_fed.engine.step import (
     read_updates,
 )
 from pl_fed.engine.tracing import plain_attributes
-from pl_fed.nets.rows import buffers_outside_rows
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.text import first_line
 from pl_fed.trees import clone, describe, leaves, tree_map
@@ -114,6 +113,10 @@ class BatchedRunner(Engine):
         if hooks := client.task.list_gradient_hooks(client.global_model):
             raise CannotCompileError(
                 f"the module has hooks of single steps (`{'`, `'.join(hooks)}`)"
+            )
+        if client.draws_globally:
+            raise CannotCompileError(
+                "`training_step` draws from the global generator of Python or NumPy"
             )
         if self._objective is not objective:
             self._objective, self._steps = objective, {}
@@ -292,12 +295,7 @@ class PreparedStep:
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
         """Make buffers for the outputs of one trial; drop the rows that the step does not read."""
-        other_buffers = {
-            name: buffer
-            for model in self.step.trained
-            for name, buffer in buffers_outside_rows(self.client.model(model)).items()
-        }
-        with restore_buffers(other_buffers) as changed:
+        with restore_buffers(self.client) as changed:
             gradients, outputs = self.step.gradients(clone(self.buffers.state), inputs)
         if changed:
             raise CannotCompileError(f"training changes a buffer of the net ({changed[0]})")

@@ -63,10 +63,10 @@ def check_stackable(
         )
     try:
         size = len(chunk.clients)
-        buffers, runner = dict(client.named_buffers()), BatchedRunner(settings, size)
+        runner = BatchedRunner(settings, size)
         with (
             fork_torch_rng(client.device),
-            restore_buffers(buffers) as changed,
+            restore_buffers(client) as changed,
             _count_saved_bytes() as saved,
         ):
             loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)

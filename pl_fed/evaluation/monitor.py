@@ -53,14 +53,19 @@ class Monitor:
             ValueError: If no metric has this name.
         """
         measures = metric_directions(task)
-        names = [*(["accuracy"] if classes else []), *measures, "loss"]
+        losses = ["loss"] if task.has_loss("val") else []
+        names = [*(["accuracy"] if classes else []), *measures, *losses]
         if name is None:
-            name = names[0]
+            name = names[0] if names else "loss"
+            names = names or ["loss"]
         given_name, name = name, name if name in names else task.metric_name(name)
         if name not in names:
+            ending = "."
+            if name == "loss":
+                ending = ", because the evaluation steps neither return nor log a loss."
             raise ValueError(
-                f"Expected argument `federation.monitor` to be one of {', '.join(names)} for the"
-                f" task {type(task).__name__} but got {given_name!r}."
+                f"Expected argument `federation.monitor` to be one of {', '.join(names) or 'none'}"
+                f" for the task {type(task).__name__} but got {given_name!r}{ending}"
             )
         if name in measures:
             return cls(name, measures[name], list(measures).index(name))

@@ -58,6 +58,8 @@ class ClientMetrics(Metric):
             undefined metric are not in its statistics.
         trained: A mask of the clients that took part in a round, bool [num_clients]; ``None``
             includes all.
+        has_loss: Whether the evaluation gives a loss. Without one, the sums of losses are NaN, and
+            no metric is about them.
 
     Shape of :meth:`update`, with C = max(1, num_classes):
         - ``clients``: ids, int64 [n]; an id may occur more than once.
@@ -101,6 +103,7 @@ class ClientMetrics(Metric):
         backdoor: bool = False,
         measures: Mapping[str, bool] | None = None,
         trained: Tensor | None = None,
+        has_loss: bool = True,
     ) -> None:
         super().__init__()
         if num_clients < 1:
@@ -114,6 +117,7 @@ class ClientMetrics(Metric):
         self.num_clients = num_clients
         self.num_classes = num_classes
         self.backdoor = backdoor
+        self.has_loss = has_loss
         self.measures = dict(measures or {})
         for name, mask in (("benign", benign), ("trained", trained)):
             self.register_buffer(name, _copy_mask(name, mask, num_clients), persistent=False)
@@ -179,7 +183,7 @@ class ClientMetrics(Metric):
         measures = [f"{name}{suffix}" for name in self.measures for suffix in suffixes]
         if self.num_classes == 0:
             losses = dict.fromkeys((*_LOSSES, *(f"loss{suffix}" for suffix in STATISTICS)))
-            return (*measures, *losses)
+            return (*measures, *(losses if self.has_loss else ()))
         accuracies = (f"accuracy{suffix}" for suffix in STATISTICS)
         success = ("backdoor_success",) if self.backdoor else ()
         class_stds = ("class_std_mean", "class_std_std")
@@ -203,6 +207,8 @@ class ClientMetrics(Metric):
         for name, higher_is_better in self.measures.items():
             measures |= _statistics(name, clients[name], clients["samples"], higher_is_better)
             measures[f"{name}_undefined"] = clients[name].isnan().sum().double()
+        if self.num_classes == 0 and not self.has_loss:
+            return measures
         if self.num_classes == 0:
             return measures | losses | _statistics("loss", loss, clients["samples"], False)
         samples, accuracy, class_stds = (
@@ -234,7 +240,7 @@ class ClientMetrics(Metric):
         """
         if trained.all() or not trained.any():
             return {}
-        directions = {"loss": False, **self.measures}
+        directions = {**({"loss": False} if self.has_loss else {}), **self.measures}
         if self.num_classes:
             directions = {"accuracy": True, **directions}
         metrics = {}

@@ -29,6 +29,7 @@ from pl_fed.rounds.trained_cohort import (
     TrainedCohort,
     UploadStatus,
 )
+from pl_fed.rounds.value_watch import ValueWatch
 from pl_fed.trees import count_sample_bytes
 
 _READ_BYTES = 1 << 28  # samples in memory maps that are read at once, in bytes
@@ -92,6 +93,7 @@ class LocalTraining:
         self.augment = augment
         self.settings = settings
         self.seed = seed
+        self.watch = ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
 
     def run(self, plan: RoundPlan) -> TrainedCohort:
@@ -108,7 +110,8 @@ class LocalTraining:
         with ModelGuard(client, {"global", *client.trained}) as before:
             broadcast = ModelRows(before.rows["global"], before.statistics["global"])
             if len(plan.cohort):
-                self._run_chunks(plan, share, broadcast, remote, own)
+                with self.watch.watch(plan.round):
+                    self._run_chunks(plan, share, broadcast, remote, own)
         statistics = {GLOBAL_STATISTICS: broadcast.statistics}
         own.complete_proposals({**statistics, **self.states.server_states})
         self._upload_buffer = own.buffer

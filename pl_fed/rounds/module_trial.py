@@ -1,6 +1,7 @@
 """A trial of a LightningModule's steps before training, on a few samples."""
 
 import copy
+import math
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from itertools import product
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.kept_parts import module_parts
 from pl_fed.metrics.client_metrics import STATISTICS, TAKEN_NAMES, TRAINED_STATISTICS
+from pl_fed.nets.kept_values import Changes, KeptValues, ValueGuard
 from pl_fed.nets.modes import evaluation_mode, training_mode
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.explanations import call_or_explain
@@ -55,10 +58,15 @@ def try_steps(
 
     with fork_torch_rng(client.device), evaluation_mode(net):
         _find_training_setting(net, client, task, load_samples)
-        task.measures = {}
+        task.measures, task.loss_parts = {}, frozenset()
         for part, step in (("val", "validation_step"), ("test", "test_step")):
-            samples = evaluation_samples(part)
-            task.measures |= _try_evaluation(net, task, samples, part, step)
+            samples, before = evaluation_samples(part), _record(net)
+            guard = ValueGuard(module_parts(net))
+            measures, has_loss = _try_evaluation(net, task, samples, part, step)
+            _refuse_evaluation_changes(type(net).__name__, step, before.changes(_record(net)))
+            guard.restore()
+            task.measures |= measures
+            task.loss_parts |= {part} if has_loss else set()
     _check_names(type(net).__name__, task.measures)
     for name, metric in task.further_metrics.items():
         if name in task.measures:
@@ -93,27 +101,49 @@ def _try_training(net: nn.Module, task: LightningTask, batch: Batch) -> None:
     """Run ``training_step``, and set the names that it logs."""
     task.step_names = None
     mode = training_mode(net) if task.needs_training_mode else nullcontext()
-    with task.training_logs(0) as logs, mode:
+    with task.training_logs(0) as logs, mode, torch.enable_grad():
         _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
     task.step_names = tuple(logs[id(net)])
 
 
 def _try_evaluation(
     net: nn.Module, task: LightningTask, batch: Batch, part: str, step: str
-) -> dict[str, bool]:
-    """Evaluate a part, and return the names of its metrics and their directions."""
+) -> tuple[dict[str, bool], bool]:
+    """Evaluate a part, and return its metrics' names with directions, and whether it has a loss."""
     logs = StepLogs()
-    _, values = _try_step(
+    loss, values = _try_step(
         net,
         batch,
         step,
         lambda: task.evaluate(net, [batch], part, logs, accepts_undefined=False),
     )
     declared = logs.directions()
-    return {
+    directions = {
         name: declared.get(name, name not in task.lower_is_better and guess_direction(name))
         for name in values
     }
+    return directions, not math.isnan(loss)
+
+
+def _record(net: nn.Module) -> KeptValues:
+    return KeptValues.record(module_parts(net), reads_trained=True)
+
+
+def _refuse_evaluation_changes(net: str, step: str, changes: Changes) -> None:
+    """Refuse an evaluation that changes a parameter: it would change the training.
+
+    Raises:
+        ValueError: With the name of the parameter.
+    """
+    changed = changes.frozen_parameters | changes.trained_parameters
+    changed |= changes.replaced_parameters | changes.toggled
+    if changed:
+        names = ", ".join(f"`{name}`" for name in sorted(changed)[:3])
+        raise ValueError(
+            f"Expected `{step}` and its hooks of {net} to leave parameters unchanged but got a"
+            f" change of {names}: put the parameters back in `on_{step[:-5]}_epoch_end`, or"
+            " evaluate a copy."
+        )
 
 
 def _try_step(net: nn.Module, batch: Batch, step: str, call: Callable[[], Any]) -> Any:

@@ -151,6 +151,10 @@ class Task(Configurable, ABC):
             for name, metric in self.all_metrics().items()
         }
 
+    def has_loss(self, part: str) -> bool:
+        """Return whether an evaluation of a part (``val`` or ``test``) gives a loss."""
+        return True
+
     def metric_name(self, name: str) -> str:
         """Return the name of a metric in the logs, for its name in ``federation.monitor``."""
         return name

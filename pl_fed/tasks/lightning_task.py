@@ -16,7 +16,7 @@ from pl_fed.nets.calls import Net
 from pl_fed.nets.modes import training_mode
 from pl_fed.tasks.base import Task, as_floats
 from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local, raise_device_error
-from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, copy_lists, list_hooks
+from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, list_hooks
 from pl_fed.tasks.step_logs import StepLogs, short_name
 from pl_fed.text import first_line
 from pl_fed.trees import Tree, describe, leaves, select
@@ -61,6 +61,8 @@ class LightningTask(Task):
     Attributes:
         measures: The names of the logged metrics of evaluations, and whether larger values are
             better. The trial before training sets them.
+        loss_parts: The parts, of ``val`` and ``test``, whose evaluation step gives a loss; also set
+            by that trial.
         step_names: The names that ``training_step`` logs; ``None`` before that trial.
         needs_training_mode: Whether ``training_step`` fails in evaluation mode, as that of a net
             with auxiliary outputs does. The trial before training sets it.
@@ -86,6 +88,7 @@ class LightningTask(Task):
         self.batch = batch
         self.lower_is_better = tuple(map(short_name, lower_is_better))
         self.measures: dict[str, bool] = {}
+        self.loss_parts: frozenset[str] = frozenset(("val", "test"))
         self.step_names: tuple[str, ...] | None = None
         self.needs_training_mode = False
         self.entries: SampleEntries | None = None
@@ -228,6 +231,10 @@ class LightningTask(Task):
         """Return the names of the logged metrics, and whether larger values are better."""
         return self.measures
 
+    def has_loss(self, part: str) -> bool:
+        """Return whether the evaluation step of a part returns or logs a loss."""
+        return part in self.loss_parts
+
     def metric_name(self, name: str) -> str:
         """Return a metric's name without its stage: ``val_acc`` is ``acc``."""
         return short_name(name)
@@ -242,8 +249,9 @@ class LightningTask(Task):
     ) -> tuple[float, dict[str, float]]:
         """Return the loss and the metrics of a module on one client's samples.
 
-        The loss is the loss that the evaluation step returns, or else the loss that it logs, or
-        else the loss of ``training_step``.
+        The loss is the loss that the evaluation step returns, or else the loss that it logs. If
+        there is none, it is NaN: ``training_step`` runs on training samples only. The caller
+        restores what the step and the hooks change in the module.
 
         Args:
             module: A LightningModule in evaluation mode.
@@ -255,10 +263,9 @@ class LightningTask(Task):
         """
         stage = _choose_stage(module, part)
         if stage is None:
-            return self.training_mean(module, batches), {}
+            return torch.nan, {}
         logs, total, size = logs or StepLogs(), 0.0, 0
         reset_metrics(module)
-        lists = copy_lists(module)
         with logs.record(module):
             getattr(module, f"on_{stage}_epoch_start")()
             for index, batch in enumerate(batches):
@@ -273,16 +280,13 @@ class LightningTask(Task):
                 raise_device_error(error)
                 if not accepts_undefined:
                     raise
-                vars(module).update(lists)  # the hook has not cleared its lists
                 self._warn_of_undefined(module, stage, size, error)
         values = {name: float(value) for name, value in logs.values().items()}
         reset_metrics(module)
         logged_loss = values.pop("loss", None)
         if loss is not None:
             return total / size, values
-        if logged_loss is not None:
-            return logged_loss, values
-        return self.training_mean(module, batches), values
+        return torch.nan if logged_loss is None else logged_loss, values
 
     def _warn_of_undefined(
         self, module: nn.Module, stage: str, size: int, error: Exception
@@ -298,13 +302,13 @@ class LightningTask(Task):
         )
 
     def training_mean(self, module: nn.Module, batches: Iterable[Batch]) -> float:
-        """Return the mean of the loss of ``training_step`` over one client's samples."""
+        """Return the mean of the loss of ``training_step`` over one client's training samples."""
         total, size = 0.0, 0
         mode = training_mode(module) if self.needs_training_mode else nullcontext()
-        with self.without_logs(), mode:
+        with self.without_logs(), mode, torch.enable_grad():  # a step may contain a gradient
             for index, batch in enumerate(batches):
                 self._batch_idx = index
-                total += float(self.loss(module, batch)) * batch.size
+                total += float(self.loss(module, batch).detach()) * batch.size
                 size += batch.size
         return total / max(1, size)
 
