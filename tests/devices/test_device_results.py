@@ -62,6 +62,6 @@ def test_gpu_tests_run_on_the_device(run_script):
     words = "not graphs and not two_processes and not nccl and not wait and not compiled"
     options = ("-n", "0", "-m", "gpu", "-k", words, "-p", "pytest_on_device")
     paths = os.pathsep.join(["tests/devices", os.environ.get("PYTHONPATH", "")])
-    done = run_script("", "-m", "pytest", "-q", "tests/test_gpu.py", *options, PYTHONPATH=paths)
+    done = run_script("", "-m", "pytest", "tests/test_gpu.py", *options, PYTHONPATH=paths)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert " passed" in done.stdout
