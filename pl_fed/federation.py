@@ -62,7 +62,11 @@ from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.step_facts import StepFacts
-from pl_fed.rounds.step_rules import describe_reset_buffers, refuse_changes
+from pl_fed.rounds.step_rules import (
+    describe_missing_loss,
+    describe_reset_buffers,
+    refuse_changes,
+)
 from pl_fed.rounds.storage import StorageOptions
 from pl_fed.rounds.trial import try_client, try_steps
 from pl_fed.samplers import Sampler, Uniform
@@ -288,8 +292,14 @@ class Federation(Configurable):
         )
         refuse_changes(facts)
         client.draws_globally = facts.draws_globally
-        if sentence := describe_reset_buffers(facts):
-            rank_zero_info(sentence)
+        task, net = client.task, type(client.global_model).__name__
+        has_metrics = bool(task.metric_directions())
+        for sentence in (
+            describe_reset_buffers(facts),
+            describe_missing_loss(net, task.has_loss("val"), has_metrics),
+        ):
+            if sentence is not None:
+                rank_zero_info(sentence)
         return facts
 
     def _note_spent_privacy(self, privacy: RoundPrivacy | None) -> None:

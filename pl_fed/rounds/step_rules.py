@@ -43,6 +43,20 @@ def describe_reset_buffers(facts: StepFacts) -> str | None:
     )
 
 
+def describe_missing_loss(net: str, has_loss: bool, has_metrics: bool) -> str | None:
+    """Return the sentence about a validation without a loss; ``None`` if there is one.
+
+    Args:
+        net: The class of the net.
+        has_loss: Whether the validation gives a loss.
+        has_metrics: Whether it gives other metrics.
+    """
+    if has_loss:
+        return None
+    effect = "metric `loss`" if has_metrics else "metric, and no hybrid model is chosen"
+    return f"The validation of {net} neither returns nor logs a loss, so there is no {effect}."
+
+
 def _join(names: tuple[str, ...]) -> str:
     text = ", ".join(f"`{name}`" for name in names[:3])
     return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")

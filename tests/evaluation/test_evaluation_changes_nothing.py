@@ -15,6 +15,7 @@ from pl_fed import Federation
 from pl_fed.clients import Ditto, DittoChoice, FedAvg
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.step_rules import describe_missing_loss
 from pl_fed.samplers import All
 
 SIZES = [16, 16, 16]
@@ -294,6 +295,9 @@ def test_without_a_loss_of_the_evaluation_there_is_no_metric_of_it(tmp_path):
     names = [*trainer.callback_metrics, *trainer.federation.validated_names()]
     assert not [name for name in names if "loss" in name and not name.startswith("train/")]
     assert "test/hybrid/acc" in trainer.callback_metrics
+    sentence = describe_missing_loss("Net", has_loss=False, has_metrics=False)
+    assert sentence.endswith("loss, so there is no metric, and no hybrid model is chosen.")
+    assert describe_missing_loss("Net", has_loss=True, has_metrics=False) is None
     with pytest.raises(ValueError, match="evaluation steps neither return nor log a loss"):
         Monitor.from_name("loss", client.task, 0)
 
