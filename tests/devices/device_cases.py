@@ -291,7 +291,11 @@ def storage():
             )
     if worlds.find_spec("dp_accounting"):
         private = partial(
-            worlds.DifferentialPrivacy, clip_norm=0.1, noise_multiplier=1.0, delta=0.01
+            worlds.DifferentialPrivacy,
+            clip_norm=0.1,
+            noise_multiplier=1.0,
+            delta=0.01,
+            noise_seed=0,
         )
         client = lambda: FedAvg(seeded(mlp), optimizer=sgd(0.1))  # noqa: E731
         cases |= {
