@@ -28,6 +28,7 @@ from pl_fed.callbacks import (
     WandbAxis,
     WandbReport,
 )
+from pl_fed.callbacks.last_checkpoint import keep_in_folder
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.distributed.processes import (
@@ -144,6 +145,8 @@ class Trainer(LightningTrainer):
             all_plugins = [*all_plugins, AtomicCheckpointIO()]
         user_callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         checkpoints = [c for c in user_callbacks if isinstance(c, ModelCheckpoint)]
+        for checkpoint in checkpoints:
+            keep_in_folder(checkpoint)
         # with a monitor, Lightning's last.ckpt is the last one of the best checkpoints
         lags = any(c.save_last and c.monitor and not c.dirpath for c in checkpoints)
         if (lags or not checkpoints) and kwargs.get("enable_checkpointing") is not False:
