@@ -77,11 +77,11 @@ class Launches:
 
     Attributes:
         step: The operators of a local step, by name.
-        rest: The operators of a round without its local steps, by name.
+        others: The operators of a round without its local steps, by name.
     """
 
     step: dict[str, float]
-    rest: dict[str, float]
+    others: dict[str, float]
 
     @property
     def per_step(self) -> float:
@@ -106,8 +106,8 @@ def count_engine(case: Case, engine: str) -> Launches:
         counts[steps] = operators.counts
     clients = case.clients if engine == "one_by_one" else 1
     step = {name: (counts[20][name] - counts[10][name]) / (10 * clients) for name in counts[20]}
-    rest = {name: counts[10][name] - 10 * clients * number for name, number in step.items()}
-    return Launches(step, rest)
+    others = {name: counts[10][name] - 10 * clients * number for name, number in step.items()}
+    return Launches(step, others)
 
 
 def count_by_hand(case: Case, stacked: bool) -> int:
@@ -161,14 +161,14 @@ def main() -> None:
         for engine in ENGINES:
             launches = count_engine(case, engine)
             by_hand = count_by_hand(case, engine != "one_by_one")
-            rest = sum(launches.rest.values())
+            others = sum(launches.others.values())
             ratio = f"{launches.per_step / by_hand:.2f}"
             rows.append(
-                [title, engine, f"{launches.per_step:.1f}", str(by_hand), ratio, f"{rest:.0f}"]
+                [title, engine, f"{launches.per_step:.1f}", str(by_hand), ratio, f"{others:.0f}"]
             )
             print(rows[-1], flush=True)
             if options.names:
-                for part in (launches.step, launches.rest):
+                for part in (launches.step, launches.others):
                     pairs = sorted(part.items(), key=lambda pair: -pair[1])
                     print("   ", ", ".join(f"{n} {k:g}" for n, k in pairs if k), flush=True)
     header = ["case", "engine", "per step", "by hand", "ratio", "rest of a round"]

@@ -64,11 +64,7 @@ def check_stackable(
     try:
         size = len(chunk.clients)
         runner = BatchedRunner(settings, size)
-        with (
-            fork_torch_rng(client.device),
-            restore_buffers(client) as changed,
-            _count_saved_bytes() as saved,
-        ):
+        with fork_torch_rng(client.device), restore_buffers(client) as changed:
             loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
     except torch.OutOfMemoryError:
         raise
@@ -80,7 +76,30 @@ def check_stackable(
         raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
     if not all(torch.allclose(loss, other, rtol=1e-3, equal_nan=True) for other in other_losses):
         raise CannotStackError("the loss of `training_step` depends on masked samples")
-    return max(saved, default=0) // size
+    return _measure_saved_bytes(client, optimizer, chunk, settings) // size
+
+
+def _measure_saved_bytes(
+    client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, settings: LocalSettings
+) -> int:
+    """Return the bytes that a step of a stack keeps for its backward pass; 0 if they are unknown.
+
+    An objective that differentiates by ``torch.func`` cannot be watched.
+    """
+    rows, runner = chunk.round.readable_rows(), BatchedRunner(settings, len(chunk.clients))
+    with (
+        suppress(Exception),
+        fork_torch_rng(client.device),
+        restore_buffers(client),
+        torch.no_grad(),
+        _count_saved_bytes() as saved,
+    ):
+        step = runner.prepare(client, optimizer, chunk, rows)
+        step.buffers.load(chunk.round.models, rows)
+        batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
+        step.compute_outputs(StepInputs(step, optimizer, chunk).build_stack(0, batch))
+        return max(saved)
+    return 0
 
 
 @contextmanager

@@ -337,7 +337,7 @@ REFUSED = {
     ),
     "engine": (
         ["--federation.engine.name=fast"],
-        "`federation.engine.name` to be one of 'auto', 'one_by_one', 'stacked', ",
+        "`federation.engine.name` to be one of 'auto', 'fastest', 'one_by_one', ",
     ),
     "name in place of a section": (
         ["--federation.engine=stacked"],

@@ -285,7 +285,7 @@ def test_start_losses_are_those_of_the_training_step():
 
     arrays, net = numbers([6, 9]), seeded(LitAutoencoder).double()
     run_rounds(FedAvg(net), shared_out(arrays), rounds=1, aggregator=Watched())
-    x = arrays.inputs.float().double()
+    x = arrays.inputs.double()
     errors = (net(x) - x).square().mean(1)
     expected = torch.stack([errors[arrays.client == k].mean() for k in range(2)]).detach()
     torch.testing.assert_close(losses[-1], expected, rtol=1e-10, atol=0)
