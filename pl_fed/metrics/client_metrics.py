@@ -266,7 +266,7 @@ class ClientMetrics(Metric):
         Every process must call this method, like :meth:`compute`.
 
         Returns:
-            Columns ``samples`` (int64), ``accuracy``, ``loss`` and ``class_std`` (float64), each
+            Columns ``samples`` and ``byzantine`` (int64; 1 for an attacker), ``accuracy``, ``loss`` and ``class_std`` (float64), each
             [num_clients]; NaN for a client without evaluated samples. Accuracy and ``class_std``
             are also NaN for targets without classes. A column for each metric of the task. With
             ``backdoor``, the column ``backdoor_success``; NaN if no sample could be misled.
@@ -274,7 +274,7 @@ class ClientMetrics(Metric):
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             columns = self._columns()
             del columns["correct"]
-            return columns
+            return columns | {"byzantine": (~self.benign).to(torch.int64)}
 
     def per_class(self) -> tuple[Tensor, Tensor]:
         """Return the accuracy of all clients, benign and Byzantine, in each class.

@@ -123,8 +123,16 @@ class Group:
         return Final.summarize(values) if values else None
 
     def finals(self, metric: str) -> list[float]:
-        """Return the last value of a metric in each run that has it."""
-        return [value for run in self.runs if (value := run.final(metric)) is not None]
+        """Return the last value of a metric for each seed; the mean of runs of one seed.
+
+        Runs of one seed are no independent runs, so they would make a spread too small.
+        """
+        values: dict[str, list[float]] = {}
+        for number, run in enumerate(self.runs):
+            if (value := run.final(metric)) is not None:
+                seed = configs.describe_seeds(run.config) or f"run {number}"
+                values.setdefault(seed, []).append(value)
+        return [v[0] if len(v) == 1 else statistics.fmean(v) for v in values.values()]
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:

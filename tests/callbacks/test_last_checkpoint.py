@@ -119,7 +119,7 @@ def test_last_checkpoint_does_not_depend_on_the_time_that_saving_takes(tmp_path,
 
 
 def test_a_metric_with_slashes_begins_no_folder(tmp_path):
-    best = ModelCheckpoint(monitor="val/global/loss", filename="{epoch}-{val/global/loss:.2f}")
+    best = ModelCheckpoint(monitor="train/loss", filename="{epoch}-{train/loss:.2f}")
     trainer = pl_fed.Trainer(
         pl_fed.Federation(All()), max_epochs=2, run_dir=tmp_path, callbacks=[best], logger=False
     )
@@ -127,4 +127,4 @@ def test_a_metric_with_slashes_begins_no_folder(tmp_path):
     names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert len(names) == 1
     assert names[0].startswith("epoch=")
-    assert "-val_global_loss=" in names[0]
+    assert "-train_loss=" in names[0]
