@@ -78,10 +78,8 @@ def _last_metrics(rows: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str
     metrics: dict[str, dict[str, float]] = {"test": {}, "val": {}}
     for round, row in rows.items():
         for part in metrics:
-            prefix = f"{part}/"
-            if values := {
-                n.removeprefix(prefix): v for n, v in row.items() if n.startswith(prefix)
-            }:
+            names = (name for name in row if name.startswith(f"{part}/"))
+            if values := {name.removeprefix(f"{part}/"): row[name] for name in names}:
                 metrics[part] = {"round": round, **values}
     return metrics
 
