@@ -268,8 +268,9 @@ class ClientMetrics(Metric):
         Returns:
             Columns ``samples`` and ``byzantine`` (int64; 1 for an attacker), ``accuracy``, ``loss``
             and ``class_std`` (float64), each [num_clients]; NaN for a client without evaluated
-            samples. Accuracy and ``class_std`` are also NaN for targets without classes. A column for each metric of the task. With
-            ``backdoor``, the column ``backdoor_success``; NaN if no sample could be misled.
+            samples. Accuracy and ``class_std`` are also NaN for targets without classes. A column
+            for each metric of the task. With ``backdoor``, the column ``backdoor_success``; NaN if
+            no sample could be misled.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             columns = self._columns()
