@@ -56,8 +56,11 @@ class CompiledStep:
         inputs: dict[str, Any],
         mode: str | None,
     ) -> None:
-        eager, before = clone(state), clone(state)
-        # other inputs than in the trace reveal numbers that became constants of the graph
+        before = clone(state)
+        # other inputs and weights than in the trace reveal numbers that became constants of the
+        # graph, and code that reads the module's own weights
+        eager = clone({**state, "leaves": tree_map(_scale, state["leaves"])})
+        moved = leaves(clone(eager))
         test_inputs = {**inputs, "inputs": tree_map(_scale, inputs["inputs"])}
         eager["gradients"] = step(eager, test_inputs)
         with _silence_logs():
@@ -66,6 +69,8 @@ class CompiledStep:
             if uses_cuda_graphs(mode):
                 mark_static(self._state)
             try:
+                for tensor, value in zip(self._state, moved, strict=True):
+                    tensor.copy_(value)
                 gradients = self(leaves(test_inputs))
                 compiled = clone({**state, "gradients": gradients})
             finally:

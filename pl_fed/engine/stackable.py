@@ -29,6 +29,9 @@ ELEMENTWISE = (
 )
 """Optimizers that update each number independently, so that stacked clients do not mix."""
 
+_OTHER_WEIGHTS = 0.75  # factor of the weights at which gradients are compared
+_TOLERANCE = 1e-2  # relative, of gradients
+
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -66,6 +69,9 @@ def check_stackable(
         runner = BatchedRunner(settings, size)
         with fork_torch_rng(client.device), restore_buffers(client) as changed:
             loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
+            agrees = settings.casts(client.device) or _agrees_with_one(
+                client, optimizer, chunk, runner
+            )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # an error with another cause will occur again one by one
@@ -76,7 +82,43 @@ def check_stackable(
         raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
     if not all(torch.allclose(loss, other, rtol=1e-3, equal_nan=True) for other in other_losses):
         raise CannotStackError("the loss of `training_step` depends on masked samples")
+    if not agrees:
+        raise CannotStackError("a stack has other gradients than its first client alone")
     return _measure_saved_bytes(client, optimizer, chunk, settings) // size
+
+
+def _agrees_with_one(
+    client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, runner: BatchedRunner
+) -> bool:
+    """Return whether a stack has the gradients of its first client alone, at other weights.
+
+    A backward pass that reads the module, as a hook of a tensor may, reads the module's own weights
+    in a stack.
+    """
+    rows = chunk.round.readable_rows()
+    prepared = runner.prepare(client, optimizer, chunk, rows)
+    with torch.no_grad():
+        prepared.buffers.load(chunk.round.models, rows)
+        for group in prepared.buffers.leaves.values():
+            for leaf in group.values():
+                leaf.mul_(_OTHER_WEIGHTS)
+        batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
+        inputs = StepInputs(prepared, optimizer, chunk).build_stack(0, batch)
+        stacked, _ = prepared.step.gradients(prepared.buffers.state, inputs)
+        alone = prepared.step.first_gradients(prepared.buffers.state, inputs)
+    return all(
+        _are_close(stacked[model][name][0], gradient)
+        for model, group in alone.items()
+        for name, gradient in group.items()
+    )
+
+
+def _are_close(actual: Tensor, expected: Tensor) -> bool:
+    """Return whether gradients agree within rounding, where the expected ones are finite."""
+    is_finite = expected.isfinite()
+    actual, expected = actual[is_finite].double(), expected[is_finite].double()
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(actual, expected, rtol=0, atol=_TOLERANCE * scale + 1e-6)
 
 
 def _measure_saved_bytes(
