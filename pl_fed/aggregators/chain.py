@@ -62,7 +62,7 @@ class Chain(Aggregator):
     def sent_numbers(self, numbers: int) -> int:
         """Return how many numbers a client sends, after all pre-aggregators that compress."""
         for pre_aggregator in self.first:
-            numbers = pre_aggregator.sent_numbers(numbers)
+            numbers = cast(PreAggregator, pre_aggregator).sent_numbers(numbers)
         return numbers
 
     def max_byzantine(self, num_uploads: int) -> int:
