@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import EarlyStopping
 from lit_federations import (
     draw,
     float32,
@@ -302,6 +303,16 @@ def test_declared_directions_win_and_unknown_ones_choose_nothing():
         measures_of(step, lower_is_better=["crps"])
     with pytest.raises(ValueError, match="different metrics but got 'hits' in both"):
         measures_of(step, lower_is_better=["hits"], higher_is_better=["h*"])
+
+
+def test_worst_clients_by_an_unknown_direction_are_no_monitor(tmp_path):
+    steps = {"validation_step": log_all(val_smape=1.0)}
+    client = FedAvg(type("LitLogs", (LitAutoencoder,), steps)())
+    stop = EarlyStopping("val/global/smape_worst10")
+    trainer = trainer_of(tmp_path, 1)
+    trainer.callbacks.append(stop)
+    with pytest.raises(ValueError, match=r"add smape to `federation.lower_is_better` or"):
+        trainer.fit(client, shared_out(float32(numbers([16, 16])), val_fraction=0.5))
 
 
 def test_direction_of_a_logged_metric_follows_its_name():
