@@ -71,6 +71,7 @@ from pl_fed.rounds.storage import StorageOptions
 from pl_fed.rounds.trial import try_client, try_steps
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
+from pl_fed.tasks.directions import Directions, describe_directions
 from pl_fed.types import Population
 
 
@@ -99,6 +100,12 @@ class Federation(Configurable):
         monitor: The metric that chooses hybrid models, and that summaries show first:
             ``"accuracy"``, ``"loss"``, or a metric of the task. It also chooses λ (DittoChoice,
             MAPPER). ``None`` takes the accuracy, or the task's first metric, but the loss for λ.
+        lower_is_better: Names or patterns (``*_kl``) of metrics with small values for good models.
+            A metric of torchmetrics knows its direction. A logged number has one if it is named
+            here or in ``higher_is_better``, or if the last word of its name is loss, error, nll,
+            mse, rmse, mae, mape or perplexity (lower), or acc, accuracy, f1 or auroc (higher). A
+            metric of unknown direction has no worst and best clients, and chooses no model.
+        higher_is_better: Names or patterns of metrics with large values for good models.
         metrics: Further metrics, any of torchmetrics with one number as value. Each is computed
             for every client, and has the same statistics over clients as accuracy. A list names
             them by their classes: ``BinaryAUROC`` is ``binary_auroc``; a dict gives other names.
@@ -140,6 +147,8 @@ class Federation(Configurable):
         model_selection: ModelSelection = "validation",
         monitor: str | None = None,
         metrics: dict[str, Metric] | list[Metric] | None = None,
+        lower_is_better: list[str] | None = None,
+        higher_is_better: list[str] | None = None,
         untrained_models: UntrainedModels = None,
         privacy: DifferentialPrivacy | None = None,
         seed: int | None = None,
@@ -181,6 +190,14 @@ class Federation(Configurable):
         check_instances(DifferentialPrivacy, privacy=privacy)
         self.privacy = privacy
         self.monitor = monitor
+        for name, declared in (
+            ("lower_is_better", lower_is_better),
+            ("higher_is_better", higher_is_better),
+        ):
+            check_instances(list, **{name: declared})
+            for pattern in declared or ():
+                check_instances(str, **{name: pattern})
+        self.directions = Directions(tuple(lower_is_better or ()), tuple(higher_is_better or ()))
         self.further_metrics = name_metrics(metrics)
         self.seed = global_seed() if seed is None else seed
         self._session: Session | None = None
@@ -264,10 +281,12 @@ class Federation(Configurable):
         data = datamodule.clients
         client.choose_task(data.targets, data.num_classes)
         client.task.further_metrics = self.further_metrics
+        client.task.directions = self.directions
         client.keeps_optimizer_state = self.engine.keep_optimizer_state
         check_net(client, data, datamodule.augment)
         check_kept_optimizers(client)
         classes = client.count_classes(data)
+        self.directions.check(client.task.metric_names())
         Monitor.from_name(self.monitor, client.task, classes)  # refuses an unknown name
         check_validation_loss(client, self.monitor)
         check_mean(client, self.server.aggregator, self.server.only_adds)
@@ -293,8 +312,10 @@ class Federation(Configurable):
         refuse_changes(facts)
         client.draws_globally = facts.draws_globally
         task, net = client.task, type(client.global_model).__name__
-        has_metrics = bool(task.metric_directions())
+        directions = task.metric_directions()
+        has_metrics = bool(directions)
         for sentence in (
+            describe_directions(directions) if task.runs_steps and directions else None,
             describe_reset_buffers(facts),
             describe_missing_loss(net, task.has_loss("val"), has_metrics),
         ):

@@ -1,5 +1,6 @@
 """``checkpoints/last.ckpt``: written during a fit at a limited cost, and at its end."""
 
+import re
 import time
 import warnings
 from pathlib import Path
@@ -99,4 +100,27 @@ def _ends(trainer: Trainer, pl_module: LightningModule) -> bool:
         or (epochs is not None and 0 <= epochs <= trainer.current_epoch + 1)
         or 0 <= steps <= trainer.global_step
         or (federation is not None and federation.budget_is_spent())
+    )
+
+
+def keep_in_folder(checkpoint: ModelCheckpoint) -> None:
+    """Replace the slashes of metrics' names in the names of files: each would begin a folder.
+
+    A file with the name ``{val/global/loss:.2f}`` becomes ``val_global_loss=0.50.ckpt``. A file
+    stays as it is if ``auto_insert_metric_name`` is false, which inserts values alone.
+
+    Args:
+        checkpoint: A checkpoint callback.
+    """
+    filename = checkpoint.filename
+    if filename is None or not checkpoint.auto_insert_metric_name:
+        return
+    groups = set(re.findall(r"\{([^:}]*)[:}]", filename))
+    if not any("/" in name for name in groups):
+        return
+    checkpoint.auto_insert_metric_name = False
+    checkpoint.filename = re.sub(
+        r"\{([^:}]*)([:}])",
+        lambda found: f"{found[1].replace('/', '_')}={{{found[1]}{found[2]}",
+        filename,
     )

@@ -577,6 +577,31 @@ class Client(Configurable, ClientRounds, ABC):
         """Whether clients send anything to the server."""
         return "global" in self.trained or type(self).end_round is not Client.end_round
 
+    @property
+    def shared_numbers(self) -> int:
+        """How many numbers of the global model and its running statistics cross the network.
+
+        Override it in an algorithm whose clients send a shorter row, or keep parts to themselves.
+        """
+        return len(self.row("global").data) + len(self.statistics("global").data)
+
+    @property
+    def upload_numbers(self) -> int:
+        """How many numbers a client sends in a round: shared ones, and proposals."""
+        return self._exchanged_numbers
+
+    @property
+    def download_numbers(self) -> int:
+        """How many numbers a client receives in a round: shared ones, and states of the server."""
+        return self._exchanged_numbers
+
+    @property
+    def _exchanged_numbers(self) -> int:
+        if not self.sends_uploads:
+            return 0
+        states = sum(len(row) for row in self.server_state_defaults().values())
+        return self.shared_numbers + states
+
     def upload_change(self, now: Tensor, before: Tensor, broadcast: Tensor) -> Tensor:
         """Return the uploads that make w the mean of the rows that all clients keep.
 

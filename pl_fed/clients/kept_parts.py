@@ -40,7 +40,7 @@ _CLIENT = (
         )
     )
 )
-_TASK = frozenset((*vars(LightningTask()), "further_metrics", "averages_samples"))
+_TASK = frozenset((*vars(LightningTask()), "further_metrics", "directions", "averages_samples"))
 
 
 class _PlainMetric(Metric):

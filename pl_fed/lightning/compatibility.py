@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -307,6 +308,13 @@ def check_monitors(
     for owner, monitor in _list_monitors(trainer, strict=True):
         if monitor not in names and (includes_rounds or not monitor.startswith("train/")):
             similar = difflib.get_close_matches(monitor, names) or names[:3]
+            metric = re.sub("_(worst|best)10$", "", monitor)
+            if metric in names and metric != monitor:
+                raise ValueError(
+                    f"Expected {owner} with a `monitor` of a metric whose direction is known but"
+                    f" got {monitor}: add {metric.split('/', 2)[-1]} to"
+                    " `federation.lower_is_better` or `federation.higher_is_better`."
+                )
             raise ValueError(
                 f"Expected {owner} with a `monitor` that rounds or validations log, as"
                 f" {' or '.join(similar)}, but got {monitor}."

@@ -28,6 +28,8 @@ from pl_fed.callbacks import (
     WandbAxis,
     WandbReport,
 )
+from pl_fed.callbacks.last_checkpoint import keep_in_folder
+from pl_fed.callbacks.summary import Summary
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.distributed.processes import (
@@ -144,6 +146,8 @@ class Trainer(LightningTrainer):
             all_plugins = [*all_plugins, AtomicCheckpointIO()]
         user_callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         checkpoints = [c for c in user_callbacks if isinstance(c, ModelCheckpoint)]
+        for checkpoint in checkpoints:
+            keep_in_folder(checkpoint)
         # with a monitor, Lightning's last.ckpt is the last one of the best checkpoints
         lags = any(c.save_last and c.monitor and not c.dirpath for c in checkpoints)
         if (lags or not checkpoints) and kwargs.get("enable_checkpointing") is not False:
@@ -262,7 +266,8 @@ class Trainer(LightningTrainer):
         """See ``lightning.Trainer.validate``; ``ckpt_path`` as in :meth:`fit`."""
         path = self._evaluation_checkpoint(model, ckpt_path)
         with self._hold_run_dir():
-            return super().validate(model, dataloaders, path, **_require_weights_only(kwargs))
+            options = _require_weights_only(self._print_once(kwargs))
+            return super().validate(model, dataloaders, path, **options)
 
     def test(  # type: ignore[override]
         self,
@@ -274,7 +279,14 @@ class Trainer(LightningTrainer):
         """See ``lightning.Trainer.test``; ``ckpt_path`` as in :meth:`fit`."""
         path = self._evaluation_checkpoint(model, ckpt_path)
         with self._hold_run_dir():
-            return super().test(model, dataloaders, path, **_require_weights_only(kwargs))
+            options = _require_weights_only(self._print_once(kwargs))
+            return super().test(model, dataloaders, path, **options)
+
+    def _print_once(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Leave out Lightning's table of results if a ``Summary`` prints its own."""
+        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
+        prints = any(isinstance(callback, Summary) for callback in callbacks)
+        return {**options, "verbose": False} if prints else options
 
     def predict(  # type: ignore[override]
         self,

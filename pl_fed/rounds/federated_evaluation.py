@@ -123,7 +123,8 @@ class FederatedEvaluation:
     def _can_select(self) -> bool:
         """Whether an evaluation gives anything by which a better model is selected."""
         task = self.client.task
-        return bool(metric_directions(task)) or task.has_loss("val")
+        knows = any(higher is not None for higher in metric_directions(task).values())
+        return knows or task.has_loss("val")
 
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each evaluated model.

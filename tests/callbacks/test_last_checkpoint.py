@@ -116,3 +116,15 @@ def test_last_checkpoint_does_not_depend_on_the_time_that_saving_takes(tmp_path,
     first, second = saved
     assert first["global_step"] == second["global_step"]
     assert (first["epoch"], str(first["loops"])) == (second["epoch"], str(second["loops"]))
+
+
+def test_a_metric_with_slashes_begins_no_folder(tmp_path):
+    best = ModelCheckpoint(monitor="train/loss", filename="{epoch}-{train/loss:.2f}")
+    trainer = pl_fed.Trainer(
+        pl_fed.Federation(All()), max_epochs=2, run_dir=tmp_path, callbacks=[best], logger=False
+    )
+    trainer.fit(Ditto(mlp(), optimizer=sgd()), shared_out(classes([16, 24])))
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert len(names) == 1
+    assert names[0].startswith("epoch=")
+    assert "-train_loss=" in names[0]
