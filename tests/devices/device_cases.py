@@ -15,6 +15,8 @@ from functools import partial
 from itertools import cycle
 from types import SimpleNamespace
 
+import lit_federations
+import lit_modules
 import torch
 import worlds
 from small_federations import Arrays, Given, classes, mlp, sections, seeded, sgd
@@ -222,6 +224,51 @@ def tasks():
     }
 
 
+def modules():
+    """Return LightningModules with their own steps, logs and optimizers."""
+    made = {
+        "images with BatchNorm": (lit_modules.LitImages, lit_federations.images),
+        "a table": (lit_modules.LitTable, lit_federations.table),
+        "a contrast": (lit_modules.LitAutoencoder, lit_federations.numbers),
+    }
+    return {
+        f"module {name}, {engine}": partial(
+            run,
+            client=lambda make=make: FedAvg(seeded(make)),
+            data=lambda arrays=arrays: given(arrays()),
+            engine=engine,
+        )
+        for name, (make, arrays) in made.items()
+        for engine in EAGER
+    }
+
+
+def adapters():
+    """Return a Hugging Face model, whole and with low-rank adapters."""
+    if not (worlds.find_spec("transformers") and worlds.find_spec("peft")):
+        return {}
+    from hugging_face_models import texts, tiny
+
+    from pl_fed.clients import FedExLoRA
+    from pl_fed.models import LoRA
+
+    def adapted():
+        return LoRA(tiny(), r=2, target_modules=["query", "value"])
+
+    made = {"whole": (Ditto, tiny), "LoRA": (Ditto, adapted), "FedExLoRA": (FedExLoRA, adapted)}
+    return {
+        f"Hugging Face {name}, {engine}": partial(
+            run,
+            client=lambda kind=kind, make=make: kind(make(), optimizer=sgd(0.1)),
+            data=lambda: given(texts((8, 9, 12))),
+            engine=engine,
+            rounds=1,
+        )
+        for name, (kind, make) in made.items()
+        for engine in EAGER
+    }
+
+
 def nets():
     """Return the nets of the papers, but those with over a million parameters."""
     return {
@@ -377,5 +424,6 @@ GROUPS = {
     "defences and attacks": [defences, attacks],
     "scenarios": [scenarios],
     "pieces": [samplers, tasks, nets, engines],
+    "modules": [modules, adapters],
     "storage and processes": [processes, storage],
 }

@@ -12,6 +12,7 @@ GROUPS = {  # with the least number of cases that the walks must find
     "defences and attacks": 50,
     "scenarios": 44,
     "pieces": 55,
+    "modules": 6,
     "storage and processes": 18,
 }
 
