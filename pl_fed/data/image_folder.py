@@ -138,8 +138,8 @@ def _find_parts(folder: Path) -> list[tuple[int | None, Path]]:
     if len(parts) < len(folders):
         other = next(path.name for path in folders if path not in parts)
         raise ValueError(
-            f"Expected {folder} to hold either parts ({', '.join(p.name for p in parts)}) or classes"
-            f" but got the folder {other}, too: move it into a part, or elsewhere."
+            f"Expected {folder} to hold either parts ({', '.join(p.name for p in parts)}) or"
+            f" classes but got the folder {other}, too: move it into a part, or elsewhere."
         )
     for part in parts:
         if images := [path for path in part.iterdir() if path.suffix.lower() in _IMAGES]:

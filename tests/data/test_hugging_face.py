@@ -281,9 +281,9 @@ def test_other_parts_are_named_or_used():
     splits = {"train": "train", "validation_matched": "val", "test_hidden": "test"}
     assert HuggingFace(parts, splits=splits).load().split.bincount().tolist() == [8, 1, 1]
     for wrong in ({"train": "trains"}, {"dev": "val"}):
-        with pytest.raises(ValueError, match="^Expected argument `splits` to map names"):
+        with pytest.raises(ValueError, match=r"^Expected argument `splits` to map names"):
             HuggingFace(parts, splits=wrong).load()
-    with pytest.raises(ValueError, match="^Expected argument `splits` to be left out"):
+    with pytest.raises(ValueError, match=r"^Expected argument `splits` to be left out"):
         HuggingFace(parts["train"], splits=splits).load()
 
 
@@ -296,15 +296,17 @@ def test_a_part_with_hidden_labels_is_named():
         {**hidden, "label": [-1, -1]}, features=features, split="test"
     )
     parts = datasets.DatasetDict(train=labelled(["a", "b"], ["a", "b"]), test=test)
-    with pytest.raises(ValueError, match="^Expected .* got 2 of 2 with the label -1 in test of"):
+    with pytest.raises(ValueError, match=r"^Expected .* got 2 of 2 with the label -1 in test of"):
         HuggingFace(parts).load()
 
 
 def test_parts_with_other_columns_are_refused_by_name():
     train = labelled(["a", "b"], ["a", "b"])
     parts = datasets.DatasetDict(train=train, test=train.rename_column("x", "z"))
-    with pytest.raises(ValueError, match="^Expected all parts .* the column 'x' but got one with"):
+    with pytest.raises(ValueError, match=r"^Expected all parts .* the column 'x' but got one with"):
         HuggingFace(parts).load()
     parts["test"] = train.cast_column("label", datasets.Value("int64"))
-    with pytest.raises(ValueError, match="^Expected column 'label' to have one type .* ClassLabel"):
+    with pytest.raises(
+        ValueError, match=r"^Expected column 'label' to have one type .* ClassLabel"
+    ):
         HuggingFace(parts).load()

@@ -7,9 +7,10 @@ import struct
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision import datasets
 
-from pl_fed.data import CIFAR10, MNIST, FashionMNIST, FederatedData
+from pl_fed.data import CIFAR10, MNIST, FashionMNIST, FederatedData, ImageFolder
 from pl_fed.partitioners import Shards
 
 

@@ -61,7 +61,7 @@ def test_numbers_keep_their_order(tmp_path):
 
 def test_missing_owners_are_refused_beside_leading_zeros(tmp_path):
     path = write(tmp_path, "owner", ["007", "", "7"])
-    with pytest.raises(ValueError, match="'owner' to have a value in each row .* first in row 1"):
+    with pytest.raises(ValueError, match=r"'owner' to have a value in each row .* first in row 1"):
         Table(path, "y", client="owner").load()
 
 
