@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -38,6 +39,7 @@ from pl_fed.rounds.checks import (
     check_kept_optimizers,
     check_mean,
     check_net,
+    check_validation_loss,
     try_attacks,
 )
 from pl_fed.rounds.client_states import ClientStates
@@ -59,10 +61,17 @@ from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.step_facts import StepFacts
+from pl_fed.rounds.step_rules import (
+    describe_missing_loss,
+    describe_reset_buffers,
+    refuse_changes,
+)
 from pl_fed.rounds.storage import StorageOptions
-from pl_fed.rounds.trial import try_client
+from pl_fed.rounds.trial import try_client, try_steps
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
+from pl_fed.tasks.directions import Directions, describe_directions
 from pl_fed.types import Population
 
 
@@ -91,6 +100,12 @@ class Federation(Configurable):
         monitor: The metric that chooses hybrid models, and that summaries show first:
             ``"accuracy"``, ``"loss"``, or a metric of the task. It also chooses λ (DittoChoice,
             MAPPER). ``None`` takes the accuracy, or the task's first metric, but the loss for λ.
+        lower_is_better: Names or patterns (``*_kl``) of metrics with small values for good models.
+            A metric of torchmetrics knows its direction. A logged number has one if it is named
+            here or in ``higher_is_better``, or if the last word of its name is loss, error, nll,
+            mse, rmse, mae, mape or perplexity (lower), or acc, accuracy, f1 or auroc (higher). A
+            metric of unknown direction has no worst and best clients, and chooses no model.
+        higher_is_better: Names or patterns of metrics with large values for good models.
         metrics: Further metrics, any of torchmetrics with one number as value. Each is computed
             for every client, and has the same statistics over clients as accuracy. A list names
             them by their classes: ``BinaryAUROC`` is ``binary_auroc``; a dict gives other names.
@@ -132,6 +147,8 @@ class Federation(Configurable):
         model_selection: ModelSelection = "validation",
         monitor: str | None = None,
         metrics: dict[str, Metric] | list[Metric] | None = None,
+        lower_is_better: list[str] | None = None,
+        higher_is_better: list[str] | None = None,
         untrained_models: UntrainedModels = None,
         privacy: DifferentialPrivacy | None = None,
         seed: int | None = None,
@@ -173,6 +190,14 @@ class Federation(Configurable):
         check_instances(DifferentialPrivacy, privacy=privacy)
         self.privacy = privacy
         self.monitor = monitor
+        for name, declared in (
+            ("lower_is_better", lower_is_better),
+            ("higher_is_better", higher_is_better),
+        ):
+            check_instances(list, **{name: declared})
+            for pattern in declared or ():
+                check_instances(str, **{name: pattern})
+        self.directions = Directions(tuple(lower_is_better or ()), tuple(higher_is_better or ()))
         self.further_metrics = name_metrics(metrics)
         self.seed = global_seed() if seed is None else seed
         self._session: Session | None = None
@@ -246,6 +271,9 @@ class Federation(Configurable):
         if stage == "fit":
             with settings.autocast():
                 try_client(client, data, datamodule.augment)
+            session.rounds.local_training.watch.expect(
+                self._find_step_facts(client, datamodule, settings)
+            )
         self._session = session
 
     def _check(self, client: Client, datamodule: FederatedData) -> None:
@@ -253,11 +281,14 @@ class Federation(Configurable):
         data = datamodule.clients
         client.choose_task(data.targets, data.num_classes)
         client.task.further_metrics = self.further_metrics
+        client.task.directions = self.directions
         client.keeps_optimizer_state = self.engine.keep_optimizer_state
         check_net(client, data, datamodule.augment)
         check_kept_optimizers(client)
         classes = client.count_classes(data)
+        self.directions.check(client.task.metric_names())
         Monitor.from_name(self.monitor, client.task, classes)  # refuses an unknown name
+        check_validation_loss(client, self.monitor)
         check_mean(client, self.server.aggregator, self.server.only_adds)
         check_features(client, datamodule)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)
@@ -266,6 +297,31 @@ class Federation(Configurable):
                 "Expected argument `root_samples` of the data to be above 0 for an aggregator that"
                 " compares uploads with the server's own update, as FLTrust does, but got 0."
             )
+
+    def _find_step_facts(
+        self, client: Client, datamodule: FederatedData, settings: RunSettings
+    ) -> StepFacts:
+        """Return what local steps change; refuse what passes from one client to the next."""
+        facts = try_steps(
+            client,
+            datamodule.clients,
+            datamodule.augment,
+            settings.local,
+            datamodule.batch_size,
+        )
+        refuse_changes(facts)
+        client.draws_globally = facts.draws_globally
+        task, net = client.task, type(client.global_model).__name__
+        directions = task.metric_directions()
+        has_metrics = bool(directions)
+        for sentence in (
+            describe_directions(directions) if task.runs_steps and directions else None,
+            describe_reset_buffers(facts),
+            describe_missing_loss(net, task.has_loss("val"), has_metrics),
+        ):
+            if sentence is not None:
+                rank_zero_info(sentence)
+        return facts
 
     def _note_spent_privacy(self, privacy: RoundPrivacy | None) -> None:
         """Note the privacy step of a replaced session, if it has spent budget."""
@@ -339,7 +395,7 @@ class Federation(Configurable):
             self.untrained_models,
             before=previous_evaluation,
         )
-        privacy = self._build_privacy(len(data.train.sizes), previous)
+        privacy = self._build_privacy(states, previous)
         rounds = RoundRunner(
             states,
             datamodule,
@@ -356,13 +412,19 @@ class Federation(Configurable):
         )
         return Session(client, datamodule, states, evaluation, rounds)
 
-    def _build_privacy(self, num_clients: int, previous: Session | None) -> RoundPrivacy | None:
+    def _build_privacy(self, states: ClientStates, previous: Session | None) -> RoundPrivacy | None:
         """Return the privacy step; that of the previous session has spent a part of the budget."""
         if self.privacy is None:
             return None
         if previous is not None and previous.rounds.privacy is not None:
             return previous.rounds.privacy
-        return build_privacy(self.privacy, self.sampler, num_clients, self.seed)
+        return build_privacy(
+            self.privacy,
+            self.sampler,
+            states.loaded.num_clients,
+            self.seed,
+            agree=states.processes.select_first,
+        )
 
     @property
     def session(self) -> Session:

@@ -67,6 +67,8 @@ def compile_graph(
         from torch._inductor import list_mode_options
 
         options = {**(list_mode_options(mode) if mode else {}), **options}
+        if options.get(_GRAPHS):
+            return _compile_with_graphs(graph, options)
         inspect.signature(compile_by_inductor).bind(graph, list(tensors), options=options)
     examples: list[Any] = list(tensors)
     context: AbstractContextManager[Any] = nullcontext()
@@ -76,6 +78,39 @@ def compile_graph(
         compiled: Callable[..., list[Tensor]] = compile_by_inductor(
             graph, examples, options=options
         )
+    return compiled
+
+
+_GRAPHS = "triton.cudagraphs"
+
+
+def uses_cuda_graphs(mode: str | None) -> bool:
+    """Return whether a mode of ``torch.compile`` asks for CUDA graphs."""
+    with _internals():
+        from torch._inductor import list_mode_options
+
+        return bool(mode and list_mode_options(mode).get(_GRAPHS))
+
+
+def mark_static(tensors: Sequence[Tensor]) -> None:
+    """Promise the compiler that these inputs stay the same memory in all calls.
+
+    A CUDA graph may change an input in place only if that is so.
+    """
+    with _internals():
+        for tensor in tensors:
+            torch._dynamo.mark_static_address(tensor)
+
+
+def _compile_with_graphs(graph: GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a graph that compiles at its first call, by ``torch.compile``.
+
+    The compiler reads the marks of :func:`mark_static` at that call only.
+    """
+    unguarded = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, **options}
+    compiled: Callable[..., Any] = torch.compile(
+        graph, fullgraph=True, dynamic=False, options=unguarded
+    )
     return compiled
 
 

@@ -622,7 +622,8 @@ class Watched(Ditto):
                 parameter.mul_(2)
 
     def training_step(self, batch, batch_idx):
-        self.batches.append(batch.targets.tolist() if batch.mask is None else [])
+        is_stacked = torch._C._functorch.is_batchedtensor(batch.targets)
+        self.batches.append([] if is_stacked or batch.mask is not None else batch.targets.tolist())
         self.dtypes |= {self.global_model(batch.inputs).dtype, torch.zeros(1).dtype}
         return super().training_step(batch, batch_idx)
 

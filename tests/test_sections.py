@@ -45,7 +45,7 @@ MISTAKES = [
     ),
     (Adversary, {"corruption": SignFlipping()}, "corruption` to change data only but got SignFl"),
     (Adversary, {"corruption": Combined([LABELS, SignFlipping()])}, "only but got Combined, which"),
-    (EngineOptions, {"name": "fast"}, "name` to be 'auto', 'one_by_one', 'stacked', "),
+    (EngineOptions, {"name": "fast"}, "name` to be 'auto', 'fastest', 'one_by_one', "),
     (EngineOptions, {"name": None}, "or 'stacked_compiled' but got None."),
     (EngineOptions, {"chunk_size": 0}, "chunk_size` to be at least 1 but got 0."),
     (EngineOptions, {"chunk_size": 2.5}, "chunk_size` to be an integer but got 2.5."),

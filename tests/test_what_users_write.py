@@ -393,7 +393,8 @@ def test_engine_measurement_gets_the_remaining_time(tmp_path, monkeypatch, secon
     monkeypatch.setattr(EngineChoice, "_find_fastest", record_seconds)
     data = FederatedData(Given(classes([9, 9])), seed=0)
     timer = Timer(timedelta(seconds=seconds))
-    make_trainer(tmp_path, callbacks=[timer], max_epochs=1).fit(fedavg(), data)
+    federation = pl_fed.Federation(Uniform(2), engine=pl_fed.EngineOptions("fastest"), seed=0)
+    make_trainer(tmp_path, federation, callbacks=[timer], max_epochs=1).fit(fedavg(), data)
     (remaining,) = seconds_left
     assert 0 <= remaining <= seconds
     assert remaining > seconds - 60

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 from forked_processes import fork_context
 from small_federations import Given, Only, classes, sections, seeded
+from stateful_modules import ACCEPTED
 from torch import nn
 
 import pl_fed
@@ -211,7 +212,12 @@ SCENARIOS = {
 
 if find_spec("dp_accounting"):
     adaptive = DifferentialPrivacy(
-        clip_norm=0.1, noise_multiplier=1.0, delta=0.01, target_quantile=0.5, quantile_share=0.1
+        clip_norm=0.1,
+        noise_multiplier=1.0,
+        delta=0.01,
+        target_quantile=0.5,
+        quantile_share=0.1,
+        noise_seed=0,
     )
     SCENARIOS["private"] = settings(sampler=Poisson(0.5), privacy=adaptive)
     SCENARIOS["private, in buckets"] = settings(
@@ -219,11 +225,13 @@ if find_spec("dp_accounting"):
     )
     SCENARIOS["private, with empty cohorts"] = settings(sampler=Poisson(0.05), privacy=adaptive)
 
+STATEFUL = {f"stateful, {name}": settings(net=kind) for name, kind in ACCEPTED.items()}
+
 PREDICTED = ("Ditto",)
 
 
 def make(name, folder, rounds, processes, nodes):
-    scenario = copy.deepcopy(SCENARIOS[name])
+    scenario = copy.deepcopy({**SCENARIOS, **STATEFUL}[name])
     work_share.GATHERED_BYTES = scenario.pop("gathered_bytes")
     names = ("net", "client", "precision", "root_samples")
     net, kind, precision, root_samples = (scenario.pop(key) for key in names)

@@ -110,7 +110,17 @@ class Adapters(nn.Module):
         return self.head(x.mean(1))
 
 
-_OWN: dict[str, type[nn.Module]] = {net.__name__: net for net in (PflCNN, Residual, Adapters)}
+class Normalized(nn.Sequential):
+    """An MLP with BatchNorm, which cannot be stacked."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Flatten(), nn.Linear(784, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10)
+        )
+
+
+_NETS = (PflCNN, Residual, Adapters, Normalized)
+_OWN: dict[str, type[nn.Module]] = {net.__name__: net for net in _NETS}
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,11 @@ def run(
         Mean() if buckets is None else Median(),
         adversary=pl_fed.Adversary(Canaries(), ids=list(range(CANARIES)), knowledge="own"),
         privacy=pl_fed.DifferentialPrivacy(
-            clip_norm=CLIP_NORM, noise_multiplier=noise, delta=DELTA, buckets=buckets
+            clip_norm=CLIP_NORM,
+            noise_multiplier=noise,
+            delta=DELTA,
+            buckets=buckets,
+            noise_seed=seed,
         ),
         engine=pl_fed.EngineOptions("stacked"),
         seed=seed,

@@ -101,7 +101,7 @@ def run(job: Job, rounds: int = ROUNDS) -> Rows:
         max_rejected=1.0,
         engine=pl_fed.EngineOptions("stacked", chunk_size=50),
         privacy=pl_fed.DifferentialPrivacy(
-            clip_norm=CLIP_NORM, delta=DELTA, buckets=buckets, **noise
+            clip_norm=CLIP_NORM, delta=DELTA, buckets=buckets, noise_seed=int(seed), **noise
         ),
         seed=int(seed),
     )

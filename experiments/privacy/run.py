@@ -107,6 +107,7 @@ def run(job: Job, rounds: int = ROUNDS) -> Rows:
             epsilon=float(epsilon),
             delta=DELTA,
             rounds=rounds,
+            noise_seed=int(seed),  # the rows can be made anew; nobody publishes the models
         )
     federation = pl_fed.Federation(
         Poisson(RATE),

@@ -120,6 +120,14 @@ class Aggregator(Configurable, nn.Module, ABC):
         """
         return None
 
+    def sent_numbers(self, numbers: int) -> int:
+        """Return how many numbers a client sends of an upload; all of them by default.
+
+        Args:
+            numbers: The numbers of an upload before this aggregator.
+        """
+        return numbers
+
     def require_uploads(self, uploads: Tensor, smallest: int = 1) -> None:
         """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""
         require_rows(self, uploads, smallest)
@@ -211,6 +219,14 @@ class PreAggregator(Configurable, nn.Module, ABC):
             The number, as in ``Aggregator.breakdown``; 0 promises nothing.
         """
         return 0
+
+    def sent_numbers(self, numbers: int) -> int:
+        """Return how many numbers a client sends of an upload; fewer if it compresses.
+
+        Args:
+            numbers: The numbers of an upload before this pre-aggregator.
+        """
+        return numbers
 
     def require_uploads(self, uploads: Tensor, smallest: int = 1) -> None:
         """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""

@@ -59,6 +59,12 @@ class Chain(Aggregator):
         merged: Tensor = self.then(uploads, weights, context)
         return merged
 
+    def sent_numbers(self, numbers: int) -> int:
+        """Return how many numbers a client sends, after all pre-aggregators that compress."""
+        for pre_aggregator in self.first:
+            numbers = cast(PreAggregator, pre_aggregator).sent_numbers(numbers)
+        return numbers
+
     def max_byzantine(self, num_uploads: int) -> int:
         """Return 0 if there is a pre-aggregator: its output may lie outside the benign range."""
         return 0 if len(self.first) else self.then.max_byzantine(num_uploads)

@@ -78,6 +78,11 @@ class Outliers(Attack):
             for purpose in ("samples", "pixels", "values")
         )
         selected = uniforms(sample_key, samples) < self.samples
+        if samples.is_cuda:  # a selection of samples would wait for the GPU
+            pixel_keys, value_keys = (random_bits(k, samples) for k in (pixel_key, value_key))
+            corrupted = self._corrupt(batch.inputs, pixel_keys, value_keys)
+            mask = selected.reshape(-1, *[1] * (batch.inputs.ndim - 1))
+            return batch._replace(inputs=torch.where(mask, corrupted, batch.inputs))
         pixel_keys = random_bits(pixel_key, samples[selected])
         value_keys = random_bits(value_key, samples[selected])
         x = batch.inputs.clone()

@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import Logger
 from rich.console import Console
 from rich.table import Table
 
+from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.federation import Federation
 from pl_fed.reports.configs import describe, format_value
 
@@ -72,13 +73,15 @@ class Introduction(Callback):
         net = arguments.get("net")
         number = self.federation.client.row("global").data.numel()
         optimizer = arguments.get("optimizer")
+        given = describe_changes(optimizer) if optimizer else ""
+        own = self.federation.client.objective.optimizer
         return ", ".join(
             filter(
                 None,
                 (
                     describe_changes({**section, "init_args": _without_classes(arguments)}),
                     f"{_name(net) or 'net'} ({number:,} trained parameters)",
-                    describe_changes(optimizer) if optimizer else "",
+                    own.describe() if isinstance(own, ModuleOptimizer) else given,
                 ),
             )
         )

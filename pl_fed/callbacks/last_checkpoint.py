@@ -1,5 +1,6 @@
 """``checkpoints/last.ckpt``: written during a fit at a limited cost, and at its end."""
 
+import re
 import time
 import warnings
 from pathlib import Path
@@ -18,8 +19,9 @@ class LastCheckpoint(ModelCheckpoint):
     of a fit, so an empty folder marks a run that stopped before its first checkpoint.
 
     A checkpoint holds the states of all clients, so saving may take longer than a round. Rounds
-    are skipped until saving takes at most ``share`` of the time. The last round is always saved.
-    After an error, or a signal between two rounds, the last completed round is saved.
+    are skipped until saving takes at most ``share`` of the time. The last round is always saved as
+    it ends, so that the file depends on no clock. After an error, or a signal between two rounds,
+    the last completed round is saved.
 
     Beside Lightning's ``WeightAveraging``, every round is saved as it ends, and nothing later. That
     callback replaces the model by the average for validations and at the end of training.
@@ -66,15 +68,18 @@ class LastCheckpoint(ModelCheckpoint):
         self._due, self._training = 0.0, True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the round if enough time has passed since the last checkpoint."""
+        """Save the round if enough time has passed since the last checkpoint.
+
+        A round that is known to be the last one is always saved.
+        """
         started = time.monotonic()
-        due = self._averages or started >= self._due
+        due = self._averages or started >= self._due or _ends(trainer, pl_module)
         if trainer.strategy.reduce_boolean_decision(due, all=False):
             super().on_train_epoch_end(trainer, pl_module)
             self._due = started + (time.monotonic() - started) / self.share
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the last round unless it is saved already."""
+        """Save the last round unless it is saved already: a signal or the clock ended the run."""
         if not self._averages:
             super().on_train_epoch_end(trainer, pl_module)
 
@@ -84,3 +89,38 @@ class LastCheckpoint(ModelCheckpoint):
         """Save the rounds since the last checkpoint; in the middle of a round nothing is saved."""
         if self._training and not self._averages:
             super().on_train_epoch_end(trainer, pl_module)
+
+
+def _ends(trainer: Trainer, pl_module: LightningModule) -> bool:
+    """Return whether the run ends with this round, as far as that is known as the round ends."""
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    federation = getattr(pl_module, "federation", None)
+    return (
+        trainer.should_stop
+        or (epochs is not None and 0 <= epochs <= trainer.current_epoch + 1)
+        or 0 <= steps <= trainer.global_step
+        or (federation is not None and federation.budget_is_spent())
+    )
+
+
+def keep_in_folder(checkpoint: ModelCheckpoint) -> None:
+    """Replace the slashes of metrics' names in the names of files: each would begin a folder.
+
+    A file with the name ``{val/global/loss:.2f}`` becomes ``val_global_loss=0.50.ckpt``. A file
+    stays as it is if ``auto_insert_metric_name`` is false, which inserts values alone.
+
+    Args:
+        checkpoint: A checkpoint callback.
+    """
+    filename = checkpoint.filename
+    if filename is None or not checkpoint.auto_insert_metric_name:
+        return
+    groups = set(re.findall(r"\{([^:}]*)[:}]", filename))
+    if not any("/" in name for name in groups):
+        return
+    checkpoint.auto_insert_metric_name = False
+    checkpoint.filename = re.sub(
+        r"\{([^:}]*)([:}])",
+        lambda found: f"{found[1].replace('/', '_')}={{{found[1]}{found[2]}",
+        filename,
+    )

@@ -81,7 +81,7 @@ class PerClient(Callback):
         }
         for model, metrics in self.federation.metrics(part).items():
             for name, values in metrics.per_client().items():
-                if name != "samples":
+                if name not in ("samples", "byzantine"):
                     columns[f"{model}_{name}"] = values.tolist()
         return columns
 

@@ -109,6 +109,7 @@ class RunSummary(Callback):
         byzantine = int(federation.is_byzantine.sum())
         clients = federation.states.loaded.num_clients
         client = federation.client
+        size = client.row("global").data.element_size()
         return {
             "clients": clients,
             "benign": clients - byzantine,
@@ -116,7 +117,8 @@ class RunSummary(Callback):
             "untrained": len(federation.clients_without_training()),
             "cohort": client.population.cohort,
             "rounds": rounds,
-            "upload_bytes": client.row("global").data.nbytes if client.sends_uploads else 0,
+            "upload_bytes": size * federation.server.aggregator.sent_numbers(client.upload_numbers),
+            "download_bytes": size * client.download_numbers,
             **{f"uploads_{name}": history["uploads"].get(name) for name in _UPLOADS},
         }
 

@@ -32,6 +32,9 @@ class WandbAxis(Callback):
             run.define_metric("*", step_metric="round")
             best_of = dict(_BEST)
             for name, is_higher in metric_directions(pl_module.task).items():
+                if is_higher is None:
+                    best_of |= {f"{name}_std": "min"}
+                    continue
                 best = "max" if is_higher else "min"
                 best_of |= {name: best, f"{name}_worst10": best, f"{name}_std": "min"}
             for model in (*pl_module.evaluated, "hybrid"):

@@ -32,10 +32,7 @@ from pl_fed.data.client_data import ClientData, move_tree
 from pl_fed.functional.losses import RowDistance, squared_distance
 from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import Draws, key_dropouts
-from pl_fed.nets.rows import (
-    copy_trainable,
-    trainable_parameters,
-)
+from pl_fed.nets.rows import copy_trainable, count_as_numbers, trainable_parameters
 from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
 from pl_fed.tasks.module_steps import list_hooks
 from pl_fed.trees import Tree, count_samples, leaves, tree_map
@@ -146,6 +143,7 @@ class Client(Configurable, ClientRounds, ABC):
         self.draws = Draws()
         trainable_parameters(net)  # raises if there are none
         key_dropouts(net, self.draws)
+        count_as_numbers(net)
         self.add_module("global_model", net)
         self._readable: Mapping[str, Any] = {}
         self.set_models({"global": Model()} if models is None else models)
@@ -411,6 +409,11 @@ class Client(Configurable, ClientRounds, ABC):
         """Return the outputs of a model on a batch."""
         return self.task.predict(self.model(model), batch.inputs)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the models. In ``setup``, Lightning's own property is ahead of them."""
+        return self.row("global").example.device
+
     def place(self, tree: Tree) -> Tree:
         """Return inputs or targets on the models' device, real numbers in the models' dtype."""
         row = self.row("global").data
@@ -573,6 +576,31 @@ class Client(Configurable, ClientRounds, ABC):
     def sends_uploads(self) -> bool:
         """Whether clients send anything to the server."""
         return "global" in self.trained or type(self).end_round is not Client.end_round
+
+    @property
+    def shared_numbers(self) -> int:
+        """How many numbers of the global model and its running statistics cross the network.
+
+        Override it in an algorithm whose clients send a shorter row, or keep parts to themselves.
+        """
+        return len(self.row("global").data) + len(self.statistics("global").data)
+
+    @property
+    def upload_numbers(self) -> int:
+        """How many numbers a client sends in a round: shared ones, and proposals."""
+        return self._exchanged_numbers
+
+    @property
+    def download_numbers(self) -> int:
+        """How many numbers a client receives in a round: shared ones, and states of the server."""
+        return self._exchanged_numbers
+
+    @property
+    def _exchanged_numbers(self) -> int:
+        if not self.sends_uploads:
+            return 0
+        states = sum(len(row) for row in self.server_state_defaults().values())
+        return self.shared_numbers + states
 
     def upload_change(self, now: Tensor, before: Tensor, broadcast: Tensor) -> Tensor:
         """Return the uploads that make w the mean of the rows that all clients keep.

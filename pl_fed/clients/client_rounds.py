@@ -18,6 +18,7 @@ from pl_fed.clients.contract import (
 )
 from pl_fed.clients.host import FederationModule
 from pl_fed.clients.optimizer_layout import OptimizerLayout, find_optimizer_layouts
+from pl_fed.devices import numbers_on
 from pl_fed.nets.rows import (
     Row,
     RowLayout,
@@ -51,6 +52,8 @@ class ClientRounds(FederationModule):
         population: Sizes of the federation.
         keeps_optimizer_state: Whether clients keep the states of their local optimizers between
             rounds; set by the federation.
+        draws_globally: Whether local steps draw from the global generators of Python or NumPy; the
+            federation finds out in a trial. The engine ``one_by_one`` then seeds them, too.
     """
 
     models: dict[str, Model]
@@ -65,6 +68,7 @@ class ClientRounds(FederationModule):
         self._server_states: dict[str, RowDefault] = {}
         self._rows: dict[str, Row] = {}
         self.keeps_optimizer_state = False
+        self.draws_globally = False
         self._optimizer_layouts: dict[str, OptimizerLayout] | None = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
@@ -279,7 +283,8 @@ class ClientRounds(FederationModule):
         key = f"{name}.statistics"
         if key not in self._rows:
             tensors = running_statistics(self.model(name))
-            self._rows[key] = Row(tensors, RowLayout.from_tensors(tensors.items()))
+            layout = RowLayout.from_tensors(tensors.items())
+            self._rows[key] = Row(tensors, layout, neighbor=self.row(name).example)
         return self._rows[key]
 
     def renew_rows(self) -> None:
@@ -313,7 +318,7 @@ def read_rates(optimizer: torch.optim.Optimizer, like: Tensor) -> dict[str, Tens
     """Return the learning rate of each trained model, of its first parameter group, [1] each."""
     rates: dict[str, Tensor] = {}
     for group in optimizer.param_groups:
-        rate = like.new_tensor([float(group.get("lr", math.nan))])
+        rate = numbers_on(like, [float(group.get("lr", math.nan))], like.dtype)
         rates.setdefault(model_of_group(group), rate)
     return rates
 

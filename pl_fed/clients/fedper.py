@@ -60,6 +60,11 @@ class FedPer(Client):
         self.own_statistics = find_positions(RowLayout.from_buffers(net), self.own)
         self.add_state("own", self._initial_own_parts)
 
+    @property
+    def shared_numbers(self) -> int:
+        """How many numbers cross the network: all but the client's own parts."""
+        return super().shared_numbers - len(self.own_positions) - len(self.own_statistics)
+
     def _initial_own_parts(self) -> Tensor:
         return self.initial_row()[self.own_positions]
 

@@ -87,6 +87,11 @@ class LpProj(ADMM):
         self.add_state("local", self._project_initial_row)  # w_i
         self.add_state("dual", torch.zeros(dimensions))  # π_i
 
+    @property
+    def shared_numbers(self) -> int:
+        """How many numbers cross the network: the short row, and running statistics."""
+        return len(self.projection(self.initial_row())) + len(self.statistics("global").data)
+
     def _project_initial_row(self) -> Tensor:
         row: Tensor = self.projection(self.initial_row())
         return row

@@ -128,6 +128,16 @@ class Mocha(Client):
         centre = models[client.ids] - relation @ models / strength
         client.extra |= {"strength": strength, "centre": centre}
 
+    @property
+    def upload_numbers(self) -> int:
+        """How many numbers a client sends: its own model's change."""
+        return self.shared_numbers
+
+    @property
+    def download_numbers(self) -> int:
+        """How many numbers a client receives: its model, and centre and strength of its pull."""
+        return 2 * self.shared_numbers + 1
+
     def _all_models(self, client: ClientRound) -> Tensor:
         """Return Wᵀ, [m, d]."""
         return client.server_states["models"].view(self.population.clients, -1)

@@ -37,6 +37,19 @@ class ModuleOptimizer:
         self._example: _Example | None = None
         self._has_informed = False
 
+    def describe(self) -> str:
+        """Return the class of the module's optimizer with the options that differ from defaults."""
+        if self._example is None:
+            self._example = self._configure()
+        optimizer = self._example.optimizer
+        defaults = inspect.signature(type(optimizer)).parameters
+        options = [
+            f"{name}={value}"
+            for name, value in optimizer.param_groups[0].items()
+            if name in defaults and name not in _NO_OPTIONS and value != defaults[name].default
+        ]
+        return f"{type(optimizer).__name__}({', '.join(options)}) of the module"
+
     def __call__(self, parameters: Any) -> torch.optim.Optimizer:
         """Build a local optimizer.
 

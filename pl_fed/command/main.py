@@ -1,5 +1,6 @@
 """Entry point of the command line: chooses the subcommand and reports errors."""
 
+import dis
 import logging
 import re
 import signal
@@ -61,7 +62,7 @@ def main(args: ArgsType = None) -> None:
     ) as error:
         message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         text = describe_constructor_error(error) or describe_file_error(error) or summarize(message)
-        if not text.startswith("Expected") and not _is_from_lightning(error):
+        if not _is_refusal(error, text):
             raise
         notes = getattr(error, "__notes__", [])
         print(format_error(" ".join([text, *notes]), arguments), end="", file=sys.stderr)
@@ -101,7 +102,30 @@ def _full_help(arguments: list[str]) -> list[str]:
     return [*arguments[: place + 1], *arguments[place + 2 :]] if is_all else arguments
 
 
-def _is_from_lightning(error: Exception) -> bool:
-    """Return whether Lightning raised an error; mostly, it refuses an argument of the trainer."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    return str(frames[-1][0].f_globals.get("__name__")).startswith("lightning.")
+def _is_refusal(error: Exception, text: str) -> bool:
+    """Return whether an error is a sentence for the user, and not a failure of pl_fed or torch.
+
+    A refusal is the work of a ``raise`` statement: of Lightning, which mostly refuses an argument
+    of the trainer, or of other code whose sentence says what it expected. torch's own errors may
+    begin with the same word ("Expected all tensors to be on the same device"), but come from torch
+    or from a line of Python that called an operator.
+
+    Args:
+        error: The error.
+        text: Its text for the user.
+    """
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    room = str(frame.f_globals.get("__name__")).partition(".")[0]
+    if room == "torch" or not _ends_with_raise(error):
+        return bool(describe_constructor_error(error) or describe_file_error(error))
+    return room == "lightning" or text.startswith("Expected")
+
+
+def _ends_with_raise(error: Exception) -> bool:
+    """Return whether a ``raise`` statement, rather than compiled code, raised an error."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return False
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")

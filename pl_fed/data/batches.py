@@ -4,17 +4,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pl_fed.data.client_data import ClientData
+from pl_fed.devices import numbers_on, to_device
 from pl_fed.random import fork_torch_rng, key, random_bits
 from pl_fed.trees import Tree, count_sample_bytes, gather, split, tree_map
 from pl_fed.types import Batch
 
 _GATHER_BYTES = 1 << 20  # largest block of one client's samples, in bytes: fits into the cache
+_DEVICE_BYTES = 1 << 28  # largest block, and largest total of cached blocks, on a GPU
 _CACHED_BYTES = 1 << 24  # largest total of the blocks that `stack_step` caches, in bytes
 _LAST = torch.iinfo(torch.int64).max  # sorts behind every random number
 
@@ -158,7 +159,7 @@ class Batches:
 
     def iterate_client(self, position: int) -> Iterator[Batch]:
         """Yield the minibatches of the client at a position in the chunk, without padding."""
-        blocks = self._blocks(position, self._steps_per_block(_GATHER_BYTES))
+        blocks = self._blocks(position, self._steps_per_block(self._block_bytes[0]))
         for step, batch in enumerate(chain.from_iterable(blocks)):
             yield self._augment_batch(batch, position, step)
 
@@ -184,9 +185,34 @@ class Batches:
                 _write(targets, batch.targets, position)
         return Batch(inputs, targets, masks[step], index)
 
+    def is_full(self, step: int) -> bool:
+        """Return whether all clients have a minibatch of the full width at a step."""
+        return step in self._full_steps
+
+    @cached_property
+    def _full_steps(self) -> set[int]:
+        """The steps at which all clients have a minibatch of the full width."""
+        kinds = {pair: i for i, pair in enumerate(zip(self.sizes, self.steps))}
+        sizes = [self._batch_sizes(position) for position in kinds.values()]
+        return {
+            step
+            for step in range(min(self.steps, default=0))
+            if all(own[step] == self.width for own in sizes)
+        }
+
     @cached_property
     def _poisoned_positions(self) -> list[int]:
         return [i for i, client in enumerate(self.clients) if client in self.poison]
+
+    @property
+    def _block_bytes(self) -> tuple[int, int]:
+        """The largest block of a client's samples, and the largest total of cached blocks.
+
+        A block that is poisoned on a GPU launches as many kernels for one step as for all.
+        """
+        if self.data.device.type == "cpu":
+            return _GATHER_BYTES, _CACHED_BYTES
+        return _DEVICE_BYTES, _DEVICE_BYTES
 
     @property
     def _sample_bytes(self) -> int:
@@ -201,7 +227,8 @@ class Batches:
 
     def _cached_batch(self, position: int, step: int) -> Batch:
         """Return a client's minibatch; caches its block until the client's next block."""
-        length = self._steps_per_block(min(_GATHER_BYTES, _CACHED_BYTES // len(self.clients)))
+        most, total = self._block_bytes
+        length = self._steps_per_block(min(most, total // len(self.clients)))
         number, offset = divmod(step, length)
         cached = self._last_blocks.get(position)
         if cached is None or cached[0] != number:
@@ -279,14 +306,14 @@ class Batches:
                 [key(self.seed, "batches", self.round, client, number) for number in range(passes)]
                 for client in self.clients
             ]
-            numbers = random_bits(_integers_on(index, keys)[..., None], slots)
+            numbers = random_bits(numbers_on(index, keys)[..., None], slots)
             if min(self.sizes, default=0) < longest:
-                beyond = slots >= _integers_on(index, self.sizes)[:, None, None]
+                beyond = slots >= numbers_on(index, self.sizes)[:, None, None]
                 numbers.masked_fill_(beyond, _LAST)
             slots = numbers.argsort(dim=-1)
         else:
             slots = slots.expand(len(self.clients), passes, longest)
-        positions = slots + self._offsets.to(index.device)[:, None, None]
+        positions = slots + to_device(self._offsets, index)[:, None, None]
         return index[positions.clamp_(max=max(len(index) - 1, 0))]
 
     @cached_property
@@ -294,7 +321,7 @@ class Batches:
         """Sample ids and their mask, both [steps, clients, batch]; each client pads by itself."""
         orders, batch_size = self._orders, self.rule.batch_size
         batches_per_pass = [self.rule.batches_per_pass(size) for size in self.sizes]
-        per_pass, pass_sizes, steps = _integers_on(
+        per_pass, pass_sizes, steps = numbers_on(
             orders, [batches_per_pass, self._pass_sizes, self.steps]
         )
         step = torch.arange(self.max_steps, device=orders.device)[:, None]
@@ -317,8 +344,3 @@ def _write(stack: Tree, tree: Tree, position: int) -> None:
         target[position, : len(source)] = source
 
     tree_map(write, stack, tree)  # by key: a change of the batch may have another order of keys
-
-
-def _integers_on(like: Tensor, numbers: list[Any]) -> Tensor:
-    """Return numbers as an int64 tensor on the device of another tensor."""
-    return torch.tensor(numbers, dtype=torch.int64, device=like.device)

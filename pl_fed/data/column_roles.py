@@ -80,10 +80,9 @@ class ColumnRoles:
         extra = [name for name in self._columns("one_hot", "ids") if name not in self.inputs]
         return [*self.inputs, *extra]
 
-    def named_columns(self) -> set[str]:
+    def list_columns(self) -> set[str]:
         """Return the columns that an argument names."""
-        roles = ("target", "client", "split", "inputs", "exclude", "one_hot", "ids")
-        return {*self._columns(*roles)}
+        return {*self._columns("target", "client", "split", "inputs", "exclude", "one_hot", "ids")}
 
     def name_columns(self) -> list[str]:
         """Return the columns whose values are names: owners, parts, categories and classes."""

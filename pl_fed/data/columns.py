@@ -22,7 +22,7 @@ _COMPRESSED = (".gz", ".bz2", ".zst")
 PARTS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 INDEX_NAMES = ("index", "level_0")  # row numbers if all are different integers
 _ROW_NUMBERS = re.compile(r"Unnamed: 0(\.\d+)*|__index_level_\d+__")
-_OTHER = "other"  # the category of values outside of the given ones
+_OTHER = "other"  # the category of values outside of the categories
 _LISTED = 100  # largest number of categories that a preparation lists
 
 
@@ -111,7 +111,7 @@ def drop_row_numbers(table: Any, roles: ColumnRoles) -> tuple[Any, list[str]]:
     """
     if roles.inputs is not None:
         return table, []
-    used = roles.named_columns()
+    used = roles.list_columns()
     metadata = table.schema.pandas_metadata or {}
     indices = [name for name in metadata.get("index_columns", []) if isinstance(name, str)]
     names = [
@@ -249,44 +249,44 @@ def build_arrays(
 
 
 def _build_inputs(
-    table: Any, roles: ColumnRoles, given: Mapping[str, Sequence[Any]]
+    table: Any, roles: ColumnRoles, categories: Mapping[str, Sequence[Any]]
 ) -> tuple[Tree, list[str]]:
     """Return the numbers, the ids, or both as a tuple; and the names of their columns."""
-    numbers, ids, names, categories = [], [], [], []
+    numbers, ids, names, descriptions = [], [], [], []
     for name in roles.input_columns(table.column_names):
         if name in (roles.ids or ()):
-            codes, values = _encode_category(table, name, given.get(name))
+            codes, values = _encode_category(table, name, categories.get(name))
             ids.append(codes)
             listed = ", ".join(values) if len(values) <= _LISTED else f"{len(values)} categories"
-            categories.append(f"{name} ({listed})")
+            descriptions.append(f"{name} ({listed})")
         elif name in (roles.one_hot or ()):
-            codes, values = _encode_category(table, name, given.get(name))
+            codes, values = _encode_category(table, name, categories.get(name))
             numbers.append(np.eye(len(values))[codes])
             names += [f"{name}={value}" for value in values]
         else:
             numbers.append(_read_numbers(table, name)[:, None])
             names.append(name)
     words = [f"inputs: {', '.join(names)}"] if names else []
-    words += [f"ids: {', '.join(categories)}"] if ids else []
+    words += [f"ids: {', '.join(descriptions)}"] if ids else []
     parts = [torch.from_numpy(np.concatenate(numbers, 1))] if numbers else []
     parts += [torch.from_numpy(np.stack(ids, 1))] if ids else []
     return (parts[0] if len(parts) == 1 else tuple(parts)), words
 
 
 def _build_targets(
-    table: Any, roles: ColumnRoles, given: Mapping[str, Sequence[Any]]
+    table: Any, roles: ColumnRoles, categories: Mapping[str, Sequence[Any]]
 ) -> tuple[Tensor, list[str]]:
     """Return class ids [samples] and the classes, or real values [samples, columns] and ``[]``."""
     is_class = roles.classes
     if is_class is None and len(roles.targets) == 1:
         name = roles.targets[0]
-        is_class = name in given or not _is_real(table.schema.field(name).type)
+        is_class = name in categories or not _is_real(table.schema.field(name).type)
     if is_class:
         (name,) = roles.targets
         _check_complete(table, name)
         ids, values = _encode(table, name)
-        if name in given:
-            ids, values = _encode_category(table, name, given[name], with_others=False)
+        if name in categories:
+            ids, values = _encode_category(table, name, categories[name], with_others=False)
         return torch.from_numpy(ids), values
     columns = [_read_numbers(table, name) for name in roles.targets]
     return torch.from_numpy(np.stack(columns, 1)), []
@@ -337,23 +337,23 @@ def _encode(table: Any, name: str) -> tuple[np.ndarray, list[str]]:
 
 
 def _encode_category(
-    table: Any, name: str, given: Sequence[Any] | None, with_others: bool = True
+    table: Any, name: str, categories: Sequence[Any] | None, with_others: bool = True
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the id of each row's value, and the values: the given ones, and one for all others.
+    """Return the id of each row's value, and the values: the categories, and one for all others.
 
-    Without given values, ids are numbered over the table, as by :func:`_encode`.
+    Without categories, ids are numbered over the table, as by :func:`_encode`.
 
     Args:
         table: The table.
         name: The column.
-        given: The values, in the order of their ids.
+        categories: The values, in the order of their ids.
         with_others: Whether other and missing values have an id of their own, the last; else they
             are refused.
     """
     ids, values = _encode(table, name)
-    if given is None:
+    if categories is None:
         return ids, values
-    names = list(map(_write_value, given))
+    names = list(map(_write_value, categories))
     number = {value: position for position, value in enumerate(names)}
     unknown = [value for value in values if value not in number]
     if unknown and not with_others:

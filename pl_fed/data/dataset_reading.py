@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -143,8 +143,8 @@ def _read_chunks(
     dataset: Any, reader: SampleReader, size: int, num_workers: int, allocate: Allocate
 ) -> Samples:
     """Return all samples, read in chunks into tensors that are made once."""
-    loader = DataLoader(
-        _Numbered(dataset),
+    loader: DataLoader[Any] = DataLoader(
+        cast(Any, _Numbered(dataset)),
         size,
         collate_fn=partial(_collate_numbered, reader),
         num_workers=num_workers,

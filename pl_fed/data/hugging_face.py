@@ -183,7 +183,7 @@ class HuggingFace(DataSource):
         inputs = self.roles.inputs
         if inputs is None:
             inputs = [name for name in others if name not in texts]
-            dropped = [name for name in inputs if _holds_row_numbers(dataset, name)]
+            dropped = [str(name) for name in inputs if _holds_row_numbers(dataset, str(name))]
             warn_of_row_numbers(dropped, "the data set")
             inputs = [name for name in inputs if name not in dropped]
         used = {"target": [target], "inputs": inputs}
@@ -224,7 +224,8 @@ class _Rows:
         self.types = {name: _type_of(dataset.features[name]) for name in columns}
         doubles = [name for name, kind in self.types.items() if kind == "float64"]
         others = [name for name in self.types if name not in doubles]
-        formats = ((others, {}), (doubles, {"dtype": torch.float64}))  # by default float32
+        double: dict[str, Any] = {"dtype": torch.float64}
+        formats = ((others, dict[str, Any]()), (doubles, double))  # by default float32
         self.views = [
             dataset.with_format("torch", columns=names, **options)
             for names, options in formats
@@ -282,7 +283,7 @@ def _join_class_names(pieces: Sequence[Any], column: Any) -> list[str] | None:
     lists = [getattr(piece.features[column], "names", None) for piece in pieces]
     if any(names is None for names in lists):
         return None
-    return [*dict.fromkeys(name for names in lists for name in names)]
+    return [*dict.fromkeys(name for names in lists for name in names or ())]
 
 
 def _check_columns(piece: Any, first: Any, columns: Sequence[Any]) -> None:

@@ -215,6 +215,12 @@ class FederatedData(Configurable, LightningDataModule):
                 f" {self.clients.num_clients - 1} but got {unknown}."
             )
 
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Return a batch as it is: client ids stay on the CPU; their samples are on the device."""
+        return batch
+
     def train_dataloader(self) -> Any:
         """Return one entry per client: the training loop draws the cohorts."""
         return ClientBatches(range(self.clients.num_clients), 1)

@@ -113,13 +113,13 @@ class SampleReader:
         """
         if not self.pads and self.collate is not default_collate:
             return samples
-        like = self._used_entries(samples[0])
+        like = self._select_entries(samples[0])
         return [
-            align(self._used_entries(sample), like, f"sample {first + number}")
+            align(self._select_entries(sample), like, f"sample {first + number}")
             for number, sample in enumerate(samples)
         ]
 
-    def _used_entries(self, sample: Any) -> Any:
+    def _select_entries(self, sample: Any) -> Any:
         """Return the entries of a dict that have a use, if the inputs are named."""
         sample, roles = to_entries(sample), self.roles
         if roles.inputs is None or not isinstance(sample, Mapping) or callable(roles.client):

@@ -337,8 +337,10 @@ def _gather_rows(processes: Processes, saved: Mapping[str, Any]) -> dict[str, An
     clients, rows = [], []
     for begin in range(0, max(len(ids) for ids in all_ids), length):
         pieces = [ids[begin : begin + length] for ids in all_ids]
-        empty = saved["default"].new_empty(0, numel)
-        own_rows = torch.cat([empty, *_slice_pieces(saved["rows"], begin, begin + length)])
+        # the rows of a store may lie on several devices
+        empty = torch.empty(0, numel, dtype=saved["default"].dtype)
+        blocks = _slice_pieces(saved["rows"], begin, begin + length)
+        own_rows = torch.cat([empty, *(block.cpu() for block in blocks)])
         zeros = [0] * (processes.size - 1)
         received = [len(ids) for ids in pieces] if is_first else [0, *zeros]
         rows.append(processes.exchange(own_rows, [len(own_rows), *zeros], received))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ModelRows, Objective
+from pl_fed.devices import numbers_on, to_device
 from pl_fed.engine.base import (
     CannotCompileError,
     Chunk,
@@ -28,7 +29,6 @@ from pl_fed.engine.step import (
     read_updates,
 )
 from pl_fed.engine.tracing import plain_attributes
-from pl_fed.nets.rows import buffers_outside_rows
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.text import first_line
 from pl_fed.trees import clone, describe, leaves, tree_map
@@ -114,6 +114,10 @@ class BatchedRunner(Engine):
             raise CannotCompileError(
                 f"the module has hooks of single steps (`{'`, `'.join(hooks)}`)"
             )
+        if client.draws_globally:
+            raise CannotCompileError(
+                "`training_step` draws from the global generator of Python or NumPy"
+            )
         if self._objective is not objective:
             self._objective, self._steps = objective, {}
         own, data = client.row(objective.trained[0]).data, chunk.batches.data
@@ -161,6 +165,8 @@ class BatchedRunner(Engine):
         external = step.make_stack_optimizer(optimizer, chunk)
         for index in range(batches.max_steps):
             batch = drop_unsupported_mask(step.client, batches.stack_step(index))
+            if step.is_eager and clients == self.size and batches.is_full(index):
+                batch = batch._replace(mask=None)
             gradients = step(inputs.build_stack(index, batch), is_full=True)
             if external is not None:
                 finished = {
@@ -263,6 +269,11 @@ class PreparedStep:
                 return self._run(tensors)  # type: ignore[no-any-return]
         return self.step(self.buffers.state, inputs)
 
+    @property
+    def is_eager(self) -> bool:
+        """Whether the step is neither compiled nor traced: its inputs may change their kind."""
+        return not self.step.traced
+
     def compute_outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the outputs of ``training_step`` without taking a step."""
         return self.step.gradients(clone(self.buffers.state), inputs)[1]
@@ -284,12 +295,7 @@ class PreparedStep:
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
         """Make buffers for the outputs of one trial; drop the rows that the step does not read."""
-        other_buffers = {
-            name: buffer
-            for model in self.step.trained
-            for name, buffer in buffers_outside_rows(self.client.model(model)).items()
-        }
-        with restore_buffers(other_buffers) as changed:
+        with restore_buffers(self.client) as changed:
             gradients, outputs = self.step.gradients(clone(self.buffers.state), inputs)
         if changed:
             raise CannotCompileError(f"training changes a buffer of the net ({changed[0]})")
@@ -347,8 +353,9 @@ class StepInputs:
         self._index = torch.arange(batches.max_steps, device=device)
         self._traced = prepared.step.traced
         self._options = read_options(optimizer, prepared.buffers.example)
-        self.ends = torch.tensor([*chunk.steps.values(), batches.steps], device=device)
-        self._draws = chunk.draw_keys(prepared.client.draws).to(device)  # [clients, steps]
+        self.ends = numbers_on(self._index, [*chunk.steps.values(), batches.steps])
+        draws = chunk.draw_keys(prepared.client.draws)
+        self._draws = to_device(draws, self._index)  # [clients, steps]
         if size is None:  # [clients, steps, models + 1]
             self._running = self._index[:, None] < self.ends.T[:, None]
         else:  # [steps, models + 1, clients]

@@ -23,14 +23,16 @@ from pl_fed.engine.base import (
 from pl_fed.engine.batched import BatchedRunner
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.options import EngineName, EngineOptions
+from pl_fed.engine.rule import WorkFacts, choose_engine
 from pl_fed.engine.stackable import check_stackable
 from pl_fed.engine.timing import Candidate, Speed, describe, measure, parse_speeds
-from pl_fed.state import free_memory
+from pl_fed.state import total_memory
 from pl_fed.trees import count_sample_bytes
 
 EAGER = ("one_by_one", "stacked")
 COMPILED = ("one_by_one_compiled", "stacked_compiled")
 STACKED = ("stacked", "stacked_compiled")
+UNNAMED = ("auto", "fastest")
 
 _EAGER_FALLBACKS = {
     "stacked_compiled": "stacked",
@@ -42,7 +44,11 @@ _ONE_BY_ONE_FALLBACKS = {"stacked": "one_by_one", "stacked_compiled": "one_by_on
 _MIN_SECONDS_FOR_EAGER = 10.0  # of local work; below, timing the eager engines does not pay off
 _MIN_SECONDS_FOR_COMPILED = 60.0  # of local work; below, compiling does not pay off
 
+_TYPICAL_STEP_SECONDS = 5e-4  # of one client
+
 _ROWS_BYTES = 1 << 23  # rows of a chunk that runs one by one
+_STACK_SHARE = 0.25  # of a device's memory, for a stack; client states take a share of the free one
+_TRIED_CLIENTS = 16  # in the trial that clients can be stacked
 _STACK_BYTES = 5 << 20  # rows of a stack on a CPU: fastest if they fit into a cache
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -84,9 +90,10 @@ class Workload:
 class EngineChoice:
     """Engine choice: runs chunks by the configured engine, or by another one if it is unsuitable.
 
-    ``auto`` times the engines before the first round and takes the fastest. It does so in long runs
-    only: a run of seconds ends before a step is compiled. The choice belongs to the run: it is in
-    the checkpoint, and a resumed run keeps it.
+    ``auto`` chooses by a rule (:mod:`pl_fed.engine.rule`). ``fastest`` times the engines before the
+    first round and takes the fastest. It does so in long runs only: a run of seconds ends before a
+    step is compiled. The choice belongs to the run: it is in the checkpoint, and a resumed run
+    keeps it.
 
     Args:
         options: The engine of the config, its chunk size and compile mode.
@@ -102,13 +109,14 @@ class EngineChoice:
     def __init__(self, options: EngineOptions = EngineOptions()) -> None:
         self.options = options
         self.settings = LocalSettings()
-        self.current: str | None = None if options.name == "auto" else options.name
+        self.current: str | None = None if options.name in UNNAMED else options.name
         self.size = options.chunk_size
         self.speeds: dict[str, Speed] = {}
         self.activity = ""
         self._client: Client | None = None
         self._engines: dict[Any, Engine] = {}
         self._stackable: bool | None = None
+        self._activation_bytes = 0  # of a client in a stack; 0 before they are measured
 
     @property
     def stacks(self) -> bool:
@@ -122,7 +130,8 @@ class EngineChoice:
             self._begin(work.client)
         self._client, self.settings = work.client, work.settings
         if self.current is None:
-            self.current = work.agree(self._find_fastest(work) if len(work.cohort) else None)
+            find = self._find_fastest if self.options.name == "fastest" else self._apply_rule
+            self.current = work.agree(find(work) if len(work.cohort) else None)
             self.activity = ""
         if not len(work.cohort):
             return
@@ -148,6 +157,18 @@ class EngineChoice:
             self.activity = ""
         return self.run(client, optimizer, chunk)
 
+    def halve(self) -> bool:
+        """Halve the number of clients at a time, after a device ran out of memory.
+
+        Returns:
+            Whether fewer clients are possible.
+        """
+        if self.size is None or self.size < 2:
+            return False
+        self.size //= 2
+        self._engines = {}  # their buffers hold a stack of the old size
+        return True
+
     def clients_at_a_time(self, name: str | None, work: Workload) -> int:
         """Return the number of clients that an engine runs at a time."""
         if self.options.chunk_size is not None:
@@ -155,12 +176,13 @@ class EngineChoice:
         row, cohort = work.client.row("global").data, len(work.cohort)
         if name not in STACKED:
             return max(1, min(cohort, _ROWS_BYTES // row.nbytes))
-        # a row, its gradient, two of optimizer state, two temporary ones; estimated activations
         models, batches = len(work.example.objective.trained), work.example.batches
-        needed = (
-            6 * models * row.nbytes + 64 * count_sample_bytes(batches.data.inputs) * batches.width
-        )
-        most = int(0.5 * free_memory(row.device) / needed)
+        activations = 2 * self._activation_bytes  # as much again for the backward pass
+        if not activations:
+            activations = 64 * count_sample_bytes(batches.data.inputs) * batches.width
+        # a row, its gradient, two of optimizer state, two temporary ones
+        needed = 6 * models * row.nbytes + activations
+        most = int(_STACK_SHARE * total_memory(row.device) / needed)
         if row.device.type == "cpu":
             most = min(most, _STACK_BYTES // (models * row.nbytes))
         chunks = math.ceil(cohort / max(1, min(cohort, most)))
@@ -190,7 +212,7 @@ class EngineChoice:
         self._begin(None)
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # damaged: unknown speeds
             self.speeds = parse_speeds(state["speeds"])
-        keeps_engine = self.options.name in ("auto", state["asked"])
+        keeps_engine = self.options.name in (*UNNAMED, state["asked"])
         if keeps_engine:
             self.current = engine
         if self.options.chunk_size is None and (keeps_engine or self.options.name == engine):
@@ -199,14 +221,35 @@ class EngineChoice:
     def _begin(self, client: Client | None) -> None:
         """Drop the choice for another client."""
         self._client, self._engines, self._stackable = client, {}, None
+        self._activation_bytes = 0
         self.current, self.size = (
-            None if self.options.name == "auto" else self.options.name,
+            None if self.options.name in UNNAMED else self.options.name,
             self.options.chunk_size,
         )
+
+    def _apply_rule(self, work: Workload) -> str:
+        """Return the engine of the rule; it asks whether clients stack only if that matters."""
+        objective, steps = work.example.objective, self._count_steps(work)
+        stack = min(len(work.cohort), self.clients_at_a_time("stacked", work))
+        name = choose_engine(WorkFacts.collect(work.client, objective, stack, steps))
+        if name in STACKED and not self._can_stack(work, lambda _: None):
+            return choose_engine(WorkFacts.collect(work.client, objective, 1, steps))
+        return name
+
+    @staticmethod
+    def _count_steps(work: Workload) -> float:
+        """Return the number of local steps of the run; 0 if the number of rounds is unknown.
+
+        A time limit (``max_time``) bounds it by a typical time of a step.
+        """
+        steps = sum(max(counts) for counts in zip(*work.steps(work.cohort).values()))
+        return min(work.rounds * steps, work.seconds / _TYPICAL_STEP_SECONDS) if steps else 0.0
 
     def _find_fastest(self, work: Workload) -> str:
         """Time the engines if the run is long enough, and return the fastest."""
         default = default_engine(work.client.device)
+        if default in STACKED and not self._can_stack(work, rank_zero_warn):
+            default = "one_by_one"
         steps = work.rounds * sum(max(counts) for counts in zip(*work.steps(work.cohort).values()))
         if not steps:
             return default
@@ -263,10 +306,12 @@ class EngineChoice:
     def _can_stack(self, work: Workload, warn: Callable[[str], object]) -> bool:
         """Return whether clients can be stacked; check once, and warn if they cannot."""
         if self._stackable is None:
-            size = self.clients_at_a_time("stacked", work)
+            size = min(_TRIED_CLIENTS, self.clients_at_a_time("stacked", work))
             try:
                 chunk = work.load(work.cohort[:size])
-                check_stackable(work.client, work.optimizer, chunk, self.settings, size)
+                self._activation_bytes = check_stackable(
+                    work.client, work.optimizer, chunk, self.settings
+                )
                 self._stackable = True
             except CannotStackError as error:
                 self._stackable = False
@@ -275,7 +320,7 @@ class EngineChoice:
 
 
 def default_engine(device: torch.device) -> EngineName:
-    """Return the engine of ``auto`` without measured speeds."""
+    """Return an engine for short work on a device."""
     return "stacked" if device.type == "cuda" else "one_by_one"
 
 

@@ -15,13 +15,19 @@ from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.engine.step import LocalStep, Tensors
 from pl_fed.engine.tracing import trace
-from pl_fed.torch_internals import arguments_of, compile_graph
+from pl_fed.torch_internals import (
+    arguments_of,
+    compile_graph,
+    mark_static,
+    uses_cuda_graphs,
+)
 from pl_fed.trees import clone, leaves, replace_leaves, tree_map
 
 _WRAPPING = {"cpp.enable_floating_point_contract_flag": "off -fwrapv"}
 """Compiler flag: integers wrap around, as in keyed draws. Without it, the last few draws of a layer
 were wrong with torch 2.9. This option passes its text to the C++ compiler unchanged."""
 _MAX_CACHED_CONSTANTS = 1 << 17  # numbers; a lookup in the compiler's cache reads all of them
+_LARGE = 1e3  # largest input of the comparison with the eager step
 _TOLERANCE = {True: 5e-2, False: 1e-3}  # relative, by whether the step is in mixed precision
 
 
@@ -50,18 +56,29 @@ class CompiledStep:
         inputs: dict[str, Any],
         mode: str | None,
     ) -> None:
-        eager, compiled = clone(state), clone(state)
-        # other inputs than in the trace reveal numbers that became constants of the graph
+        before = clone(state)
+        # other inputs and weights than in the trace reveal numbers that became constants of the
+        # graph, and code that reads the module's own weights
+        eager = clone({**state, "leaves": tree_map(_scale, state["leaves"])})
+        moved = leaves(clone(eager))
         test_inputs = {**inputs, "inputs": tree_map(_scale, inputs["inputs"])}
         eager["gradients"] = step(eager, test_inputs)
         with _silence_logs():
             self._compile(step, state, inputs, mode)
-            self._state = leaves(compiled)
-            compiled["gradients"] = self(leaves(test_inputs))
+            self._state = leaves(state)
+            if uses_cuda_graphs(mode):
+                mark_static(self._state)
+            try:
+                for tensor, value in zip(self._state, moved, strict=True):
+                    tensor.copy_(value)
+                gradients = self(leaves(test_inputs))
+                compiled = clone({**state, "gradients": gradients})
+            finally:
+                for tensor, value in zip(self._state, leaves(before), strict=True):
+                    tensor.copy_(value)
         for expected, actual in zip(leaves(eager), leaves(compiled), strict=True):
             if not _are_close(expected, actual, _TOLERANCE[step.casts]):
                 raise CannotCompileError("a compiled step gave other numbers than an eager one")
-        self._state = leaves(state)
 
     def _compile(
         self,
@@ -114,8 +131,11 @@ def _silence_logs() -> Iterator[None]:
 
 
 def _scale(numbers: Tensor) -> Tensor:
-    """Return different floating-point numbers; integers and flags stay the same."""
-    return 0.75 * numbers if numbers.is_floating_point() else numbers
+    """Return other floating-point numbers, of moderate size; integers and flags stay the same.
+
+    Samples that overflow must not decide which engine the other clients have.
+    """
+    return 0.75 * numbers.clamp(-_LARGE, _LARGE) if numbers.is_floating_point() else numbers
 
 
 def _are_close(expected: Tensor, actual: Tensor, tolerance: float) -> bool:

@@ -1,6 +1,7 @@
 """The engine ``one_by_one``: one client after the other on the client's own modules."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from pl_fed.clients.contract import ModelRows
 from pl_fed.engine.base import (
     Chunk,
     Engine,
+    OwnBuffers,
     allocate_rows,
     as_outputs,
     rebuild_optimizer,
@@ -18,8 +20,7 @@ from pl_fed.engine.base import (
     stack_outputs,
 )
 from pl_fed.engine.optimizer_states import OptimizerStates
-from pl_fed.nets.rows import buffers_outside_rows
-from pl_fed.random import fork_torch_rng, key
+from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.types import Batch
 
 
@@ -30,6 +31,12 @@ class OneByOne(Engine):
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
         """Train the chunk's rows: see :meth:`Engine.run`."""
+        return self.run_in_turn(client, optimizer, chunk)
+
+    def run_in_turn(
+        self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
+    ) -> dict[str, Tensor]:
+        """Train the chunk's rows, also of a trial before training."""
         batches, objective, models = chunk.batches, chunk.objective, _WorkingModels(client, chunk)
         parameters = {
             model: list(client.row(model).tensors.values()) for model in objective.trained
@@ -37,7 +44,7 @@ class OneByOne(Engine):
         rows, states = chunk.round.readable_rows(), OptimizerStates(client, chunk)
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
-        with fork_torch_rng(client.device) as seed:
+        with _fork_generators(client) as seed:
             for position, client_id in enumerate(batches.clients):
                 seed(key(batches.seed, "torch", batches.round, client_id))
                 models.load(position)
@@ -81,6 +88,7 @@ class OneByOne(Engine):
             client.draws.start(keys[step])
             optimizer.zero_grad()
             outputs = self._differentiate(chunk, batch, position, step)
+            models.adopt_buffers()
             for model, own_parameters, steps in groups:
                 if step >= steps:
                     _clear_gradients(own_parameters)
@@ -120,6 +128,26 @@ class OneByOne(Engine):
             nn.utils.clip_grad_norm_(parameters, value)
 
 
+@contextmanager
+def _fork_generators(client: Client) -> Iterator[Callable[[int], None]]:
+    """Yield a function that seeds torch's generators, and all global ones if the steps need it."""
+    with fork_torch_rng(client.device) as seed:
+        if not client.draws_globally:
+            yield seed
+            return
+        with fork_all_generators() as seed_all:
+
+            def seed_both(draw: int) -> None:
+                """Seed the generators of Python, NumPy and torch."""
+                seed_all(draw)
+                seed(draw)
+
+            yield seed_both
+
+
+_SMALL = 1 << 12  # numbers of a buffer that is copied without a comparison
+
+
 def _clear_gradients(parameters: list[Tensor]) -> None:
     for parameter in parameters:
         parameter.grad = None  # optimizers skip it
@@ -141,12 +169,15 @@ class _WorkingModels:
                 _WorkingRow(model, own.statistics, before.statistics, after.statistics),
             ]
             self.trained[model] = after
-        # no row contains these buffers, such as BatchNorm's number of batches
-        buffers = [buffer for buffer in client.buffers() if not buffer.is_floating_point()]
-        for model in chunk.objective.trained:
-            buffers += buffers_outside_rows(client.model(model)).values()
-        distinct = {id(buffer): buffer for buffer in buffers}
-        self.counters = [(buffer, buffer.clone()) for buffer in distinct.values()]
+        # no row contains these buffers, such as BatchNorm's number of batches or a criterion's
+        self._own = OwnBuffers(client)
+        in_rows = {
+            id(buffer)
+            for model in chunk.objective.trained
+            for buffer in client.statistics(model).tensors.values()
+        }
+        outside = {id(b): b for b in self._own.buffers if id(b) not in in_rows}
+        self.counters = [(buffer, buffer.clone()) for buffer in outside.values()]
 
     def load(self, position: int) -> None:
         """Load the models of a client."""
@@ -157,7 +188,13 @@ class _WorkingModels:
     def restore_counters(self) -> None:
         """Restore the buffers outside of rows to their values before the first client."""
         for buffer, value in self.counters:
-            buffer.copy_(value)
+            # a large one is as a rule a constant: reading it takes half the time of a copy
+            if buffer.numel() <= _SMALL or not torch.equal(buffer, value):
+                buffer.copy_(value)
+
+    def adopt_buffers(self) -> None:
+        """Copy the values of buffers that a step has replaced into the model's own buffers."""
+        self._own.adopt()
 
     def keep(self, model: str, position: int) -> None:
         """Write a model into the client's new rows."""

@@ -7,9 +7,11 @@ import torch
 
 from pl_fed.arguments import check_choice, check_integers
 
-EngineName = Literal["auto", "one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
+EngineName = Literal[
+    "auto", "fastest", "one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"
+]
 """``one_by_one``: one client after the other; ``stacked``: many at once under ``torch.vmap``. Both
-run eagerly or with compiled local steps. ``auto``: the fastest of the four."""
+run eagerly or with compiled local steps. ``auto`` chooses by a rule, ``fastest`` by a stopwatch."""
 
 _PATH = "federation.engine"
 
@@ -21,7 +23,8 @@ class EngineOptions:
     Args:
         name: The engine: ``"one_by_one"``; ``"stacked"``, many clients at once under vmap;
             ``"one_by_one_compiled"`` and ``"stacked_compiled"``, with compiled local steps;
-            ``"auto"`` times the engines and takes the fastest.
+            ``"auto"`` chooses by a rule from the device, the net, the cohort and the length of the
+            run; ``"fastest"`` times the engines, so that equal runs may differ by rounding.
         chunk_size: Number of clients that the engine runs at a time, at least 1; ``None`` takes a
             number that suits the engine and fits into memory.
         compile_mode: ``mode`` of ``torch.compile``, for example ``"reduce-overhead"`` for CUDA

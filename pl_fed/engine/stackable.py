@@ -1,5 +1,8 @@
 """Check that clients can be stacked, by types and by a trial on their first minibatches."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +29,9 @@ ELEMENTWISE = (
 )
 """Optimizers that update each number independently, so that stacked clients do not mix."""
 
+_OTHER_WEIGHTS = 0.75  # factor of the weights at which gradients are compared
+_TOLERANCE = 1e-2  # relative, of gradients
+
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -34,16 +40,17 @@ def check_stackable(
     optimizer: torch.optim.Optimizer,
     chunk: Chunk,
     settings: LocalSettings,
-    size: int,
-) -> None:
+) -> int:
     """Check that clients can be stacked; try the objective without training.
 
     Args:
         client: The algorithm.
         optimizer: The local optimizer.
-        chunk: A chunk of clients for the trial.
+        chunk: A few clients for the trial.
         settings: Mixed precision and gradient clipping.
-        size: The number of stacked clients.
+
+    Returns:
+        The bytes that a step of one client keeps for its backward pass; 0 if they are unknown.
 
     Raises:
         CannotStackError: If the optimizer mixes the numbers of a tensor, the net mixes the samples
@@ -58,9 +65,13 @@ def check_stackable(
             " and the clients' minibatches have several sizes"
         )
     try:
-        buffers, runner = dict(client.named_buffers()), BatchedRunner(settings, size)
-        with fork_torch_rng(client.device), restore_buffers(buffers) as changed:
+        size = len(chunk.clients)
+        runner = BatchedRunner(settings, size)
+        with fork_torch_rng(client.device), restore_buffers(client) as changed:
             loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
+            agrees = settings.casts(client.device) or _agrees_with_one(
+                client, optimizer, chunk, runner
+            )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # an error with another cause will occur again one by one
@@ -71,6 +82,89 @@ def check_stackable(
         raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
     if not all(torch.allclose(loss, other, rtol=1e-3, equal_nan=True) for other in other_losses):
         raise CannotStackError("the loss of `training_step` depends on masked samples")
+    if not agrees:
+        raise CannotStackError("a stack has other gradients than its first client alone")
+    return _measure_saved_bytes(client, optimizer, chunk, settings) // size
+
+
+def _agrees_with_one(
+    client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, runner: BatchedRunner
+) -> bool:
+    """Return whether a stack has the gradients of its first client alone, at other weights.
+
+    A backward pass that reads the module, as a hook of a tensor may, reads the module's own weights
+    in a stack.
+    """
+    rows = chunk.round.readable_rows()
+    prepared = runner.prepare(client, optimizer, chunk, rows)
+    with torch.no_grad():
+        prepared.buffers.load(chunk.round.models, rows)
+        for group in prepared.buffers.leaves.values():
+            for leaf in group.values():
+                leaf.mul_(_OTHER_WEIGHTS)
+        batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
+        inputs = StepInputs(prepared, optimizer, chunk).build_stack(0, batch)
+        stacked, _ = prepared.step.gradients(prepared.buffers.state, inputs)
+        alone = prepared.step.first_gradients(prepared.buffers.state, inputs)
+    return all(
+        _are_close(stacked[model][name][0], gradient)
+        for model, group in alone.items()
+        for name, gradient in group.items()
+    )
+
+
+def _are_close(actual: Tensor, expected: Tensor) -> bool:
+    """Return whether gradients agree within rounding, where the expected ones are finite."""
+    is_finite = expected.isfinite()
+    actual, expected = actual[is_finite].double(), expected[is_finite].double()
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(actual, expected, rtol=0, atol=_TOLERANCE * scale + 1e-6)
+
+
+def _measure_saved_bytes(
+    client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, settings: LocalSettings
+) -> int:
+    """Return the bytes that a step of a stack keeps for its backward pass; 0 if they are unknown.
+
+    An objective that differentiates by ``torch.func`` cannot be watched.
+    """
+    rows, runner = chunk.round.readable_rows(), BatchedRunner(settings, len(chunk.clients))
+    with (
+        suppress(Exception),
+        fork_torch_rng(client.device),
+        restore_buffers(client),
+        torch.no_grad(),
+        _count_saved_bytes() as saved,
+    ):
+        step = runner.prepare(client, optimizer, chunk, rows)
+        step.buffers.load(chunk.round.models, rows)
+        batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
+        step.compute_outputs(StepInputs(step, optimizer, chunk).build_stack(0, batch))
+        return max(saved)
+    return 0
+
+
+@contextmanager
+def _count_saved_bytes() -> Iterator[list[int]]:
+    """Yield the bytes of the tensors that autograd keeps for a backward pass, as they grow."""
+    storages: dict[int, int] = {}
+    totals = [0]
+
+    def note(tensor: Tensor) -> Tensor:
+        """Count the memory of a tensor once."""
+        with suppress(RuntimeError, NotImplementedError):  # a traced tensor has no memory
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            totals.append(sum(storages.values()))
+        return tensor
+
+    def release(tensor: Tensor) -> Tensor:
+        """Begin a new count: the backward pass frees the tensors."""
+        storages.clear()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, release):
+        yield totals
 
 
 def _check_types(

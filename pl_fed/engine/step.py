@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Objective
+from pl_fed.devices import to_device
 from pl_fed.engine.base import LocalSettings
 from pl_fed.engine.step_function import StepFunction
 from pl_fed.engine.tracing import loosen_views, trace
@@ -153,6 +154,11 @@ class LocalStep:
         finally:
             self._client_graph = graph
 
+    def first_gradients(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
+        """Return the gradients of the first client of a stack, computed without a stack."""
+        first = _select_first(*self._stack(state, inputs))
+        return self._client_gradients(*first)[0]
+
     def _objective_inputs(self, inputs: dict[str, Any]) -> tuple[Any, ...]:
         """Return the inputs of the objective: batch, index, draw and rows."""
         batch = {
@@ -196,10 +202,20 @@ class LocalStep:
             tensors = {
                 model: {**group, **buffers.get(model, {})} for model, group in leaves.items()
             }
+
+            def differentiate(
+                outputs: dict[str, Tensor],
+            ) -> tuple[Tensors, dict[str, Tensor]]:
+                """Return the gradients, while the models have these leaves."""
+                full_precision = torch.autocast(self.client.device.type, enabled=False)
+                with full_precision if self.casts else nullcontext():
+                    gradients = _differentiate(outputs["loss"], leaves)
+                return gradients, {name: value.detach() for name, value in outputs.items()}
+
             with self.settings.autocast():
-                outputs = self.function(tensors, Batch(**batch), index, draw, rows)
-            gradients = _differentiate(outputs["loss"], leaves)
-        return gradients, {name: value.detach() for name, value in outputs.items()}
+                return self.function(  # type: ignore[return-value]
+                    tensors, Batch(**batch), index, draw, rows, read=differentiate
+                )
 
     def _stack_gradients(
         self, stack: tuple[Any, ...], dims: tuple[Any, ...]
@@ -210,7 +226,7 @@ class LocalStep:
             leaves: Tensors, _: Tensors, batch: dict[str, Tensor], *arguments: Any
         ) -> dict[str, Tensor]:
             """Return the outputs of one client."""
-            return self.function(leaves, Batch(**batch), *arguments)
+            return self.function(leaves, Batch(**batch), *arguments)  # type: ignore[return-value]
 
         with torch.enable_grad():
             leaves = _require_gradients(stack[0])
@@ -344,7 +360,7 @@ def read_options(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor
 
 
 def _stack_numbers(rows: list[list[float]], like: Tensor) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64).to(like)
+    return to_device(torch.tensor(rows, dtype=torch.float64), like, like.dtype)
 
 
 def _require_gradients(leaves: Tensors) -> Tensors:

@@ -1,7 +1,7 @@
 """An objective as a function of tensors."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -10,6 +10,8 @@ from pl_fed.clients.contract import Objective
 from pl_fed.engine.base import as_outputs
 from pl_fed.nets.calls import functional_call
 from pl_fed.types import Batch
+
+_Result = TypeVar("_Result")
 
 
 class StepFunction:
@@ -35,8 +37,9 @@ class StepFunction:
         index: int | Tensor,
         draw: Tensor | int,
         rows: Mapping[str, Any],
-    ) -> dict[str, Tensor]:
-        """Return the outputs of the step for ONE client.
+        read: Callable[[dict[str, Tensor]], _Result] | None = None,
+    ) -> _Result | dict[str, Tensor]:
+        """Return the outputs of the step for ONE client, or a function of them.
 
         Args:
             tensors: The parameters (and buffers) of each model, by model and name.
@@ -45,6 +48,8 @@ class StepFunction:
             draw: The key of the random draws of the client's layers.
             rows: The rows that the step may read, by name; rows as long as a model are dicts of
                 tensors.
+            read: A function of the outputs. It is called while the models have the given tensors:
+                a backward pass may read them again, as with activation checkpoints.
         """
         named = {
             f"client.{model}_model.{name}": tensor
@@ -54,7 +59,9 @@ class StepFunction:
         self.client.draws.start(draw)
         try:
             with self.client.reading(_RecordingRows(rows, self.rows_read)):
-                return functional_call(self._module, named, (batch, index))  # type: ignore[no-any-return]
+                return functional_call(  # type: ignore[no-any-return]
+                    self._module, named, (batch, index, read)
+                )
         finally:
             self.client.draws.start(0)
 
@@ -79,5 +86,8 @@ class _StepModule(nn.Module):
         self.client = client
         self.objective = objective
 
-    def forward(self, batch: Batch, index: int) -> dict[str, Tensor]:
-        return as_outputs(self.objective.step(batch, index))
+    def forward(
+        self, batch: Batch, index: int, read: Callable[[dict[str, Tensor]], Any] | None
+    ) -> Any:
+        outputs = as_outputs(self.objective.step(batch, index))
+        return outputs if read is None else read(outputs)

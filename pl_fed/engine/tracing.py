@@ -5,13 +5,14 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.kept_parts import CLIENT_BOOKKEEPING
 from pl_fed.engine.base import CannotCompileError
+from pl_fed.nets.kept_values import MIRRORS
 from pl_fed.torch_internals import (
     MovedInTorchError,
     OperatorMode,
@@ -21,21 +22,8 @@ from pl_fed.torch_internals import (
 )
 
 _PLAIN = (int, float, complex, str, type(None))
-_MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer's own lists of its parameters
-_BOOKKEEPING = {
-    "constructor_arguments",
-    "_rows",
-    "_readable",
-    "_objective",
-    "_states",
-    "_server_states",
-    "models",
-    "_task_data",
-    "keeps_optimizer_state",
-    "_optimizer_layouts",
-}
 # a change of these attributes changes no step
-_IGNORED_ATTRIBUTES = {*vars(LightningModule()), *_BOOKKEEPING, *_MIRRORS} - {"training"}
+_IGNORED_ATTRIBUTES = {*CLIENT_BOOKKEEPING, *MIRRORS} - {"training"}
 
 
 def trace(client: Client, function: Callable[..., Any], *tensors: Any) -> GraphModule:

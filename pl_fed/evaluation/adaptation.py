@@ -14,7 +14,7 @@ from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
-from pl_fed.engine.choice import EngineChoice, Workload, default_engine
+from pl_fed.engine.choice import UNNAMED, EngineChoice, Workload, default_engine
 from pl_fed.random import key
 from pl_fed.types import Batch
 
@@ -114,7 +114,7 @@ class Adaptation:
         """Return the engine of the rounds; before its choice, the default engine."""
         options = round_engine.options
         name: Any = round_engine.current or options.name
-        if name == "auto":
+        if name in UNNAMED:
             name = default_engine(self.client.device)
         moved = self._device != self.client.device
         if self._engine is None or self._engine.options.name != name or moved:

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.kept_parts import task_parts
 from pl_fed.evaluation.sample_collector import SampleCollector
+from pl_fed.nets.kept_values import ValueGuard
 from pl_fed.trees import Tree, count_samples
 
 
@@ -78,6 +80,7 @@ class CriterionValues(ClientLosses):
     def __init__(self, client: Client, sizes: Tensor, device: torch.device) -> None:
         super().__init__(client, len(sizes), device)
         self._collector = SampleCollector(sizes.tolist())
+        self._guard = ValueGuard(task_parts(client))
 
     def add(self, positions: Tensor, outputs: Tree, targets: Tree) -> None:
         """Add samples; ``positions`` are the positions of their clients, int64 [samples]."""
@@ -86,6 +89,7 @@ class CriterionValues(ClientLosses):
             loss = self.client.task.batch_loss(own_outputs, own_targets)
             self._losses[position] += loss.double() * num_samples
             self._weights[position] += num_samples
+            self._guard.restore()
 
     def forget(self, position: int) -> None:
         """Reset the loss of the client at a position."""

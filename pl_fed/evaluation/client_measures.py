@@ -9,12 +9,7 @@ from torch import Tensor
 from pl_fed.evaluation.sample_collector import SampleCollector
 from pl_fed.metrics.named import metric_arguments
 from pl_fed.tasks import Task
-from pl_fed.tasks.metric_values import (
-    UNDEFINED_ERRORS,
-    compute_metric,
-    keep_local,
-    raise_lack_of_memory,
-)
+from pl_fed.tasks.metric_values import keep_local, metric_value
 from pl_fed.trees import Tree
 
 
@@ -86,10 +81,6 @@ def measure(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for metric in metrics.values():
-            try:
-                metric.update(*metric_arguments(metric, predictions, targets))
-                values.append(float(compute_metric(metric)) if computes else torch.nan)
-            except UNDEFINED_ERRORS as error:
-                raise_lack_of_memory(error)
-                values.append(torch.nan)
+            arguments = metric_arguments(metric, predictions, targets)
+            values.append(metric_value(metric, arguments, computes))
     return values

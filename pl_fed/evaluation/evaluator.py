@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows
+from pl_fed.clients.kept_parts import kept_parts, lay_rows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
@@ -22,7 +23,10 @@ from pl_fed.evaluation.step_evaluation import StepEvaluation
 from pl_fed.metrics import ClientMetrics
 from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import unkey_dropouts
+from pl_fed.nets.kept_values import Part, ValueGuard
 from pl_fed.nets.modes import evaluation_mode
+from pl_fed.nets.rows import count_as_integers
+from pl_fed.random import fork_all_generators, fork_torch_rng
 from pl_fed.tasks import LightningTask
 from pl_fed.torch_internals import has_operator_modes
 from pl_fed.trees import Tree, gather, join, select, split, tree_map
@@ -68,8 +72,40 @@ class Evaluator:
         self._monitor = monitor
         self.stacked = stacked
         self._begin = begin
+        self._parts: list[Part] | None = None
+        self._guard: ValueGuard | None = None  # of the evaluation that runs now
+        self._restores = True  # after each client; until an evaluation has changed nothing
+        self._has_changes = False
         layers = client.model("global").modules()
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in layers)
+
+    @contextmanager
+    def _restore_values(self) -> Iterator[None]:
+        """Restore what an evaluation changes in modules and in generators of random numbers."""
+        if self._guard is not None:
+            yield
+            return
+        if self._parts is None:
+            self._parts = kept_parts(self.client)
+        with fork_all_generators(), fork_torch_rng(self.client.device):
+            lay_rows(self.client)
+            self._guard = ValueGuard(self._parts, self._list_loaded_buffers())
+            try:
+                yield
+            finally:
+                self._has_changes |= bool(self._guard.restore())
+                self._restores, self._guard = self._has_changes, None
+
+    def _list_loaded_buffers(self) -> list[Tensor]:
+        """Return the running statistics of models that are loaded client by client."""
+        names = [name for name in self.client.models if name != "global"]
+        rows = [self.client.statistics(name) for name in names]
+        return [tensor for row in rows for tensor in row.tensors.values()]
+
+    def _restore(self) -> None:
+        """Restore what the last batch or client has changed, so that no other one sees it."""
+        if self._guard is not None and self._restores:
+            self._has_changes |= bool(self._guard.restore())
 
     @property
     def is_monitoring(self) -> bool:
@@ -135,12 +171,13 @@ class Evaluator:
         """Return the results of each model for each client."""
         models = list(models)
         sizes = data.part(part).sizes[clients]
-        if self.client.task.runs_steps:
-            return {model: self._step_tables(data, part, clients, model) for model in models}
-        sums = {model: _Sums(self.client, data, sizes) for model in models}
-        for model, position, index, outputs in self._run_models(data, part, clients, models):
-            sums[model].add(position, index, outputs)
-        return {model: model_sums.tables for model, model_sums in sums.items()}
+        with self._restore_values():
+            if self.client.task.runs_steps:
+                return {model: self._step_tables(data, part, clients, model) for model in models}
+            sums = {model: _Sums(self.client, data, sizes) for model in models}
+            for model, position, index, outputs in self._run_models(data, part, clients, models):
+                sums[model].add(position, index, outputs)
+            return {model: model_sums.tables for model, model_sums in sums.items()}
 
     def tables(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
@@ -177,6 +214,7 @@ class Evaluator:
         with torch.inference_mode(False), torch.no_grad():
             net = copy.deepcopy(self.client.model(model), {id(draws): draws})
             unkey_dropouts(net)
+            count_as_integers(net)
             for buffer in net.buffers():  # the copied buffers are views of a copied row
                 buffer.data = buffer.data.clone()
         return net.eval()
@@ -208,11 +246,11 @@ class Evaluator:
         """Return the results of each client's own model."""
         sizes = data.part(part).sizes[clients]
         if self.client.task.runs_steps:
-            with torch.no_grad(), evaluation_mode(self.client):
+            with torch.no_grad(), evaluation_mode(self.client), self._restore_values():
                 return self._step_tables(data, part, clients, model, rows)
         sums, order = _Sums(self.client, data, sizes, measures), _sort_by_size(sizes)
         samples = self._samples(data, part, clients[order])
-        with torch.no_grad(), evaluation_mode(self.client):
+        with torch.no_grad(), evaluation_mode(self.client), self._restore_values():
             for position, index, outputs in self._run_personal(model, rows[order], samples):
                 sums.add(order.to(position.device)[position], index, outputs)
         return sums.tables
@@ -245,7 +283,7 @@ class Evaluator:
             return self._start_losses_of_steps(data, clients, poison)
         module, samples = self.client.model("global"), self._samples(data, "train", clients)
         losses = ClientLosses.create(self.client, samples.sizes, data.device)
-        with torch.no_grad(), evaluation_mode(self.client):
+        with torch.no_grad(), evaluation_mode(self.client), self._restore_values():
             for position, index in samples.batches():
                 outputs = self._predict(module, data.inputs_of(index))
                 losses.add(position, outputs, select(data.targets, index))
@@ -266,9 +304,10 @@ class Evaluator:
             ``probability`` of the predicted class. Predictions without classes have the shape of
             ``target`` if it fits.
         """
-        if self.client.task.runs_steps:
-            return self._predict_by_steps(data, clients, model)
-        pieces = list(self._run_models(data, "test", clients, [model]))
+        with self._restore_values():
+            if self.client.task.runs_steps:
+                return self._predict_by_steps(data, clients, model)
+            pieces = list(self._run_models(data, "test", clients, [model]))
         if not pieces:
             return [self._predictions(data, client, None) for client in clients.tolist()]
         order = torch.cat([position for _, position, _, _ in pieces]).argsort(stable=True)
@@ -328,9 +367,10 @@ class Evaluator:
     ) -> Tensor:
         """Return the mean loss of the global model over each client's training data."""
         evaluation = self._evaluate_steps(data, "train", clients, "global")
-        with torch.no_grad(), evaluation_mode(self.client):
+        with torch.no_grad(), evaluation_mode(self.client), self._restore_values():
             for position, client in enumerate(clients.tolist()):
                 evaluation.measure_training_loss(position, poison.get(client))
+                self._restore()
         return evaluation.losses
 
     def _predict_by_steps(
@@ -359,7 +399,9 @@ class Evaluator:
             rows: The clients' models; by default those at the start of an evaluation.
         """
         if model == "global" and rows is None:
-            yield from sizes.nonzero().flatten().tolist()
+            for position in sizes.nonzero().flatten().tolist():
+                yield position
+                self._restore()
             return
         for positions in self._split_clients(sizes):
             own = self._begin(clients[positions]).models[model] if rows is None else rows[positions]
@@ -367,6 +409,7 @@ class Evaluator:
                 for number, position in enumerate(positions.tolist()):
                     self._load_rows(model, own[number])
                     yield position
+                    self._restore()
 
     def _run_models(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
@@ -378,6 +421,7 @@ class Evaluator:
             module = self.client.model("global")
             for position, index in samples.batches():
                 outputs = self._predict(module, data.inputs_of(index))
+                self._restore()
                 yield "global", position, index, outputs
         if not personal:
             return
@@ -450,6 +494,7 @@ class Evaluator:
                 for position, index in samples.client_batches(number):
                     inputs = samples.data.inputs_of(index)
                     yield position, index, self._predict(module, inputs)
+                self._restore()
 
     def _predict(self, module: nn.Module, inputs: Tree) -> Tree:
         """Return a model's outputs; on a CPU with faster kernels."""

@@ -42,7 +42,9 @@ class Monitor:
 
     @classmethod
     def from_name(cls, name: str | None, task: Task, classes: int) -> "Monitor":
-        """Return the monitor for a name; by default the accuracy, or the task's first metric.
+        """Return the monitor for a name; by default the accuracy, or the first metric.
+
+        The first metric is the task's first one with a known direction.
 
         Args:
             name: The setting ``federation.monitor``.
@@ -50,21 +52,32 @@ class Monitor:
             classes: Number of classes, or 0.
 
         Raises:
-            ValueError: If no metric has this name.
+            ValueError: If no metric has this name, or its direction is unknown.
         """
         measures = metric_directions(task)
-        names = [*(["accuracy"] if classes else []), *measures, "loss"]
+        losses = ["loss"] if task.has_loss("val") else []
+        names = [*(["accuracy"] if classes else []), *measures, *losses]
         if name is None:
-            name = names[0]
+            name = next((name for name in names if measures.get(name, True) is not None), "loss")
+            names = names if name in names else ["loss"]
         given_name, name = name, name if name in names else task.metric_name(name)
         if name not in names:
+            ending = "."
+            if name == "loss":
+                ending = ", because the evaluation steps neither return nor log a loss."
             raise ValueError(
-                f"Expected argument `federation.monitor` to be one of {', '.join(names)} for the"
-                f" task {type(task).__name__} but got {given_name!r}."
+                f"Expected argument `federation.monitor` to be one of {', '.join(names) or 'none'}"
+                f" for the task {type(task).__name__} but got {given_name!r}{ending}"
             )
-        if name in measures:
-            return cls(name, measures[name], list(measures).index(name))
-        return cls(name, name == "accuracy")
+        if name not in measures:
+            return cls(name, name == "accuracy")
+        if (higher_is_better := measures[name]) is None:
+            raise ValueError(
+                "Expected argument `federation.monitor` to be a metric whose direction is known but"
+                f" got {given_name!r}: add it to `federation.lower_is_better` or"
+                " `federation.higher_is_better`."
+            )
+        return cls(name, higher_is_better, list(measures).index(name))
 
     def score(self, tables: Tables) -> Tensor:
         """Return the score of a model for each client; larger is better, and NaN is the worst."""
@@ -76,8 +89,8 @@ class Monitor:
         return -tables.loss / tables.samples.sum(1)
 
 
-def metric_directions(task: Task) -> Mapping[str, bool]:
-    """Return the names of a task's metrics, and whether larger values are better."""
+def metric_directions(task: Task) -> Mapping[str, bool | None]:
+    """Return the names of a task's metrics, and whether larger values are better, if known."""
     return task.metric_directions()
 
 

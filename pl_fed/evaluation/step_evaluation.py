@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pl_fed.data.client_data import ClientData
 from pl_fed.evaluation.client_measures import local_metrics, measure
 from pl_fed.evaluation.monitor import Tables
-from pl_fed.random import fork_torch_rng, key
+from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.tasks import LightningTask
 from pl_fed.trees import Tree, join, select
 from pl_fed.types import Batch
@@ -87,8 +87,10 @@ class StepEvaluation:
     @contextmanager
     def _fix_draws(self, position: int) -> Iterator[None]:
         """Make the random draws of steps the same in each evaluation of a client."""
-        with fork_torch_rng(self._loss.device) as seed:
-            seed(key(0, "evaluation", self.clients[position]))
+        draw = key(0, "evaluation", self.clients[position])
+        with fork_all_generators() as seed_all, fork_torch_rng(self._loss.device) as seed:
+            seed_all(draw)
+            seed(draw)
             yield
 
     def batches(

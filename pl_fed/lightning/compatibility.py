@@ -2,11 +2,13 @@
 
 import difflib
 import inspect
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.accelerators import Accelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
@@ -18,8 +20,10 @@ from lightning.pytorch.callbacks import (
     SpikeDetection,
     StochasticWeightAveraging,
     ThroughputMonitor,
+    Timer,
 )
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pl_fed.arguments import check_instances
@@ -72,6 +76,36 @@ REQUIRED_HOOKS = (
     *[f"on_{part}_epoch_{when}" for part in ("validation", "test") for when in ("start", "end")],
 )
 """Methods of ``Client`` that set up, evaluate or save a federation."""
+
+
+def choose_accelerator(accelerator: str | Accelerator) -> str | Accelerator:
+    """Return the trainer's accelerator: never Apple's MPS, which has no float64 numbers.
+
+    Sums of losses and of squared distances are float64, so that results do not depend on the
+    number of processes.
+
+    Args:
+        accelerator: The argument of the trainer.
+
+    Raises:
+        ValueError: If it is MPS, or ``"gpu"`` and MPS is the only one.
+
+    Example:
+        >>> choose_accelerator("cpu")
+        'cpu'
+    """
+    has_mps = MPSAccelerator.is_available() and not CUDAAccelerator.is_available()
+    if accelerator == "auto" and has_mps:
+        rank_zero_info("Clients are trained on the CPU: Apple's MPS has no float64 numbers.")
+        return "cpu"
+    is_mps = accelerator == "mps" or isinstance(accelerator, MPSAccelerator)
+    if is_mps or (accelerator == "gpu" and has_mps):
+        raise ValueError(
+            "Expected argument `trainer.accelerator` to be auto, cpu or cuda but got"
+            f" {'mps' if is_mps else accelerator}: Apple's MPS has no float64 numbers, which"
+            " pl_fed sums losses in. Use cpu."
+        )
+    return accelerator
 
 
 def check_trainer(trainer: Any, model: Any) -> None:
@@ -141,7 +175,7 @@ def check_data(datamodule: Any) -> None:
         )
     check_instances(FederatedData, datamodule=datamodule)
     if datamodule is not None:
-        _check_overridden("datamodule", TRANSFERS, datamodule, LightningDataModule)
+        _check_overridden("datamodule", TRANSFERS, datamodule, FederatedData)
 
 
 def check_settings(trainer: Any) -> None:
@@ -274,6 +308,13 @@ def check_monitors(
     for owner, monitor in _list_monitors(trainer, strict=True):
         if monitor not in names and (includes_rounds or not monitor.startswith("train/")):
             similar = difflib.get_close_matches(monitor, names) or names[:3]
+            metric = re.sub("_(worst|best)10$", "", monitor)
+            if metric in names and metric != monitor:
+                raise ValueError(
+                    f"Expected {owner} with a `monitor` of a metric whose direction is known but"
+                    f" got {monitor}: add {metric.split('/', 2)[-1]} to"
+                    " `federation.lower_is_better` or `federation.higher_is_better`."
+                )
             raise ValueError(
                 f"Expected {owner} with a `monitor` that rounds or validations log, as"
                 f" {' or '.join(similar)}, but got {monitor}."
@@ -290,8 +331,14 @@ def check_private_monitors(trainer: Any) -> None:
         trainer: The trainer, with the callbacks and schedules of the model.
 
     Raises:
-        ValueError: If a monitor is a metric of clients, or a NaN would end the run.
+        ValueError: If a monitor is a metric of clients, or a NaN or the clock would end the run.
     """
+    if any(isinstance(callback, Timer) for callback in trainer.callbacks):
+        raise ValueError(
+            "Expected no `trainer.max_time` and no Timer with `federation.privacy` but got one: the"
+            " round at which the clock ends a run depends on the speed of the drawn clients; set"
+            " `trainer.max_epochs`."
+        )
     if torch.is_anomaly_enabled():
         raise ValueError(
             "Expected `trainer.detect_anomaly` to be false for `federation.privacy` but got true:"

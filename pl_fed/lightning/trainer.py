@@ -28,6 +28,8 @@ from pl_fed.callbacks import (
     WandbAxis,
     WandbReport,
 )
+from pl_fed.callbacks.last_checkpoint import keep_in_folder
+from pl_fed.callbacks.summary import Summary
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.distributed.processes import (
@@ -44,7 +46,12 @@ from pl_fed.lightning.checkpoints import (
     check_weights_only,
     read_identity,
 )
-from pl_fed.lightning.compatibility import check_data, check_processes, check_trainer
+from pl_fed.lightning.compatibility import (
+    check_data,
+    check_processes,
+    check_trainer,
+    choose_accelerator,
+)
 from pl_fed.lightning.loop import FederatedLoop
 from pl_fed.loggers import RunCSV
 from pl_fed.rounds.identity import check_identity, federation_identity
@@ -86,10 +93,12 @@ class Trainer(LightningTrainer):
             ``metrics.csv`` and every logger; 1 by default. Rows are also written before a
             validation, before a checkpoint is saved, and at the end. 0 writes no ``train/*``.
         lock: The lock of ``run_dir``, if the caller holds it already.
-        **kwargs: All other arguments of ``lightning.Trainer``.
+        **kwargs: All other arguments of ``lightning.Trainer``. ``accelerator="auto"`` takes the CPU
+            where Lightning would choose Apple's MPS, which has no float64 numbers.
 
     Raises:
-        ValueError: If ``barebones`` is ``True``, or a round cannot use the strategy.
+        ValueError: If ``barebones`` is ``True``, or a round cannot use the strategy or the
+            accelerator.
 
     Example:
         >>> import tempfile, torch, pl_fed
@@ -137,6 +146,8 @@ class Trainer(LightningTrainer):
             all_plugins = [*all_plugins, AtomicCheckpointIO()]
         user_callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         checkpoints = [c for c in user_callbacks if isinstance(c, ModelCheckpoint)]
+        for checkpoint in checkpoints:
+            keep_in_folder(checkpoint)
         # with a monitor, Lightning's last.ckpt is the last one of the best checkpoints
         lags = any(c.save_last and c.monitor and not c.dirpath for c in checkpoints)
         if (lags or not checkpoints) and kwargs.get("enable_checkpointing") is not False:
@@ -160,7 +171,7 @@ class Trainer(LightningTrainer):
             ],
             plugins=all_plugins,
             log_every_n_steps=every,
-            **kwargs,
+            **{**kwargs, "accelerator": choose_accelerator(kwargs.get("accelerator", "auto"))},
         )
         check_processes(self, bool(kwargs.get("sync_batchnorm")))
         self.processes = Processes(self.global_rank, self.world_size, self.num_devices)
@@ -255,7 +266,8 @@ class Trainer(LightningTrainer):
         """See ``lightning.Trainer.validate``; ``ckpt_path`` as in :meth:`fit`."""
         path = self._evaluation_checkpoint(model, ckpt_path)
         with self._hold_run_dir():
-            return super().validate(model, dataloaders, path, **_require_weights_only(kwargs))
+            options = _require_weights_only(self._print_once(kwargs))
+            return super().validate(model, dataloaders, path, **options)
 
     def test(  # type: ignore[override]
         self,
@@ -267,7 +279,14 @@ class Trainer(LightningTrainer):
         """See ``lightning.Trainer.test``; ``ckpt_path`` as in :meth:`fit`."""
         path = self._evaluation_checkpoint(model, ckpt_path)
         with self._hold_run_dir():
-            return super().test(model, dataloaders, path, **_require_weights_only(kwargs))
+            options = _require_weights_only(self._print_once(kwargs))
+            return super().test(model, dataloaders, path, **options)
+
+    def _print_once(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Leave out Lightning's table of results if a ``Summary`` prints its own."""
+        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
+        prints = any(isinstance(callback, Summary) for callback in callbacks)
+        return {**options, "verbose": False} if prints else options
 
     def predict(  # type: ignore[override]
         self,

@@ -30,6 +30,7 @@ TAKEN_NAMES = ("accuracy", "loss", "class_std", "samples", "backdoor_success")
 _LOSSES = ("loss", "loss_var")
 STATISTICS = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
 """Endings of the names of statistics over clients."""
+_RANKED = ("_worst10", "_best10")
 TRAINED_STATISTICS = ("_trained", "_trained_std", "_trained_worst10")
 """Endings of the names of the statistics over the clients that took part in a round."""
 
@@ -54,10 +55,13 @@ class ClientMetrics(Metric):
             a model assigns to the attacker's class after the trigger is added.
             ``backdoor_success`` is the unweighted mean over the clients with such samples.
         measures: Names of the task's metrics, and whether larger values are better. If they are,
-            the worst 10 % of the clients are the clients with the smallest values. Clients with an
-            undefined metric are not in its statistics.
+            the worst 10 % of the clients are the clients with the smallest values. With ``None``,
+            which is unknown, there are no worst and best clients. Clients with an undefined metric
+            are not in its statistics.
         trained: A mask of the clients that took part in a round, bool [num_clients]; ``None``
             includes all.
+        has_loss: Whether the evaluation gives a loss. Without one, the sums of losses are NaN, and
+            no metric is about them.
 
     Shape of :meth:`update`, with C = max(1, num_classes):
         - ``clients``: ids, int64 [n]; an id may occur more than once.
@@ -99,8 +103,9 @@ class ClientMetrics(Metric):
         num_classes: int,
         benign: Tensor | None = None,
         backdoor: bool = False,
-        measures: Mapping[str, bool] | None = None,
+        measures: Mapping[str, bool | None] | None = None,
         trained: Tensor | None = None,
+        has_loss: bool = True,
     ) -> None:
         super().__init__()
         if num_clients < 1:
@@ -114,6 +119,7 @@ class ClientMetrics(Metric):
         self.num_clients = num_clients
         self.num_classes = num_classes
         self.backdoor = backdoor
+        self.has_loss = has_loss
         self.measures = dict(measures or {})
         for name, mask in (("benign", benign), ("trained", trained)):
             self.register_buffer(name, _copy_mask(name, mask, num_clients), persistent=False)
@@ -176,10 +182,15 @@ class ClientMetrics(Metric):
         among the names: they end when every client has taken part.
         """
         suffixes = (*STATISTICS, "_undefined")
-        measures = [f"{name}{suffix}" for name in self.measures for suffix in suffixes]
+        measures = [
+            f"{name}{suffix}"
+            for name, higher_is_better in self.measures.items()
+            for suffix in suffixes
+            if higher_is_better is not None or suffix not in _RANKED
+        ]
         if self.num_classes == 0:
             losses = dict.fromkeys((*_LOSSES, *(f"loss{suffix}" for suffix in STATISTICS)))
-            return (*measures, *losses)
+            return (*measures, *(losses if self.has_loss else ()))
         accuracies = (f"accuracy{suffix}" for suffix in STATISTICS)
         success = ("backdoor_success",) if self.backdoor else ()
         class_stds = ("class_std_mean", "class_std_std")
@@ -203,6 +214,8 @@ class ClientMetrics(Metric):
         for name, higher_is_better in self.measures.items():
             measures |= _statistics(name, clients[name], clients["samples"], higher_is_better)
             measures[f"{name}_undefined"] = clients[name].isnan().sum().double()
+        if self.num_classes == 0 and not self.has_loss:
+            return measures
         if self.num_classes == 0:
             return measures | losses | _statistics("loss", loss, clients["samples"], False)
         samples, accuracy, class_stds = (
@@ -234,15 +247,17 @@ class ClientMetrics(Metric):
         """
         if trained.all() or not trained.any():
             return {}
-        directions = {"loss": False, **self.measures}
+        losses: dict[str, bool | None] = {"loss": False} if self.has_loss else {}
+        directions = {**losses, **self.measures}
         if self.num_classes:
             directions = {"accuracy": True, **directions}
         metrics = {}
         for name, higher_is_better in directions.items():
             values, samples = clients[name][trained], clients["samples"][trained]
             statistics = _statistics(name, values, samples, higher_is_better)
-            for ending in TRAINED_STATISTICS if statistics else ():
-                metrics[f"{name}{ending}"] = statistics[f"{name}{ending.removeprefix('_trained')}"]
+            for ending in TRAINED_STATISTICS:
+                if (of_all := f"{name}{ending.removeprefix('_trained')}") in statistics:
+                    metrics[f"{name}{ending}"] = statistics[of_all]
         return metrics
 
     def per_client(self) -> dict[str, Tensor]:
@@ -251,15 +266,16 @@ class ClientMetrics(Metric):
         Every process must call this method, like :meth:`compute`.
 
         Returns:
-            Columns ``samples`` (int64), ``accuracy``, ``loss`` and ``class_std`` (float64), each
-            [num_clients]; NaN for a client without evaluated samples. Accuracy and ``class_std``
-            are also NaN for targets without classes. A column for each metric of the task. With
-            ``backdoor``, the column ``backdoor_success``; NaN if no sample could be misled.
+            Columns ``samples`` and ``byzantine`` (int64; 1 for an attacker), ``accuracy``, ``loss``
+            and ``class_std`` (float64), each [num_clients]; NaN for a client without evaluated
+            samples. Accuracy and ``class_std`` are also NaN for targets without classes. A column
+            for each metric of the task. With ``backdoor``, the column ``backdoor_success``; NaN if
+            no sample could be misled.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             columns = self._columns()
             del columns["correct"]
-            return columns
+            return columns | {"byzantine": (~self.benign).to(torch.int64)}
 
     def per_class(self) -> tuple[Tensor, Tensor]:
         """Return the accuracy of all clients, benign and Byzantine, in each class.
@@ -315,7 +331,7 @@ def _copy_mask(name: str, mask: Tensor | None, num_clients: int) -> Tensor:
 
 
 def _statistics(
-    name: str, values: Tensor, samples: Tensor, higher_is_better: bool
+    name: str, values: Tensor, samples: Tensor, higher_is_better: bool | None
 ) -> dict[str, Tensor]:
     """Return the statistics of a metric over the clients with a defined value.
 
@@ -323,7 +339,8 @@ def _statistics(
         name: The name of the metric.
         values: The value of each client, [clients].
         samples: The number of samples of each client, [clients].
-        higher_is_better: Whether the clients with the smallest values are the worst.
+        higher_is_better: Whether the clients with the smallest values are the worst; ``None`` if
+            unknown, and then no client is the worst or the best.
     """
     if name != "loss":  # a loss of NaN is defined: the model has diverged
         defined = ~values.isnan()
@@ -334,13 +351,13 @@ def _statistics(
     worst, best = worst_mean(values), largest
     if not higher_is_better:
         worst, best = best, worst
+    ranked = {} if higher_is_better is None else {f"{name}_worst10": worst, f"{name}_best10": best}
     return {
         name: values.mean(),
         f"{name}_weighted": (values * samples).sum() / samples.sum(),
         f"{name}_std": population_std(values),
         f"{name}_var": population_var(values),
-        f"{name}_worst10": worst,
-        f"{name}_best10": best,
+        **ranked,
         f"{name}_jain": jain_index(values),
     }
 

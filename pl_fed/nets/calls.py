@@ -29,6 +29,8 @@ def functional_call(
         kwargs: The keyword arguments of the call.
 
     Raises:
+        RuntimeError: If the call replaces one of the given tensors by another: its value would be
+            lost.
         ValueError: If the module has no tensor of a name.
 
     Example:
@@ -57,8 +59,12 @@ def functional_call(
         for name, tensor in tensors.items()
         for location in locations[own_tensors[name]].values()
     }
-    keywords = dict(kwargs or {})
-    return torch.func.functional_call(module, replacements, args, keywords, tie_weights=False)
+    keywords, arguments = dict(kwargs or {}), dict(replacements)
+    result = torch.func.functional_call(module, replacements, args, keywords, tie_weights=False)
+    for name, tensor in arguments.items():  # torch has written the module's last tensors back
+        if replacements[name] is not tensor:
+            raise RuntimeError(f"the module replaces the tensor {name} in place of changing it")
+    return result
 
 
 class Net:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -132,20 +133,29 @@ class Row:
     Args:
         tensors: The module's own tensors by name.
         layout: The positions of the tensors in the row.
+        neighbor: A tensor of the module; a row without tensors is on its device.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], layout: RowLayout) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        layout: RowLayout,
+        neighbor: Tensor | None = None,
+    ) -> None:
         self.tensors = dict(tensors)
         self.layout = layout
+        self._neighbor = neighbor
         self._row: Tensor | None = None
 
     @property
     def data(self) -> Tensor:
         """The row, shape [numel]; it is rebuilt if the module's tensors no longer lie in it."""
+        if not self.tensors:
+            return torch.empty(0, device=None if self._neighbor is None else self._neighbor.device)
         if self._row is None or not self._contains_tensors(self._row):
             with torch.inference_mode(False), torch.no_grad():
                 pieces = [tensor.detach().reshape(-1) for tensor in self.tensors.values()]
-                row = torch.cat(pieces) if pieces else torch.empty(0)
+                row = torch.cat(pieces)
                 for name, view in self.layout.views(row).items():
                     self.tensors[name].data = view
             self._row = row
@@ -266,6 +276,37 @@ def running_statistics(module: nn.Module) -> dict[str, Tensor]:
         if buffer.is_floating_point()
         and name.rpartition(".")[2] not in owner._non_persistent_buffers_set
     }
+
+
+def count_as_numbers(module: nn.Module) -> None:
+    """Let norms without momentum count minibatches as a floating-point number, in place.
+
+    Their running statistics are means over all minibatches and need the count. As a number it is
+    one of the running statistics, so that clients keep it. Others need no count.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(2, momentum=None)
+        >>> count_as_numbers(norm)
+        >>> list(running_statistics(norm)), norm.num_batches_tracked
+        (['running_mean', 'running_var', 'num_batches_tracked'], tensor(0.))
+    """
+    for layer, count, mean in _mean_counts(module):
+        layer.num_batches_tracked = count.to(mean.dtype)
+
+
+def count_as_integers(module: nn.Module) -> None:
+    """Undo :func:`count_as_numbers`, in place."""
+    for layer, count, _ in _mean_counts(module):
+        layer.num_batches_tracked = count.round().to(torch.int64)
+
+
+def _mean_counts(module: nn.Module) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
+    """Yield each norm without momentum, with its count of minibatches and its running mean."""
+    for layer in module.modules():
+        count, mean = (getattr(layer, n, None) for n in ("num_batches_tracked", "running_mean"))
+        counts = isinstance(count, Tensor) and getattr(layer, "momentum", 0.0) is None
+        if counts and isinstance(mean, Tensor):
+            yield layer, cast(Tensor, count), mean
 
 
 def counters(module: nn.Module) -> dict[str, Tensor]:

@@ -114,7 +114,11 @@ class Accountant:
             )
             return self._search_noise(epsilon, rounds)
 
-        return self._saved.get(f"noise ε={epsilon!r} rounds={rounds}", search)
+        return self._saved.get(
+            f"noise ε={epsilon!r} rounds={rounds}",
+            search,
+            is_valid=lambda noise: self._fresh_epsilon(noise, rounds) <= epsilon,
+        )
 
     def _search_noise(self, epsilon: float, rounds: int) -> float:
         """Search for the noise multiplier; its ε is at most the target."""

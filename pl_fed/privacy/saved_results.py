@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,26 +17,43 @@ FOLDER_VARIABLE = "PL_FED_CACHE"
 class SavedResults:
     """Saved results: numbers by name, in one small file for each title.
 
-    The title and the version of dp-accounting determine the file. Without a writable folder the
-    results stay in memory.
+    The title, the versions of pl_fed and dp-accounting, and pl_fed's source code of the accounting
+    determine the file: a corrected accounting never reads old results. Without a writable folder
+    the results stay in memory.
 
     Args:
         title: The description of the settings of all results.
     """
 
     def __init__(self, title: str) -> None:
-        self.title = f"dp-accounting {version('dp-accounting')}: {title}"
+        # no import: the package is above this room
+        versions = f"pl_fed {sys.modules['pl_fed'].__version__} ({_hash_source()})"
+        self.title = f"{versions}, dp-accounting {version('dp-accounting')}: {title}"
         root = os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "pl_fed"
         digest = hashlib.sha256(self.title.encode()).hexdigest()[:24]
         self._path = Path(root) / "privacy" / f"{digest}.json"
         self._numbers = self._read()
+        self._checked: set[str] = set()  # the names of numbers that are known to be right
 
-    def get(self, name: str, compute: Callable[[], float]) -> float:
-        """Return a saved number, or compute and save it."""
-        if name not in self._numbers:
+    def get(
+        self,
+        name: str,
+        compute: Callable[[], float],
+        is_valid: Callable[[float], bool] = lambda _: True,
+    ) -> float:
+        """Return a saved number, or compute and save it.
+
+        Args:
+            name: The name of the number.
+            compute: Returns the number.
+            is_valid: Returns whether a number from the file can be right; otherwise it is replaced.
+        """
+        saved = self._numbers.get(name)
+        if saved is None or (name not in self._checked and not is_valid(saved)):
             number = compute()
             self._numbers = {**self._read(), **self._numbers, name: number}
             self._write()
+        self._checked.add(name)
         return self._numbers[name]
 
     def _read(self) -> dict[str, float]:
@@ -53,3 +72,13 @@ class SavedResults:
             content = {"title": self.title, "numbers": self._numbers}
             temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
             temporary.replace(self._path)
+
+
+@cache
+def _hash_source() -> str:
+    """Return a hash of pl_fed's source code of the accounting."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in ("privacy/accountant.py", "privacy/participation.py", "functional/privacy.py"):
+        digest.update((package / file).read_bytes())
+    return digest.hexdigest()[:12]

@@ -44,6 +44,9 @@ def _count_uploads(run: Run, last_round: int) -> dict[str, Any]:
     if not cohorts:
         return {}
     uploads = int(sum(size for round, size in cohorts.items() if round <= last_round))
+    if sent := run.curve("train/upload_bytes"):
+        total = sum(size for round, size in sent.items() if round <= last_round)
+        return {"uploads": uploads if total else 0, "MB uploaded": total / 1e6}
     upload_bytes = run.counts.get("upload_bytes")
     if not isinstance(upload_bytes, int):
         return {"uploads": uploads}

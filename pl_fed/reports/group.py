@@ -123,8 +123,16 @@ class Group:
         return Final.summarize(values) if values else None
 
     def finals(self, metric: str) -> list[float]:
-        """Return the last value of a metric in each run that has it."""
-        return [value for run in self.runs if (value := run.final(metric)) is not None]
+        """Return the last value of a metric for each seed; the mean of runs of one seed.
+
+        Runs of one seed are no independent runs, so they would make a spread too small.
+        """
+        values: dict[str, list[float]] = {}
+        for number, run in enumerate(self.runs):
+            if (value := run.final(metric)) is not None:
+                seed = configs.describe_seeds(run.config) or f"run {number}"
+                values.setdefault(seed, []).append(value)
+        return [v[0] if len(v) == 1 else statistics.fmean(v) for v in values.values()]
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
@@ -175,14 +183,15 @@ def main_metric(groups: Sequence[Group], part: str) -> str:
     }
     monitors = {str(configs.flatten(run.config).get("federation.monitor")) for run in runs}
     monitored: set[str] = monitors if len(monitors) == 1 else set()
-    for name in (*monitored, "accuracy", *task_metrics(names)):
+    ranked = [name for name in task_metrics(names) if f"{name}_worst10" in names]
+    for name in (*monitored, "accuracy", *ranked):
         if name in names:
             return name
     return "loss"
 
 
 def task_metrics(names: Iterable[str]) -> list[str]:
-    """Return a task's own metrics in alphabetical order: those with a mean of the worst clients.
+    """Return a task's own metrics in alphabetical order: those with statistics over clients.
 
     Args:
         names: Names of metrics, without the part of the data and the model.
@@ -192,7 +201,8 @@ def task_metrics(names: Iterable[str]) -> list[str]:
         ['mae']
     """
     names = set(names)
-    metrics = {name.removesuffix("_worst10") for name in names if name.endswith("_worst10")}
+    endings = ("_worst10", "_jain")  # without a direction, a metric has no worst clients
+    metrics = {name.removesuffix(e) for e in endings for name in names if name.endswith(e)}
     over_trained_clients = {f"{name}_trained" for name in names}
     return sorted(metrics - over_trained_clients - {"accuracy", "loss"})
 

@@ -13,6 +13,7 @@ from pl_fed.reports.run import Run
 
 _SPREAD, _CLIENTS, _CLASSES = "Mean against spread", "Clients", "Classes"
 _ROBUSTNESS, _DIFFERENCES = "Robustness", "Differences between the configs"
+_PRIVACY = "Privacy"
 _NOT_PERSONAL = {"global", "lagged_global", "hybrid", "hybrid_by_test_data"}
 _FIGURE = '<figure id="picture-'
 _MAX_NAMES = 6
@@ -108,6 +109,7 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
         _DIFFERENCES: tables.render_differences(groups) if len(facts) > 1 else "",
         "Configs": tables.render_configs(groups),
     }
+    chapters[_PRIVACY] += "".join(map(_note, _privacy_statements(groups)))
     for title in (_SPREAD, _CLIENTS):
         chapters[title] += _note_missing_metric(groups) if chapters[title] else ""
     chapters[_CLASSES] += _note_missing_classes(groups)
@@ -131,9 +133,16 @@ def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
         "Validation over rounds": curves.draw_validation(groups),
         "Training loss": curves.draw_training_loss(groups),
         "Uploads": curves.draw_uploads(groups),
-        "Privacy": curves.draw_privacy(groups),
+        _PRIVACY: curves.draw_privacy(groups),
         "Time": times.draw_round_times(groups),
     }
+
+
+def _privacy_statements(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield the guarantee of each private run, as the run printed it."""
+    for run in (run for group in groups for run in group.runs):
+        if statement := run.summary.get("privacy"):
+            yield f"{run.name}: {statement}"
 
 
 def _page(title: str, notes: Sequence[str], chapters: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ class RunRecord(NamedTuple):
         clients: The columns of ``per_client.csv``, float64 [clients], and columns of text, such as
             ``owner``; empty before a test.
         classes: The columns of ``per_class.csv``, float64 [rows]; empty without the file.
-        summary: ``summary.json``; empty without the file.
+        summary: ``summary.json``. Without the file, as of a killed run, it has ``metrics`` alone:
+            the last ones of ``metrics.csv``.
     """
 
     config: dict[str, Any]
@@ -67,8 +69,19 @@ def read_run(folder: str | Path) -> RunRecord:
         metrics,
         clients,
         dict(run.classes),
-        _read_summary(folder / "summary.json"),
+        _read_summary(folder / "summary.json") or {"metrics": _last_metrics(run.rows)},
     )
+
+
+def _last_metrics(rows: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the last metrics of each part by name without the part, and their round."""
+    metrics: dict[str, dict[str, float]] = {"test": {}, "val": {}}
+    for round, row in rows.items():
+        for part in metrics:
+            names = (name for name in row if name.startswith(f"{part}/"))
+            if values := {name.removeprefix(f"{part}/"): row[name] for name in names}:
+                metrics[part] = {"round": round, **values}
+    return metrics
 
 
 def _read_owners(path: Path) -> NDArray[np.str_]:

@@ -17,6 +17,7 @@ from pl_fed.arguments import check_finite_options, check_not_differentiable
 from pl_fed.attacks import Attack
 from pl_fed.attacks.base import apply_attacks
 from pl_fed.clients.base import Client
+from pl_fed.clients.kept_parts import restore_values
 from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData, integers_to_floats
@@ -27,7 +28,7 @@ from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.metrics.named import metric_arguments
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import trainable_parameters
-from pl_fed.random import fork_torch_rng
+from pl_fed.random import fork_all_generators, fork_torch_rng
 from pl_fed.rounds.explanations import call_or_explain
 from pl_fed.rounds.features import compute_features, keeps_features
 from pl_fed.rounds.module_trial import try_steps
@@ -96,6 +97,25 @@ def check_net(
     _run_net(client, data, augment)
 
 
+def check_validation_loss(client: Client, monitor: str | None) -> None:
+    """Refuse an algorithm that chooses by validation losses if an evaluation gives none.
+
+    Args:
+        client: The algorithm.
+        monitor: The setting ``federation.monitor``; a metric replaces the loss.
+
+    Raises:
+        ValueError: If the evaluation steps of a LightningModule have no loss.
+    """
+    if not client.validated or monitor is not None or client.task.has_loss("val"):
+        return
+    raise ValueError(
+        f"Expected `validation_step` of {type(client.global_model).__name__} to return or log a"
+        f" loss for {type(client).__name__}, which chooses models by it, but it does neither: log"
+        " `val_loss`, or set `federation.monitor` to one of its metrics."
+    )
+
+
 def check_kept_optimizers(client: Client) -> None:
     """Refuse to keep the states of local optimizers if there are none or they fit no row.
 
@@ -155,7 +175,7 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
             f"Expected inputs of one tensor for {name} with `keep_features` = True but got"
             f" {describe(x)}."
         )
-    with evaluation_mode(client):
+    with evaluation_mode(client), restore_values(client):
         expected = f"Expected `features` of {name} with `keep_features` = True to take inputs"
         features = call_or_explain(f"{expected} but that", lambda: compute_features(net, x))
         if features.requires_grad:
@@ -210,7 +230,7 @@ def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> 
     """Try attacks on a few samples, so that their errors appear before training."""
     net, batch = client.global_model, _first_samples(client, data)
     if keeps_features(net):
-        with torch.no_grad(), evaluation_mode(client):
+        with torch.no_grad(), evaluation_mode(client), restore_values(client):
             batch = batch._replace(inputs=compute_features(net, batch.inputs))
     context = ClientContext(seed=0, round=0, client=0, num_classes=data.num_classes)
     for attack in attacks:
@@ -256,7 +276,7 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tree], Tree] |
     client.takes_integers = True
     client.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), fork_all_generators(), restore_values(client):
             if isinstance(client.task, LightningTask):
                 _run_steps(client, client.task, data, augment)
                 return

@@ -11,6 +11,7 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.client_rounds import optimizer_state_name
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.client_data import ClientData
+from pl_fed.devices import to_device
 from pl_fed.distributed.processes import Processes
 from pl_fed.distributed.work_share import RemoteRows
 from pl_fed.rounds.features import place_data
@@ -219,9 +220,9 @@ class ClientStates:
             broadcast = ModelRows(client.row("global").data, client.statistics("global").data)
         row = broadcast.parameters
         start = ClientRound(
-            ids=clients.to(row.device),
-            samples=self.data.train.sizes[clients].to(row)[:, None],
-            validation_samples=self.data.val.sizes[clients].to(row)[:, None],
+            ids=to_device(clients, row),
+            samples=to_device(self.data.train.sizes[clients], row, row.dtype)[:, None],
+            validation_samples=to_device(self.data.val.sizes[clients], row, row.dtype)[:, None],
             broadcast=broadcast,
             states={name: remote.read(store, name, clients) for name in client.state_defaults()},
             server_states=self.server_states,

@@ -85,6 +85,7 @@ class FederatedEvaluation:
                         self.byzantine_clients.triggers,
                         metric_directions(self.client.task),
                         ~self.states.is_untrained,
+                        self.client.task.has_loss(part),
                     )
                     for model in (*self.client.evaluated, *self._hybrid_models(part))
                 }
@@ -110,11 +111,20 @@ class FederatedEvaluation:
         models, data = self.client.evaluated, self.states.loaded
         if len(models) < 2 or "global" not in models:
             return {}
+        if not self._can_select:
+            return {}
         if self.model_selection == "validation" and int(data.val.sizes.sum()):
             return {"hybrid": "val"}
         if self.model_selection == "test" and part == "test":
             return {"hybrid_by_test_data": "test"}
         return {}
+
+    @property
+    def _can_select(self) -> bool:
+        """Whether an evaluation gives anything by which a better model is selected."""
+        task = self.client.task
+        knows = any(higher is not None for higher in metric_directions(task).values())
+        return knows or task.has_loss("val")
 
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each evaluated model.

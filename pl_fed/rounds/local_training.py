@@ -1,6 +1,7 @@
 """The local training of a round: trains the clients of a cohort, chunk by chunk."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.read_ahead import read_ahead
+from pl_fed.devices import numbers_on
 from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Workload
 from pl_fed.engine.base import name_clients
@@ -27,6 +29,7 @@ from pl_fed.rounds.trained_cohort import (
     TrainedCohort,
     UploadStatus,
 )
+from pl_fed.rounds.value_watch import ValueWatch
 from pl_fed.trees import count_sample_bytes
 
 _READ_BYTES = 1 << 28  # samples in memory maps that are read at once, in bytes
@@ -90,6 +93,7 @@ class LocalTraining:
         self.augment = augment
         self.settings = settings
         self.seed = seed
+        self.watch = ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
 
     def run(self, plan: RoundPlan) -> TrainedCohort:
@@ -106,7 +110,8 @@ class LocalTraining:
         with ModelGuard(client, {"global", *client.trained}) as before:
             broadcast = ModelRows(before.rows["global"], before.statistics["global"])
             if len(plan.cohort):
-                self._run_chunks(plan, share, broadcast, remote, own)
+                with self.watch.watch(plan.round):
+                    self._run_chunks(plan, share, broadcast, remote, own)
         statistics = {GLOBAL_STATISTICS: broadcast.statistics}
         own.complete_proposals({**statistics, **self.states.server_states})
         self._upload_buffer = own.buffer
@@ -139,7 +144,7 @@ class LocalTraining:
         own: CohortResults,
     ) -> None:
         """Train this process's clients chunk by chunk, and collect their results."""
-        cohort, store = share.clients, self.states.store
+        cohort = share.clients
 
         def load_chunk(clients: Tensor) -> Chunk:
             return self._load_chunk(plan, clients, broadcast, remote)
@@ -160,21 +165,40 @@ class LocalTraining:
                 agree=self.states.processes.select_first,
             )
         )
-        chunks = self._split_cohort(cohort, plan.rule)
-        prefetched = [(cohort[positions], plan.round) for positions in chunks[1:]]
-        next_chunks = self._split_cohort(plan.next_cohort, plan.rule)[:1]
-        prefetched += [(plan.next_cohort[positions], plan.round + 1) for positions in next_chunks]
-        prefetched += [(plan.next_cohort[:0], plan.round)]
+        chunks = deque(self._split_cohort(cohort, plan.rule))
         num_done = 0
-        for positions, (next_clients, next_round) in zip(chunks, prefetched):
-            store.prefetch(next_clients)
-            self._read_ahead(next_clients, next_round, plan.rule)
+        while chunks:
+            positions = chunks.popleft()
+            if len(positions) > (self.engine.size or len(positions)):  # memory was short before
+                chunks.extendleft(reversed(positions.split(self.engine.size)))
+                continue
+            self._prefetch(plan, cohort[chunks[0]] if chunks else None)
             chunk = load_chunk(cohort[positions])
             scale = len(share.cohort) / len(cohort)
             chunk.on_done = _scale_progress(num_done, plan.on_clients_done, scale)
-            metrics = self.engine.run(self.client, plan.optimizer, chunk)
+            try:
+                metrics = self.engine.run(self.client, plan.optimizer, chunk)
+            except torch.OutOfMemoryError:
+                if len(positions) == 1 or not self.engine.halve():
+                    raise
+                chunks.appendleft(positions)
+                continue
             own.add(self._end_chunk(chunk, positions, metrics))
             num_done += len(positions)
+
+    def _prefetch(self, plan: RoundPlan, clients: Tensor | None) -> None:
+        """Read rows and samples ahead: of the next chunk, or of the next round's first chunk.
+
+        Args:
+            plan: The round.
+            clients: The clients of the round's next chunk; ``None`` for its last chunk.
+        """
+        round = plan.round
+        if clients is None:
+            next_chunks, round = self._split_cohort(plan.next_cohort, plan.rule), round + 1
+            clients = plan.next_cohort[next_chunks[0]] if next_chunks else plan.next_cohort[:0]
+        self.states.store.prefetch(clients)
+        self._read_ahead(clients, round, plan.rule)
 
     def _read_ahead(self, clients: Tensor, round: int, rule: BatchRule) -> None:
         """Read the samples of clients in a later chunk from memory maps, in the background.
@@ -236,9 +260,8 @@ class LocalTraining:
             poison,
             self.augment,
         )
-        device = broadcast.parameters.device
         step_rows = {
-            model: torch.tensor(counts, dtype=torch.int64, device=device)[:, None]
+            model: numbers_on(broadcast.parameters, counts)[:, None]
             for model, counts in steps.items()
         }
         lr = read_rates(plan.optimizer, broadcast.parameters)

@@ -1,22 +1,27 @@
 """A trial of a LightningModule's steps before training, on a few samples."""
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.kept_parts import module_parts
+from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.metrics.client_metrics import STATISTICS, TAKEN_NAMES, TRAINED_STATISTICS
+from pl_fed.nets.kept_values import Changes, KeptValues, ValueGuard
 from pl_fed.nets.modes import evaluation_mode, training_mode
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.explanations import call_or_explain
 from pl_fed.tasks import LightningTask
-from pl_fed.tasks.lightning_task import guess_direction
-from pl_fed.tasks.step_logs import StepLogs
+from pl_fed.tasks.directions import Directions, guess_direction
+from pl_fed.tasks.lightning_task import choose_stage
+from pl_fed.tasks.step_logs import StepLogs, name_metrics
 from pl_fed.trees import Tree, describe
 from pl_fed.types import Batch
 
@@ -55,18 +60,80 @@ def try_steps(
 
     with fork_torch_rng(client.device), evaluation_mode(net):
         _find_training_setting(net, client, task, load_samples)
-        task.measures = {}
-        for part, step in (("val", "validation_step"), ("test", "test_step")):
-            samples = evaluation_samples(part)
-            task.measures |= _try_evaluation(net, task, samples, part, step)
+        parts = _try_evaluations(net, task, evaluation_samples)
+    _set_measures(task, parts)
     _check_names(type(net).__name__, task.measures)
-    for name, metric in task.further_metrics.items():
+    for name in task.further_metrics:
         if name in task.measures:
             raise ValueError(
                 f"Expected argument `federation.metrics` to have names that {type(net).__name__}"
                 f" does not log but got `{name}`: use another name."
             )
-        task.measures[name] = metric.higher_is_better is not False
+    task.measures |= task.further_directions()
+
+
+class _Part(NamedTuple):
+    """Part: what the evaluation of a part logs in the trial.
+
+    Attributes:
+        stage: The stage whose step evaluates the part; ``None`` without a step.
+        declared: Each logged name, and the direction of its metric of torchmetrics.
+        returned: The loss that the step returns; NaN if it returns none.
+        values: The logged values.
+    """
+
+    stage: str | None
+    declared: dict[str, bool | None]
+    returned: float
+    values: dict[str, float]
+
+
+def _try_evaluations(
+    net: nn.Module, task: LightningTask, evaluation_samples: Callable[[str], Batch]
+) -> dict[str, _Part]:
+    """Evaluate both parts on a few samples; refuse a change of a parameter."""
+    task.logged_losses = frozenset()
+    task.logged_names = {"train": task.logged_names["train"], "validation": {}, "test": {}}
+    parts = {}
+    for part, step in (("val", "validation_step"), ("test", "test_step")):
+        samples, before = evaluation_samples(part), _record(net)
+        guard = ValueGuard(module_parts(net))
+        parts[part] = _try_evaluation(net, task, samples, part, step)
+        _refuse_evaluation_changes(type(net).__name__, step, before.changes(_record(net)))
+        guard.restore()
+    return parts
+
+
+def _set_measures(task: LightningTask, parts: Mapping[str, _Part]) -> None:
+    """Set the names of all metrics, their directions, and which parts have which loss."""
+    logged = {part.stage: tuple(part.values) for part in parts.values() if part.stage is not None}
+    task.logged_names |= (names := name_metrics(logged))
+    task.measures, losses, logged_losses = {}, set(), set()
+    for name, part in parts.items():
+        metrics = names.get(part.stage or "", {})
+        task.measures |= {
+            metric: _find_direction(task, metric, logged_name, part)
+            for logged_name, metric in metrics.items()
+            if metric != "loss"
+        }
+        logged_loss = next((part.values[n] for n, m in metrics.items() if m == "loss"), math.nan)
+        if not math.isnan(part.returned) or not math.isnan(logged_loss):
+            losses.add(name)
+        if abs(part.returned - logged_loss) > 1e-3 * abs(logged_loss):  # False for NaN
+            logged_losses.add(name)
+    task.loss_parts, task.logged_losses = frozenset(losses), frozenset(logged_losses)
+
+
+def _find_direction(task: LightningTask, metric: str, logged_name: str, part: _Part) -> bool | None:
+    """Return whether larger values are better: declared by the user, the metric or the name."""
+    direction = task.directions.find(metric, logged_name)
+    if direction is None:
+        direction = Directions(task.lower_is_better).find(metric, logged_name)
+    if direction is None:
+        direction = part.declared.get(logged_name)
+    if direction is None and logged_name not in part.declared:
+        direction = guess_direction(metric)
+    return direction
 
 
 def _find_training_setting(
@@ -91,29 +158,55 @@ def _find_training_setting(
 
 def _try_training(net: nn.Module, task: LightningTask, batch: Batch) -> None:
     """Run ``training_step``, and set the names that it logs."""
-    task.step_names = None
+    task.step_names, task.logged_names = None, {"train": {}}
     mode = training_mode(net) if task.needs_training_mode else nullcontext()
-    with task.training_logs(0) as logs, mode:
+    with task.training_logs(0) as logs, mode, torch.enable_grad():
         _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
-    task.step_names = tuple(logs[id(net)])
+    names = name_metrics({"train": tuple(logs[id(net)])})["train"]
+    for logged_name, name in names.items():
+        if name in ROUND_NUMBERS or name == "update_norm":
+            raise ValueError(
+                f"Expected `training_step` of {type(net).__name__} to log names that pl_fed's own"
+                f" `train/{name}` does not have but got {logged_name!r}: use another name."
+            )
+    task.step_names, task.logged_names = tuple(names.values()), {"train": names}
 
 
 def _try_evaluation(
     net: nn.Module, task: LightningTask, batch: Batch, part: str, step: str
-) -> dict[str, bool]:
-    """Evaluate a part, and return the names of its metrics and their directions."""
+) -> _Part:
+    """Evaluate a part, and return what it logs by the names of the logs."""
     logs = StepLogs()
-    _, values = _try_step(
+    loss, values = _try_step(
         net,
         batch,
         step,
-        lambda: task.evaluate(net, [batch], part, logs, accepts_undefined=False),
+        lambda: task.evaluate(
+            net, [batch], part, logs, accepts_undefined=False, names_as_logged=True
+        ),
     )
-    declared = logs.directions()
-    return {
-        name: declared.get(name, name not in task.lower_is_better and guess_direction(name))
-        for name in values
-    }
+    return _Part(choose_stage(net, part), logs.directions(), loss, values)
+
+
+def _record(net: nn.Module) -> KeptValues:
+    return KeptValues.record(module_parts(net), reads_trained=True)
+
+
+def _refuse_evaluation_changes(net: str, step: str, changes: Changes) -> None:
+    """Refuse an evaluation that changes a parameter: it would change the training.
+
+    Raises:
+        ValueError: With the name of the parameter.
+    """
+    changed = changes.frozen_parameters | changes.trained_parameters
+    changed |= changes.replaced_parameters | changes.toggled
+    if changed:
+        names = ", ".join(f"`{name}`" for name in sorted(changed)[:3])
+        raise ValueError(
+            f"Expected `{step}` and its hooks of {net} to leave parameters unchanged but got a"
+            f" change of {names}: put the parameters back in `on_{step[:-5]}_epoch_end`, or"
+            " evaluate a copy."
+        )
 
 
 def _try_step(net: nn.Module, batch: Batch, step: str, call: Callable[[], Any]) -> Any:
@@ -142,15 +235,15 @@ def _copy(client: Client, optimizer: torch.optim.Optimizer) -> nn.Module:
     return net
 
 
-def _check_names(net: str, measures: dict[str, bool]) -> None:
+def _check_names(net: str, measures: Mapping[str, bool | None]) -> None:
     """Refuse names of logged metrics that pl_fed needs for others."""
     taken = {name for name in TAKEN_NAMES if name not in ("accuracy", "loss")}
     suffixes = [suffix for suffix in (*STATISTICS, *TRAINED_STATISTICS) if suffix]
     taken |= {f"{name}{suffix}" for name in ("loss", *measures) for suffix in suffixes}
     for name in measures:
-        if name in taken or not name.isidentifier():
+        if name in taken or not name.isprintable() or not name.strip():
             raise ValueError(
-                f"Expected {net} to log metrics by names of letters, digits and underscores that no"
-                f" statistic over clients has (`acc_std`, for example) but got {name!r}: use"
-                " another name."
+                f"Expected {net} to log metrics by names that no statistic over clients has"
+                f" (`acc_std`, for example), in printable letters, but got {name!r}: use another"
+                " name."
             )

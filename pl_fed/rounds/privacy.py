@@ -1,6 +1,7 @@
 """The privacy step of a round: clip the uploads, add noise, and count the spent budget."""
 
 import math
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -26,6 +27,7 @@ from pl_fed.samplers import All, Cyclic, Poisson, Sampler, Uniform
 from pl_fed.types import RoundContext
 
 _PATH = "federation.privacy"
+_NOISE_SEED_BITS = 63  # of a fresh noise seed: it fits a signed 64-bit number
 
 
 class RoundPrivacy:
@@ -39,7 +41,8 @@ class RoundPrivacy:
         participation: The participation of a client in the rounds, in the simulated federation if
             there is one.
         denominator: The expected number of clients of a cohort of the run, m.
-        seed: The seed of the federation; it keys the noise.
+        seed: The seed of the federation; it keys the buckets.
+        noise_seed: The seed of the noise.
 
     Attributes:
         noise_multiplier: z; ``None`` before :meth:`plan`.
@@ -55,11 +58,13 @@ class RoundPrivacy:
         participation: Participation,
         denominator: int,
         seed: int,
+        noise_seed: int,
     ) -> None:
         self.settings = settings
         self.participation = participation
         self.denominator = denominator
         self.seed = seed
+        self.noise_seed = noise_seed
         self.accountant = Accountant(participation, settings.delta, settings.accounting)
         self.noise_multiplier = settings.noise_multiplier
         self.max_rounds: float = math.inf
@@ -70,6 +75,9 @@ class RoundPrivacy:
 
     def plan(self, rounds: float) -> None:
         """Determine the noise for the target ε, and the number of rounds that the budget allows.
+
+        A further fit keeps the noise. Neither a larger number of rounds nor a larger
+        ``stop_at_epsilon`` extends the budget of the first fit.
 
         Args:
             rounds: The number of rounds of the run; may be infinite.
@@ -87,6 +95,10 @@ class RoundPrivacy:
                 )
             self.noise_multiplier = self.accountant.calibrate(
                 settings.epsilon, int(limit), rank_zero_info
+            )
+            rank_zero_info(
+                f"Privacy: the noise multiplier z = {self.noise_multiplier:.6g} gives at most"
+                f" ε = {settings.epsilon:g} at δ = {settings.delta:g} after {limit} rounds."
             )
             self.max_rounds = limit
         if settings.stop_at_epsilon is not None and self.noise_multiplier is not None:
@@ -106,7 +118,7 @@ class RoundPrivacy:
                     f" or a larger `{_PATH}.noise_multiplier`."
                 )
             if allowed < limit:
-                self.max_rounds = allowed
+                self.max_rounds = min(self.max_rounds, allowed)
 
     @property
     def is_spent(self) -> bool:
@@ -226,9 +238,9 @@ class RoundPrivacy:
     def _draw_noise(self, numel: int, bucket: int = 0) -> Tensor:
         """Return new standardised noise of a sum in the next round, float64 [numel]."""
         if self.buckets is not None:
-            return normal_row(key(self.seed, "privacy noise", self.rounds, bucket), numel)
+            return normal_row(key(self.noise_seed, "privacy noise", self.rounds, bucket), numel)
         if self.settings.min_separation is None:
-            return normal_row(key(self.seed, "privacy noise", self.rounds), numel)
+            return normal_row(key(self.noise_seed, "privacy noise", self.rounds), numel)
         coefficients = root_coefficients(self.settings.min_separation)
         if len(self._correlated) < min(self.rounds, len(coefficients) - 1):  # after a checkpoint
             self._correlated = []
@@ -238,7 +250,7 @@ class RoundPrivacy:
 
     def _correlate(self, coefficients: list[float], round: int, numel: int) -> Tensor:
         """Return the correlated noise of a round, and store it for the next rounds."""
-        row = normal_row(key(self.seed, "privacy noise", round), numel)
+        row = normal_row(key(self.noise_seed, "privacy noise", round), numel)
         row = next_correlated_row(coefficients, row, self._correlated)
         self._correlated = [row, *self._correlated][: len(coefficients) - 1]
         return row
@@ -251,7 +263,7 @@ class RoundPrivacy:
             shifted_count: Σ (b_k − 1/2), where b_k is 1 for an upload with a norm of at most C.
             deviation: The standard deviation of the noise of this sum.
         """
-        draw = float(normal_row(key(self.seed, "privacy quantile", self.rounds), 1))
+        draw = float(normal_row(key(self.noise_seed, "privacy quantile", self.rounds), 1))
         fraction = (shifted_count + deviation * draw) / self.denominator + 0.5
         self.clip_norm = move_clip_norm(self.clip_norm, fraction, quantile, self.settings.clip_lr)
 
@@ -271,7 +283,7 @@ class RoundPrivacy:
         return {self.settings.metric: bound, "privacy/clip_norm": clip_norm}
 
     def statement(self) -> str:
-        """Return the guarantee so far in one sentence."""
+        """Return the guarantee so far in words: ε, δ, the unit, the mechanism, and its limits."""
         participation, settings = self.participation, self.settings
         kinds = {
             "poisson": f"Poisson sampling with rate {participation.rate:g}",
@@ -287,12 +299,20 @@ class RoundPrivacy:
                 f" {settings.population} clients, not of this run"
             )
         sums = f" and the noisy sums of {settings.buckets} buckets" if settings.buckets else ""
+        clipping = "the last clipping norm" if settings.target_quantile else "the clipping norm"
+        repeated = ""
+        if settings.noise_seed is not None:
+            repeated = (
+                f" `{_PATH}.noise_seed` = {settings.noise_seed} repeats the noise: two published"
+                " runs with it reveal sums of uploads, so publish one."
+            )
         return (
             f"Privacy{simulated}: ε = {self.epsilon():.4g} at δ = {settings.delta:g} after"
-            f" {self.rounds} rounds, for neighbours in which {participation.neighbours}; by"
-            f" {methods[self.accountant.accounting]} with {kinds[participation.kind]}. It covers"
-            f" the global models{sums}, not logs and metrics; the noise is simulated, not"
-            " cryptographic."
+            f" {self.rounds} rounds for a client with all its data, for neighbours in which"
+            f" {participation.neighbours}; by {methods[self.accountant.accounting]} with"
+            f" {kinds[participation.kind]}, the noise multiplier z = {self._planned_noise:.6g} and"
+            f" {clipping} C = {self.clip_norm:.6g}. It covers the global models{sums}, not logs and"
+            f" metrics; the noise is simulated, not cryptographic.{repeated}"
         )
 
     # Stop and resume
@@ -302,6 +322,7 @@ class RoundPrivacy:
         return {
             "settings": self._identity(),
             "noise_multiplier": self.noise_multiplier,
+            "noise_seed": self.noise_seed,
             "rounds": self.rounds,
             "clip_norm": self.clip_norm,
         }
@@ -328,6 +349,8 @@ class RoundPrivacy:
                 f" `{_PATH}.rounds` to that of the first run."
             )
         self.noise_multiplier = noise
+        # before noise seeds, the seed of the federation was that of the noise
+        self.noise_seed = int(state.get("noise_seed", self.seed))
         self.rounds, self.clip_norm = int(state["rounds"]), float(state["clip_norm"])
         self._correlated = []
 
@@ -336,7 +359,11 @@ class RoundPrivacy:
 
 
 def build_privacy(
-    settings: DifferentialPrivacy, sampler: Sampler, num_clients: int, seed: int
+    settings: DifferentialPrivacy,
+    sampler: Sampler,
+    num_clients: int,
+    seed: int,
+    agree: Callable[[int], int] = lambda number: number,
 ) -> RoundPrivacy:
     """Return the privacy step for a sampler.
 
@@ -345,6 +372,7 @@ def build_privacy(
         sampler: Draws the cohorts.
         num_clients: The number of clients of the run.
         seed: The seed of the federation.
+        agree: Returns the first process's argument: all processes add the same noise.
 
     Raises:
         ValueError: If there is no theorem for the sampler.
@@ -356,7 +384,11 @@ def build_privacy(
             f" = {1 / participation.clients:.3g}: a mechanism that publishes all data of one client"
             " would meet it."
         )
-    return RoundPrivacy(settings, participation, sampler.size_of_cohort(num_clients), seed)
+    noise_seed = settings.noise_seed
+    if noise_seed is None:
+        noise_seed = agree(secrets.randbits(_NOISE_SEED_BITS))
+    denominator = sampler.size_of_cohort(num_clients)
+    return RoundPrivacy(settings, participation, denominator, seed, noise_seed)
 
 
 def find_participation(

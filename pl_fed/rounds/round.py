@@ -143,7 +143,18 @@ class RoundRunner:
             report |= self._merge(uploads, trained.proposed, hooks, notes)
         # 6. The states of all valid clients are stored: those of the whole round, or none.
         self._store_states(trained)
+        report |= self._traffic(len(trained.clients))
         return {**report, **notes.report, "time/round": time.perf_counter() - started}
+
+    def _traffic(self, clients: int) -> Report:
+        """Return the bytes that the clients of a round send and receive."""
+        size = self.client.row("global").data.element_size()
+        sent = self.server.aggregator.sent_numbers(self.client.upload_numbers)
+        received = self.client.download_numbers
+        return {
+            "train/upload_bytes": float(clients * sent * size),
+            "train/download_bytes": float(clients * received * size),
+        }
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round, int64 [cohort]."""

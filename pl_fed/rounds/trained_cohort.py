@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pl_fed.devices import to_device
 from pl_fed.distributed.work_share import WorkShare
 
 GLOBAL_STATISTICS = "global.statistics"
@@ -187,10 +188,10 @@ class TrainedCohort:
             return cls._empty(share, own, broadcast)
         joined = share.join_tables(tables, device)
         metrics = {name: values for (kind, name), values in joined.items() if kind == "metrics"}
-        status, has_upload = joined["status", ""], joined["has_upload", ""].to(device)
+        status, has_upload = joined["status", ""], joined["has_upload", ""].cpu()
         num_uploads = int(has_upload.count_nonzero())
         if num_uploads < len(has_upload) and (num_uploads or "global" in trained):
-            status = torch.where(has_upload, status, UploadStatus.MALFORMED)
+            status = torch.where(to_device(has_upload, status), status, UploadStatus.MALFORMED)
         return cls(
             share=share,
             broadcast=broadcast,

@@ -1,8 +1,7 @@
 """A trial of an algorithm before training: one client, two of its samples, no optimizer step."""
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -10,10 +9,11 @@ from torch import Tensor
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
 from pl_fed.data.client_data import ClientData
-from pl_fed.engine.base import as_outputs
+from pl_fed.engine.base import LocalSettings, as_outputs
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.checks import explain_log, place_batch
 from pl_fed.rounds.features import compute_features, keeps_features
+from pl_fed.rounds.step_facts import StepFacts, copy_client, find_step_facts
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
@@ -58,16 +58,31 @@ def try_client(
             return
 
 
+def try_steps(
+    client: Client,
+    data: ClientData,
+    augment: Callable[[Tensor], Tensor] | None,
+    settings: LocalSettings,
+    batch_size: int,
+) -> StepFacts:
+    """Try local steps with gradients and the optimizer, and return what they change.
+
+    Args:
+        client: The algorithm, after :func:`try_client`.
+        data: The clients' data.
+        augment: Changes the inputs of each minibatch.
+        settings: Precision and gradient clipping of the local steps.
+        batch_size: Samples in a minibatch.
+    """
+    return find_step_facts(client, data, _prepare_batch, _new_round, augment, settings, batch_size)
+
+
 def _copy(client: Client) -> Client | None:
     """Return a copy with the same trainer, or ``None`` if Python cannot copy the algorithm."""
     try:
-        trial = copy.deepcopy(client)
+        return copy_client(client)
     except Exception:  # for example an attribute with a lock or an open file
         return None
-    trial.renew_rows()
-    with suppress(RuntimeError):  # the client has no trainer
-        trial.trainer = client.trainer
-    return trial
 
 
 def _run(

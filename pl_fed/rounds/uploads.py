@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator, Mean, weights_by_samples
 from pl_fed.clients.base import Client
+from pl_fed.devices import to_device
 from pl_fed.distributed.work_share import WorkShare
 from pl_fed.functional.aggregation import weighted_sum
 from pl_fed.nets.rows import finite_rows
@@ -49,6 +50,7 @@ class Uploads:
         self._owns_rows = trained.own.buffer is not None  # else the clients may keep that tensor
         self._proposals = trained.own.proposals
         self._valid = trained.valid
+        self._all_valid = not trained.num_broken  # known without waiting for the device
         self._sizes = sizes
         self._byzantine_clients = byzantine_clients
         self._training_share = trained.share
@@ -57,7 +59,7 @@ class Uploads:
     @property
     def weights(self) -> Tensor:
         """Numbers of training samples of the cohort, without left-out clients, [cohort]."""
-        return self._sizes[self.share.cohort].to(self.rows.device)
+        return to_device(self._sizes[self.share.cohort], self.rows)
 
     @property
     def contributions(self) -> Tensor:
@@ -106,6 +108,7 @@ class Uploads:
         attackers = self._byzantine_clients.mark_attackers(context.clients, context.round)
         # a finite forged upload is valid even if the attacker's own upload is broken
         self._valid = finite_rows(self.rows) & (valid | attackers.to(valid.device))
+        self._all_valid = False  # unknown
         self.share = WorkShare.single_process(self.share.cohort)
 
     def leave_out_broken(self, client: Client) -> int:
@@ -115,7 +118,7 @@ class Uploads:
         clients / expected cohort. Then neither a left-out client nor a cohort of another size
         changes the weight of a client in this mean.
         """
-        num_broken = self._leave_out(~self._valid)
+        num_broken = 0 if self._all_valid else self._leave_out(~self._valid)
         population = client.population
         if client.mean_of == "clients" and (client.uploads_changes or not population.is_full):
             self._factor = len(self.share.cohort) / population.cohort

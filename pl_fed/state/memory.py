@@ -20,11 +20,19 @@ def free_memory(device: torch.device) -> int:
     return min([_machine_memory(), *control_group_memory()])
 
 
-def _machine_memory() -> int:
+def total_memory(device: torch.device) -> int:
+    """Return the bytes of a device, in use or free; on the CPU, those of the machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return _machine_memory("MemTotal")
+
+
+def _machine_memory(name: str = "MemAvailable") -> int:
+    """Return an entry of Linux' table of the machine's memory, in bytes."""
     try:
         with open("/proc/meminfo") as lines:
             values = dict(line.split(":", 1) for line in lines)
-        return int(values["MemAvailable"].split()[0]) * 1024
+        return int(values[name].split()[0]) * 1024
     except (OSError, KeyError):
         return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pl_fed.devices import to_device
 from pl_fed.state.disk_rows import DiskRows
 
 _BLOCK_BYTES = 1 << 26
@@ -52,10 +53,10 @@ class RowTable:
         parts = list(self._parts(self._slots[clients]))
         if len(parts) == 1 and len(parts[0][1]) == len(clients):
             block, _, offsets = parts[0]
-            return self._read(block, offsets).to(self.default.device)
+            return to_device(self._read(block, offsets), self.default)
         rows = self.default.expand(len(clients), -1).clone()
         for block, positions, offsets in parts:
-            rows[positions.to(rows.device)] = self._read(block, offsets).to(rows.device)
+            rows[to_device(positions, rows)] = to_device(self._read(block, offsets), rows)
         return rows
 
     def write(self, clients: Tensor, rows: Tensor) -> None:
@@ -75,7 +76,7 @@ class RowTable:
         rows = rows.detach().to(self.default.dtype)
         for block, positions, offsets in self._parts(slots):
             is_complete = len(positions) == len(clients)
-            self._write(block, offsets, rows if is_complete else rows[positions.to(rows.device)])
+            self._write(block, offsets, rows if is_complete else rows[to_device(positions, rows)])
         self._slots[clients] = slots
         self._used = used
 
@@ -121,21 +122,27 @@ class RowTable:
         if self.disk is not None and block == len(self._blocks):
             return self.disk.read(offsets.tolist())
         stored = self._blocks[block]
-        return stored[offsets.to(stored.device)]
+        return stored[to_device(offsets, stored)]
 
     def _write(self, block: int, offsets: Tensor, rows: Tensor) -> None:
         if self.disk is not None and block == len(self._blocks):
             self.disk.write(offsets.tolist(), rows.cpu())
         else:
             stored = self._blocks[block]
-            stored[offsets.to(stored.device)] = rows.to(stored.device)
+            stored[to_device(offsets, stored)] = to_device(rows, stored)
 
     def _grow(self) -> None:
         """Allocate another block; without free memory, write all further rows to disk."""
-        device = self._choose_device(self._block_rows * self.default.nbytes)
-        if device is None:
-            self.disk = DiskRows(self.default, self._folder())
+        shape = (self._block_rows, self.default.numel())
+        while True:
+            device = self._choose_device(self._block_rows * self.default.nbytes)
+            if device is None:
+                self.disk = DiskRows(self.default, self._folder())
+                return
+            try:
+                with torch.inference_mode(False):  # inference tensors cannot be written later
+                    block = torch.empty(shape, dtype=self.default.dtype, device=device)
+            except torch.OutOfMemoryError:  # something else took the budget: try the next device
+                continue
+            self._blocks.append(block)
             return
-        with torch.inference_mode(False):  # inference tensors cannot be written outside that mode
-            shape = (self._block_rows, self.default.numel())
-            self._blocks.append(torch.empty(shape, dtype=self.default.dtype, device=device))

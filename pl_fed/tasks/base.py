@@ -12,6 +12,7 @@ from torchmetrics import Metric, MetricCollection
 
 from pl_fed.configurable import Configurable
 from pl_fed.functional.losses import averages_samples, masked_mean
+from pl_fed.tasks.directions import Directions, metric_direction
 from pl_fed.trees import Tree, leaves, select
 from pl_fed.types import Batch
 
@@ -32,6 +33,7 @@ class Task(Configurable, ABC):
         runs_steps: Whether the module has steps of its own (:class:`pl_fed.tasks.LightningTask`),
             which replace losses, metrics and predictions of outputs.
         further_metrics: Metrics besides :meth:`metrics`, by name (``federation.metrics``).
+        directions: Declared directions (``federation.lower_is_better``, ``higher_is_better``).
 
     Example:
         >>> class Distance(Task):
@@ -45,6 +47,7 @@ class Task(Configurable, ABC):
     averages_samples: bool = True
     runs_steps: bool = False
     further_metrics: Mapping[str, Metric] = {}
+    directions: Directions = Directions()
 
     @property
     def name(self) -> str:
@@ -141,15 +144,32 @@ class Task(Configurable, ABC):
 
     # Evaluation
 
-    def metric_directions(self) -> Mapping[str, bool]:
+    def metric_directions(self) -> Mapping[str, bool | None]:
         """Return the names of all metrics, and whether larger values are better.
 
-        A metric of torchmetrics without a direction counts as better if larger.
+        A metric of torchmetrics knows its direction, unless ``federation.lower_is_better`` or
+        ``federation.higher_is_better`` has its name; ``None`` is unknown.
         """
+        return self._directions_of(self.all_metrics())
+
+    def metric_names(self) -> set[str]:
+        """Return all names of the metrics, for checks of settings."""
+        return {*self.metric_directions()}
+
+    def further_directions(self) -> dict[str, bool | None]:
+        """Return the names and directions of the further metrics."""
+        return self._directions_of(self.further_metrics)
+
+    def _directions_of(self, metrics: Mapping[str, Any]) -> dict[str, bool | None]:
+        declared = {name: self.directions.find(name) for name in metrics}
         return {
-            name: metric.higher_is_better is not False
-            for name, metric in self.all_metrics().items()
+            name: metric_direction(metric) if declared[name] is None else declared[name]
+            for name, metric in metrics.items()
         }
+
+    def has_loss(self, part: str) -> bool:
+        """Return whether an evaluation of a part (``val`` or ``test``) gives a loss."""
+        return True
 
     def metric_name(self, name: str) -> str:
         """Return the name of a metric in the logs, for its name in ``federation.monitor``."""

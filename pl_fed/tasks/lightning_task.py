@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -15,19 +15,14 @@ from pl_fed.arguments import check_choice
 from pl_fed.nets.calls import Net
 from pl_fed.nets.modes import training_mode
 from pl_fed.tasks.base import Task, as_floats
-from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local, raise_lack_of_memory
-from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, copy_lists, list_hooks
-from pl_fed.tasks.step_logs import StepLogs, short_name
+from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local, raise_device_error
+from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, list_hooks
+from pl_fed.tasks.step_logs import StepLogs, name_metrics, strip_stage
 from pl_fed.text import first_line
 from pl_fed.trees import Tree, describe, leaves, select
 from pl_fed.types import Batch, SampleEntries
 
 BatchStructure = Literal["pair", "joint"]
-
-_LOSS_WORDS = {
-    *("loss", "error", "err", "mse", "rmse", "mae", "mape", "nll", "perplexity", "ppl"),
-    *("bpc", "cer", "wer", "ece", "brier", "distance"),
-}
 
 _METRICS: WeakKeyDictionary[nn.Module, list[Metric | MetricCollection]] = WeakKeyDictionary()
 """The metrics of each module."""
@@ -40,8 +35,9 @@ class LightningTask(Task):
     loss. Its logs become ``train/<name>``: the mean over the local steps of the cohort's clients.
     ``validation_step`` and ``test_step`` run on each client's own samples. Their logs become
     metrics with all statistics over clients. Metrics of torchmetrics in the module are reset
-    before each client, and in training before each step. Names lose the stage: ``val_acc`` and
-    ``test/acc`` are the metric ``acc``.
+    before each client, and in training before each step. A name loses the prefix of its own step:
+    ``val_acc`` of ``validation_step`` and ``test/acc`` of ``test_step`` are the metric ``acc``. If
+    another logged name would then be equal to it, all of them stay as logged.
 
     Steps should log the same names in every step. A trial before training finds the names: other
     names are left out with a warning, and a missing one makes the mean of the round NaN.
@@ -54,13 +50,17 @@ class LightningTask(Task):
             merges dicts of inputs and targets into one dict, or tuples into one tuple. ``None``
             restores the dicts or tuples of a data set's samples. For data without such samples, it
             takes ``"joint"`` if both are dicts, otherwise ``"pair"``.
-        lower_is_better: Names of logged numbers with small values for good models. By default
-            these are names with a word like loss, error, mae, rmse or perplexity. Metrics of
-            torchmetrics declare it themselves.
+        lower_is_better: Names or patterns of logged numbers with small values for good models; the
+            same as ``federation.lower_is_better``.
 
     Attributes:
         measures: The names of the logged metrics of evaluations, and whether larger values are
-            better. The trial before training sets them.
+            better (``None`` if unknown). The trial before training sets them.
+        logged_names: The metric of each logged name, by stage; also set by that trial.
+        logged_losses: The parts, of ``val`` and ``test``, whose step returns one loss and logs
+            another: the logged one counts. Also set by that trial.
+        loss_parts: The parts, of ``val`` and ``test``, whose evaluation step gives a loss; also set
+            by that trial.
         step_names: The names that ``training_step`` logs; ``None`` before that trial.
         needs_training_mode: Whether ``training_step`` fails in evaluation mode, as that of a net
             with auxiliary outputs does. The trial before training sets it.
@@ -84,8 +84,11 @@ class LightningTask(Task):
         if batch is not None:
             check_choice(("pair", "joint"), batch=batch)
         self.batch = batch
-        self.lower_is_better = tuple(map(short_name, lower_is_better))
-        self.measures: dict[str, bool] = {}
+        self.lower_is_better = tuple(lower_is_better)
+        self.measures: dict[str, bool | None] = {}
+        self.logged_names: dict[str, dict[str, str]] = {}
+        self.logged_losses: frozenset[str] = frozenset()
+        self.loss_parts: frozenset[str] = frozenset(("val", "test"))
         self.step_names: tuple[str, ...] | None = None
         self.needs_training_mode = False
         self.entries: SampleEntries | None = None
@@ -154,9 +157,17 @@ class LightningTask(Task):
                 f" got {type(output).__name__}."
             )
         if self._step_logs is not None:
-            self._step_logs.setdefault(id(module), self._align_logs(logs.values(), loss))
+            values = self._name(logs.values(), "train")
+            self._step_logs.setdefault(id(module), self._align_logs(values, loss))
         reset_metrics(module)
         return loss
+
+    def _name(self, values: Mapping[str, Any], stage: str) -> dict[str, Any]:
+        """Return values by the names of metrics; a name that the trial did not log stays."""
+        names = self.logged_names.get(stage)
+        if names is None:
+            names = name_metrics({stage: values})[stage]
+        return {names.get(name, name): value for name, value in values.items()}
 
     def _align_logs(self, values: dict[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
         """Return logged values by the names of the trial; NaN for a name without a value.
@@ -224,13 +235,26 @@ class LightningTask(Task):
 
     # Evaluation
 
-    def metric_directions(self) -> dict[str, bool]:
+    def metric_directions(self) -> dict[str, bool | None]:
         """Return the names of the logged metrics, and whether larger values are better."""
         return self.measures
 
+    def metric_names(self) -> set[str]:
+        """Return all names of the metrics: without their stage, and as logged."""
+        logged = (self.logged_names.get(stage, {}) for stage in ("validation", "test"))
+        return {*self.measures}.union(*logged)
+
+    def has_loss(self, part: str) -> bool:
+        """Return whether the evaluation step of a part returns or logs a loss."""
+        return part in self.loss_parts
+
     def metric_name(self, name: str) -> str:
         """Return a metric's name without its stage: ``val_acc`` is ``acc``."""
-        return short_name(name)
+        for stage in ("validation", "test"):
+            if name in (names := self.logged_names.get(stage, {})):
+                return names[name]
+        short_names = {strip_stage(name, stage) for stage in ("validation", "test")}
+        return next((short for short in short_names if short in self.measures), name)
 
     def evaluate(
         self,
@@ -239,11 +263,13 @@ class LightningTask(Task):
         part: str,
         logs: StepLogs | None = None,
         accepts_undefined: bool = True,
+        names_as_logged: bool = False,
     ) -> tuple[float, dict[str, float]]:
         """Return the loss and the metrics of a module on one client's samples.
 
-        The loss is the loss that the evaluation step returns, or else the loss that it logs, or
-        else the loss of ``training_step``.
+        The loss is the loss that the evaluation step returns, or else the loss that it logs. If
+        there is none, it is NaN: ``training_step`` runs on training samples only. The caller
+        restores what the step and the hooks change in the module.
 
         Args:
             module: A LightningModule in evaluation mode.
@@ -252,13 +278,14 @@ class LightningTask(Task):
             logs: Records the logs; new logs by default.
             accepts_undefined: Whether the metrics of the hook at the end of an epoch may be
                 undefined for the samples. The hook's error is then a warning.
+            names_as_logged: Whether to return all values by the names of the logs, with the loss
+                that the step returns.
         """
-        stage = _choose_stage(module, part)
+        stage = choose_stage(module, part)
         if stage is None:
-            return self.training_mean(module, batches), {}
+            return torch.nan, {}
         logs, total, size = logs or StepLogs(), 0.0, 0
         reset_metrics(module)
-        lists = copy_lists(module)
         with logs.record(module):
             getattr(module, f"on_{stage}_epoch_start")()
             for index, batch in enumerate(batches):
@@ -270,19 +297,20 @@ class LightningTask(Task):
             try:
                 getattr(module, f"on_{stage}_epoch_end")()
             except UNDEFINED_ERRORS as error:
-                raise_lack_of_memory(error)
+                raise_device_error(error)
                 if not accepts_undefined:
                     raise
-                vars(module).update(lists)  # the hook has not cleared its lists
                 self._warn_of_undefined(module, stage, size, error)
-        values = {name: float(value) for name, value in logs.values().items()}
+        logged = logs.values()
+        named = logged if names_as_logged else self._name(logged, stage)
+        values = {name: float(value) for name, value in named.items()}
         reset_metrics(module)
+        if names_as_logged:
+            return torch.nan if loss is None else total / size, values
         logged_loss = values.pop("loss", None)
-        if loss is not None:
+        if loss is not None and (logged_loss is None or part not in self.logged_losses):
             return total / size, values
-        if logged_loss is not None:
-            return logged_loss, values
-        return self.training_mean(module, batches), values
+        return torch.nan if logged_loss is None else logged_loss, values
 
     def _warn_of_undefined(
         self, module: nn.Module, stage: str, size: int, error: Exception
@@ -298,13 +326,13 @@ class LightningTask(Task):
         )
 
     def training_mean(self, module: nn.Module, batches: Iterable[Batch]) -> float:
-        """Return the mean of the loss of ``training_step`` over one client's samples."""
+        """Return the mean of the loss of ``training_step`` over one client's training samples."""
         total, size = 0.0, 0
         mode = training_mode(module) if self.needs_training_mode else nullcontext()
-        with self.without_logs(), mode:
+        with self.without_logs(), mode, torch.enable_grad():  # a step may contain a gradient
             for index, batch in enumerate(batches):
                 self._batch_idx = index
-                total += float(self.loss(module, batch)) * batch.size
+                total += float(self.loss(module, batch).detach()) * batch.size
                 size += batch.size
         return total / max(1, size)
 
@@ -360,16 +388,6 @@ def read_loss(output: Any) -> Tensor | None:
     return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
-def guess_direction(name: str) -> bool:
-    """Return whether larger values of a logged number are better, by the words of its name.
-
-    Example:
-        >>> guess_direction("acc"), guess_direction("mae"), guess_direction("recon_error")
-        (True, False, False)
-    """
-    return not _LOSS_WORDS & set(name.lower().split("_"))
-
-
 def reset_metrics(module: nn.Module) -> None:
     """Reset the metrics of torchmetrics in a module that have been updated."""
     if module not in _METRICS:
@@ -399,7 +417,7 @@ def _first_tensor(net: Any) -> Tensor:
     return tensor
 
 
-def _choose_stage(module: nn.Module, part: str) -> str | None:
+def choose_stage(module: nn.Module, part: str) -> str | None:
     """Return the stage whose step evaluates a part of the data; ``None`` if there is no step."""
     stages = ("test", "validation") if part == "test" else ("validation", "test")
     hooks = list_hooks(module)

@@ -1,13 +1,18 @@
 """The value of a metric for one client."""
 
+import copy
 import re
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 from torchmetrics.utilities import prints
+
+from pl_fed.trees import Tree, leaves, replace_leaves
 
 UNDEFINED_ERRORS = (RuntimeError, ValueError, IndexError)
 """Errors of metrics that are undefined for some samples, for example R² of one sample."""
@@ -15,10 +20,72 @@ UNDEFINED_ERRORS = (RuntimeError, ValueError, IndexError)
 _UNDEFINED_VALUE = re.compile("should be meaningless|is undefined|required to compute")
 
 
-def raise_lack_of_memory(error: Exception) -> None:
-    """Raise an error again if a device had no memory left: then the metric is not undefined."""
-    if isinstance(error, torch.OutOfMemoryError):
+_DEVICE_ERRORS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))
+
+
+def raise_device_error(error: Exception, on_cpu: Callable[[], Any] | None = None) -> None:
+    """Raise an error again if the device failed, and not the metric: then it is not undefined.
+
+    A device fails if it has no memory left, if its driver says so, or if the same computation
+    succeeds on the CPU, for example because a tensor of the metric stayed there.
+
+    Args:
+        error: The error of a metric.
+        on_cpu: Repeats the computation on copies of its tensors on the CPU; ``None`` if it ran on
+            the CPU or cannot be repeated.
+
+    Raises:
+        Exception: The error, if the device failed.
+    """
+    if isinstance(error, _DEVICE_ERRORS):
         raise error
+    if on_cpu is None:
+        return
+    try:
+        on_cpu()
+    except UNDEFINED_ERRORS:
+        return
+    raise error
+
+
+def metric_value(metric: Any, arguments: Sequence[Any] | None, computes: bool = True) -> float:
+    """Update a metric, and return its value; NaN if it is undefined for the samples.
+
+    Args:
+        metric: The metric.
+        arguments: The arguments of its ``update``; ``None`` for no update.
+        computes: Whether to compute the value; otherwise it is NaN.
+
+    Raises:
+        Exception: If the metric fails on its device but not on the CPU.
+
+    Example:
+        >>> from torchmetrics import MeanMetric
+        >>> metric_value(MeanMetric(), [torch.tensor([1.0, 3.0])])
+        2.0
+    """
+
+    def update_on_cpu() -> None:
+        on_cpu = _copy_to_cpu(metric)
+        on_cpu.reset()
+        on_cpu.update(*map(_to_cpu, arguments or ()))
+
+    try:
+        if arguments is not None:
+            metric.update(*arguments)
+    except UNDEFINED_ERRORS as error:
+        raise_device_error(error, update_on_cpu if _is_on_device(metric, arguments) else None)
+        return torch.nan
+    try:
+        return float(compute_metric(metric)) if computes else torch.nan
+    except UNDEFINED_ERRORS as error:
+        raise_device_error(error, repeat_on_cpu(metric))
+        return torch.nan
+
+
+def repeat_on_cpu(metric: Any) -> Callable[[], Any] | None:
+    """Return a function that computes a metric on the CPU; ``None`` if it already lies there."""
+    return (lambda: _copy_to_cpu(metric).compute()) if _is_on_device(metric, None) else None
 
 
 def compute_metric(metric: Any) -> Any:
@@ -52,6 +119,26 @@ def compute_metric(metric: Any) -> Any:
 def keep_local(metric: Any) -> None:
     """Stop a metric from communicating: processes evaluate different clients."""
     metric.distributed_available_fn = _is_not_distributed
+
+
+def _copy_to_cpu(metric: Any) -> Any:
+    """Return a copy of a metric whose states and other tensors are on the CPU."""
+    on_cpu = copy.deepcopy(metric).cpu()
+    for module in on_cpu.modules():
+        moved = {n: value.cpu() for n, value in vars(module).items() if isinstance(value, Tensor)}
+        vars(module).update(moved)  # not states: `cpu` leaves them where they are
+    return on_cpu
+
+
+def _to_cpu(tree: Tree) -> Tree:
+    return replace_leaves(tree, iter([leaf.cpu() for leaf in leaves(tree)]))
+
+
+def _is_on_device(metric: Any, arguments: Sequence[Any] | None) -> bool:
+    """Return whether a metric or its arguments have a tensor that is not on the CPU."""
+    devices = {leaf.device.type for leaf in leaves(list(arguments or ()))}
+    devices |= {module.device.type for module in metric.modules() if isinstance(module, Metric)}
+    return bool(devices - {"cpu"})
 
 
 def _nan_like(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """The steps of a LightningModule: which ones it defines, and calls of them."""
 
-import copy
 import inspect
 from collections.abc import Callable
 from functools import cache
@@ -91,8 +90,9 @@ def check_hooks(net: nn.Module) -> list[str]:
     if refused:
         raise ValueError(
             f"Expected argument `net` to have no hooks of single steps but got {name} with"
-            f" `{'`, `'.join(refused)}`: move their code into `training_step`, or use the trainer's"
-            " options."
+            f" `{'`, `'.join(refused)}`: move their code into `training_step`, where values that"
+            " stay between steps, such as a moving average, are buffers updated in place, or use"
+            " the trainer's options."
         )
     for step in STEPS:
         if step in hooks and "dataloader_iter" in inspect.signature(getattr(net, step)).parameters:
@@ -121,18 +121,6 @@ def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) ->
         return function(*arguments)
     tensors = {f"module.{name}": tensor for name, tensor in net.tensors.items()}
     return functional_call(_Step(net.module, step), tensors, arguments)
-
-
-def copy_lists(module: nn.Module) -> dict[str, Any]:
-    """Return copies of the lists, and of the dicts of lists, among a module's own attributes."""
-    lists: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if isinstance(value, list):
-            lists[name] = copy.copy(value)
-        elif isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
-            lists[name] = copy.copy(value)  # of the same class
-            lists[name].update({k: [*v] for k, v in value.items() if isinstance(v, list)})
-    return lists
 
 
 @cache

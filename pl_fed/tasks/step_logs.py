@@ -1,7 +1,8 @@
 """The logs of one step, or of one client's steps, of a LightningModule."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,10 +10,19 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, compute_metric, raise_lack_of_memory
+from pl_fed.tasks.directions import metric_direction
+from pl_fed.tasks.metric_values import (
+    UNDEFINED_ERRORS,
+    compute_metric,
+    raise_device_error,
+    repeat_on_cpu,
+)
 
-_STAGE = re.compile(r"^(train|training|val|valid|validation|test)[/_. -]+(?=.)")
-_NO_LETTER = re.compile(r"\W+")
+_STAGES = {
+    "train": re.compile(r"^(?:train|training)[/_. -]+(?=.)"),
+    "validation": re.compile(r"^(?:val|valid|validation)[/_. -]+(?=.)"),
+    "test": re.compile(r"^test[/_. -]+(?=.)"),
+}
 _REDUCTIONS = ("mean", "sum", "min", "max")
 
 
@@ -78,10 +88,11 @@ class StepLogs:
             TypeError: If the value is of another type.
             ValueError: If the tensor has several numbers, or the reduction is unknown.
         """
-        name = short_name(name)
         if isinstance(value, Metric):
-            self._metrics[name] = value
+            self._add_metric(name, value)
             return
+        if name in self._metrics:
+            raise ValueError(_describe_second_value(name))
         reduction = getattr(reduce_fx, "__name__", reduce_fx)
         if reduction not in _REDUCTIONS:
             raise ValueError(
@@ -110,7 +121,7 @@ class StepLogs:
         """Record each entry of a dict of values, or each metric of a collection."""
         if isinstance(dictionary, MetricCollection):
             for name in dictionary:
-                self._metrics[short_name(str(name))] = (dictionary, str(name))
+                self._add_metric(str(name), (dictionary, str(name)))
             return
         for name, value in dictionary.items():
             self.log(name, value, *args, **kwargs)
@@ -137,14 +148,22 @@ class StepLogs:
                 )
         return values
 
-    def directions(self) -> dict[str, bool]:
-        """Return whether larger values are better, for each logged metric that declares it."""
+    def directions(self) -> dict[str, bool | None]:
+        """Return whether larger values are better, for each metric of torchmetrics."""
         directions = {}
         for name, metric in self._metrics.items():
             single = metric[0][metric[1]] if isinstance(metric, tuple) else metric
-            if single.higher_is_better is not None:
-                directions[name] = bool(single.higher_is_better)
+            directions[name] = metric_direction(single)
         return directions
+
+    def _add_metric(self, name: str, metric: Metric | tuple[MetricCollection, str]) -> None:
+        """Record a metric of torchmetrics; refuse a name of another value."""
+        if name in self._numbers or self._identity(name) not in (None, _identify(metric)):
+            raise ValueError(_describe_second_value(name))
+        self._metrics[name] = metric
+
+    def _identity(self, name: str) -> tuple[int, str] | None:
+        return _identify(self._metrics[name]) if name in self._metrics else None
 
     def _reduce(self, name: str) -> Tensor:
         values, reduction = self._numbers[name], self._reductions[name]
@@ -159,14 +178,63 @@ class StepLogs:
         return numbers.amin() if reduction == "min" else numbers.amax()
 
 
-def short_name(name: str) -> str:
-    """Return the name of a logged value without its stage, as an identifier.
+def strip_stage(name: str, stage: str) -> str:
+    """Return the name of a logged value without its own stage; other names stay as they are.
+
+    Args:
+        name: The name that a step logs.
+        stage: ``train``, ``validation`` or ``test``.
 
     Example:
-        >>> short_name("val_acc"), short_name("train/top-5"), short_name("f1"), short_name("val")
-        ('acc', 'top_5', 'f1', 'val')
+        >>> strip_stage("val_acc", "validation"), strip_stage("train/top-5", "train")
+        ('acc', 'top-5')
+        >>> strip_stage("train_acc", "validation"), strip_stage("val", "validation")
+        ('train_acc', 'val')
     """
-    return _NO_LETTER.sub("_", _STAGE.sub("", name)).strip("_") or name
+    return _STAGES[stage].sub("", name)
+
+
+def name_metrics(logged: Mapping[str, Collection[str]]) -> dict[str, dict[str, str]]:
+    """Return the metric of each logged value, for each stage.
+
+    A name loses the prefix of its own stage, unless another logged name would then be equal to it.
+    Then all of them stay as logged, in every stage. The order of the logs does not matter.
+
+    Args:
+        logged: The names that the step of each stage logs.
+
+    Example:
+        >>> name_metrics({"validation": ["val_acc"], "test": ["test_acc"]})
+        {'validation': {'val_acc': 'acc'}, 'test': {'test_acc': 'acc'}}
+        >>> name_metrics({"validation": ["val_loss", "loss"], "test": ["test_loss"]})
+        {'validation': {'val_loss': 'val_loss', 'loss': 'loss'}, 'test': {'test_loss': 'test_loss'}}
+    """
+    sources: dict[str, set[str]] = {}
+    crowded: set[str] = set()
+    for stage, names in logged.items():
+        short_names = [strip_stage(name, stage) for name in dict.fromkeys(names)]
+        crowded |= {short for short, count in Counter(short_names).items() if count > 1}
+        for name, short in zip(dict.fromkeys(names), short_names):
+            sources.setdefault(short, set()).add("as logged" if name == short else "without stage")
+    crowded |= {short for short, kinds in sources.items() if len(kinds) > 1}
+    return {
+        stage: {
+            name: name if strip_stage(name, stage) in crowded else strip_stage(name, stage)
+            for name in names
+        }
+        for stage, names in logged.items()
+    }
+
+
+def _identify(metric: Metric | tuple[MetricCollection, str]) -> tuple[int, str]:
+    return (id(metric[0]), metric[1]) if isinstance(metric, tuple) else (id(metric), "")
+
+
+def _describe_second_value(name: str) -> str:
+    return (
+        f"Expected self.log({name!r}, ...) to log one value by this name but got a metric of"
+        " torchmetrics and another value: use another name for one of them."
+    )
 
 
 def _compute(metric: Any) -> Any:
@@ -174,5 +242,5 @@ def _compute(metric: Any) -> Any:
     try:
         return compute_metric(metric)
     except UNDEFINED_ERRORS as error:
-        raise_lack_of_memory(error)
+        raise_device_error(error, repeat_on_cpu(metric))
         return torch.tensor(torch.nan)

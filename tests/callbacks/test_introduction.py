@@ -21,6 +21,7 @@ def lines(rounds=5.0, **federation):
     parts = SimpleNamespace(
         client=SimpleNamespace(
             population=Population(8, 4, 100),
+            objective=SimpleNamespace(optimizer=None),
             row=lambda name: SimpleNamespace(data=torch.zeros(1234)),
         ),
         states=SimpleNamespace(loaded=data),

@@ -3,7 +3,12 @@
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    WeightAveraging,
+)
 from small_federations import classes, mlp, seeded, sgd, shared_out
 
 import pl_fed
@@ -90,3 +95,36 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path):
     trainer.fit_loop.max_epochs = 3
     trainer.fit(client, data)  # its own
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["max_epochs", "max_steps", "early stopping"])
+def test_last_checkpoint_does_not_depend_on_the_time_that_saving_takes(tmp_path, ends):
+    """A busy machine saves other rounds on the way, and the same last one."""
+    saved = []
+    for name, share in (("quiet", 1.0), ("busy", 1e-9)):
+        callbacks, limits = [LastCheckpoint(share)], {"max_steps": 4} if ends == "max_steps" else {}
+        if ends == "early stopping":
+            callbacks.append(EarlyStopping("round", patience=3, mode="min", strict=False))
+        client, data = make_client_and_data()
+        rounds = 4 if ends == "max_epochs" else 20
+        trainer = quiet_trainer(tmp_path / name, rounds, callbacks=callbacks, **limits)
+        trainer.fit(client, data)
+        path = tmp_path / name / "checkpoints" / "last.ckpt"
+        saved.append(torch.load(path, weights_only=True))
+        del saved[-1]["loops"]["fit_loop"]["state_dict"]["metrics"]["time/round"]
+    first, second = saved
+    assert first["global_step"] == second["global_step"]
+    assert (first["epoch"], str(first["loops"])) == (second["epoch"], str(second["loops"]))
+
+
+def test_a_metric_with_slashes_begins_no_folder(tmp_path):
+    best = ModelCheckpoint(monitor="train/loss", filename="{epoch}-{train/loss:.2f}")
+    trainer = pl_fed.Trainer(
+        pl_fed.Federation(All()), max_epochs=2, run_dir=tmp_path, callbacks=[best], logger=False
+    )
+    trainer.fit(Ditto(mlp(), optimizer=sgd()), shared_out(classes([16, 24])))
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert len(names) == 1
+    assert names[0].startswith("epoch=")
+    assert "-train_loss=" in names[0]

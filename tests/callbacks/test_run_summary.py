@@ -80,6 +80,7 @@ def test_summary_of_a_fit_and_its_test(tmp_path):
         "cohort": 4,
         "rounds": 2,
         "upload_bytes": 4 * (5 * 4 + 5 + 3 * 5 + 3),
+        "download_bytes": 4 * (5 * 4 + 5 + 3 * 5 + 3),
         "uploads_forged": 0,
         "uploads_clipped": 0,
         "uploads_dropped": 0,
@@ -207,7 +208,8 @@ def test_run_without_a_test_has_no_clients(tmp_path):
     fit(tmp_path)
     (tmp_path / "summary.json").unlink()
     run = pl_fed.read_run(tmp_path)
-    assert (run.clients, run.classes, run.summary) == ({}, {}, {})
+    assert (run.clients, run.classes, list(run.summary)) == ({}, {}, ["metrics"])
+    assert run.summary["metrics"]["val"]["global/loss"] == run.metrics["val/global/loss"][-1]
 
 
 def test_folder_without_a_run_is_refused(tmp_path):

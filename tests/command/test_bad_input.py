@@ -337,7 +337,7 @@ REFUSED = {
     ),
     "engine": (
         ["--federation.engine.name=fast"],
-        "`federation.engine.name` to be one of 'auto', 'one_by_one', 'stacked', ",
+        "`federation.engine.name` to be one of 'auto', 'fastest', 'one_by_one', ",
     ),
     "name in place of a section": (
         ["--federation.engine=stacked"],
@@ -461,6 +461,19 @@ def test_internal_error_is_raised_with_its_traceback(config_folder, monkeypatch)
     monkeypatch.setattr(Federation, "run_round", raise_bug)
     with pytest.raises(RuntimeError, match="a bug"):
         run()
+
+
+def test_error_of_torch_is_raised_although_it_begins_like_a_refusal(config_folder, monkeypatch):
+    def mix_devices(*_, **__):
+        torch.empty(2, device="meta") + torch.empty(2)
+
+    def check_in_torch(*_, **__):
+        torch._check(False, lambda: "Expected all tensors to be on the same device")
+
+    for failure in (mix_devices, check_in_torch):
+        monkeypatch.setattr(Federation, "run_round", failure)
+        with pytest.raises(RuntimeError):
+            run()
 
 
 def test_base_config_runs(config_folder):

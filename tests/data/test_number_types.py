@@ -85,15 +85,13 @@ SOURCES = {
 
 
 class Echo(nn.Module):
-    """A net that keeps the sum of its inputs in training."""
+    """A net with two weights."""
 
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(2))
-        self.seen = []
 
     def forward(self, x):
-        self.seen += x.detach().flatten().tolist()
         return self.weight * x.clamp(max=1)
 
 

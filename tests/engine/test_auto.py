@@ -1,4 +1,4 @@
-"""The engine ``auto``: its choice, its checkpoint, and measurements that change no number."""
+"""The engines ``auto`` and ``fastest``: rule, stopwatch, checkpoint; neither changes a number."""
 
 import copy
 import math
@@ -25,6 +25,8 @@ from pl_fed.clients import Ditto, FedAvg
 from pl_fed.engine import BatchedRunner, EngineChoice, compiled
 from pl_fed.engine.choice import COMPILED, EAGER
 from pl_fed.engine.one_by_one import OneByOne
+from pl_fed.engine.rule import WorkFacts
+from pl_fed.engine.rule import choose_engine as choose_engine_by_rule
 from pl_fed.engine.timing import Candidate, Speed
 from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.rounds.settings import RunSettings
@@ -75,7 +77,7 @@ def make_client(kind=Ditto, net=mlp, **options):
     return kind(seeded(net), **{"optimizer": sgd(0.1, momentum=0.5), "local_steps": 3, **options})
 
 
-def choose_engine(client=None, rounds=1000.0, name="auto", **settings):
+def choose_engine(client=None, rounds=1000.0, name="fastest", **settings):
     """Return the choice of a federation after the first of a number of rounds."""
     client = (client or make_client()).double()
     federation = Federation(All(), seed=0, **sections(engine=name, **settings))
@@ -212,11 +214,69 @@ def test_damaged_speeds_of_a_checkpoint_are_ignored(speed):
     assert (choice.current, choice.size, choice.speeds) == ("stacked", 7, {})
 
 
+# The rule of ``auto``
+
+
+def facts(**changes):
+    """Return the facts of a long run of small clients on a CPU, with changes."""
+    small = {"device": "cpu", "stack": 10, "numbers": 7850, "layers": 2, "convolves": False}
+    return WorkFacts(**{**small, "steps": 1e4, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [
+        ({}, "stacked"),
+        ({"stack": 7}, "one_by_one"),
+        ({"numbers": 131_073}, "one_by_one"),
+        ({"steps": 1999}, "one_by_one"),
+        ({"steps": 0.0}, "one_by_one"),
+        ({"steps": math.inf}, "stacked_compiled"),
+        ({"steps": 1e6, "numbers": 500_000}, "stacked_compiled"),
+        ({"steps": 1e6, "numbers": 600_000}, "one_by_one_compiled"),
+        ({"steps": 1e6, "stack": 1}, "one_by_one_compiled"),
+        ({"steps": 1e6, "layers": 17}, "stacked"),
+        ({"steps": 1e6, "convolves": True}, "one_by_one_compiled"),
+        ({"steps": 1e6, "convolves": True, "layers": 9}, "one_by_one"),
+        ({"steps": 29_999, "convolves": True}, "one_by_one"),
+        ({"device": "cuda", "stack": 2, "numbers": 10**8, "convolves": True}, "stacked"),
+        ({"device": "cuda", "stack": 1}, "one_by_one"),
+    ],
+    ids=str,
+)
+def test_rule(changes, engine):
+    assert choose_engine_by_rule(facts(**changes)) == engine
+
+
+def test_facts_of_an_algorithm():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+    client = Ditto(net)
+    expected = WorkFacts("cpu", 5, numbers=2 * 47, layers=4, convolves=True, steps=30.0)
+    assert WorkFacts.collect(client, client.objective, 5, 30.0) == expected
+
+
+def test_auto_reads_no_clock(clock):
+    clock.seconds = {**dict.fromkeys(ALL_ENGINES, 100.0), "one_by_one_compiled": 1e-9}
+    choice = choose_engine(rounds=100.0, name="auto")
+    assert (choice.current, choice.speeds, clock.timed) == ("one_by_one", {}, [])
+
+
+def test_auto_stacks_no_net_that_does_not_stack(recwarn):
+    client = FedAvg(seeded(batch_norm_net), optimizer=sgd(0.1)).double()
+    federation = Federation(All(), seed=0)
+    data, settings = shared_out(classes([8] * 9)), RunSettings(rounds=1000.0)
+    federation.setup(client, data, "fit", settings=settings)
+    client.train()
+    federation.run_round(0, client.configure_optimizers())
+    assert federation.engine_choice.current == "one_by_one"
+    assert not any("Clients are run" in str(warning.message) for warning in recwarn)
+
+
 # Measurements change no number
 
 
-def run_auto(monkeypatch, client, data, **settings):
-    """Run rounds with ``auto`` as at the beginning of a long run."""
+def run_fastest(monkeypatch, client, data, **settings):
+    """Run rounds with ``fastest`` as at the beginning of a long run."""
     original = Federation.setup
 
     def setup(self, *args, settings):
@@ -224,7 +284,7 @@ def run_auto(monkeypatch, client, data, **settings):
 
     with monkeypatch.context() as patch:
         patch.setattr(Federation, "setup", setup)
-        return run_rounds(client, data, engine="auto", **settings)
+        return run_rounds(client, data, engine="fastest", **settings)
 
 
 def dropout_net():
@@ -240,7 +300,7 @@ def test_run_with_any_chosen_engine_equals_run_one_by_one(clock, monkeypatch, fa
     expected = run_rounds(client, data, rounds=3, sampler=Uniform(3))
     generator_state = torch.random.get_rng_state()
     torch.manual_seed(3)
-    outcome = run_auto(monkeypatch, client, data, rounds=3, sampler=Uniform(3))
+    outcome = run_fastest(monkeypatch, client, data, rounds=3, sampler=Uniform(3))
     assert outcome.distance(expected) <= (0 if fastest == "one_by_one" else 1e-10)
     assert torch.equal(torch.random.get_rng_state(), generator_state)
     assert set(clock.timed) == set(ALL_ENGINES)
@@ -250,7 +310,7 @@ def test_run_with_any_chosen_engine_equals_run_one_by_one(clock, monkeypatch, fa
 @pytest.mark.parametrize("net", [batch_norm_net, dropout_net])
 def test_measurement_changes_no_state(clock, net):
     client = make_client(net=net).double().train()
-    federation = Federation(All(), seed=0)
+    federation = Federation(All(), seed=0, engine=EngineOptions("fastest"))
     settings = RunSettings(rounds=1e9)
     federation.setup(client, shared_out(classes([7, 3, 10])), "fit", settings=settings)
     federation.store.write(*personal_state(federation))
@@ -320,7 +380,7 @@ def test_resumed_run_does_not_retry_an_engine_that_failed():
     assert (choice.current, choice.size) == ("stacked", 7)
 
 
-def fit(folder, rounds, engine="auto", resume=False, chunk_size=None):
+def fit(folder, rounds, engine="fastest", resume=False, chunk_size=None):
     """Fit, if asked from the folder's checkpoint; return the choice, w and all v."""
     client = make_client(net=dropout_net)
     trainer = pl_fed.Trainer(
@@ -368,7 +428,7 @@ def test_run_that_is_resumed_at_its_end_keeps_its_engine(clock, tmp_path):
     assert (choice.current, choice.size) == ("stacked", 3)
     saved = torch.load(tmp_path / "checkpoint.ckpt")["federation"]["engine"]
     assert saved.pop("speeds")["stacked"] == {"step": 50.0, "setup": 150.0}
-    assert saved == {"asked": "auto", "engine": "stacked", "size": 3}
+    assert saved == {"asked": "fastest", "engine": "stacked", "size": 3}
 
 
 @pytest.mark.slow

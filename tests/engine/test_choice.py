@@ -94,22 +94,20 @@ def test_clients_that_do_not_stack_use_the_chunk_size_of_one_by_one(monkeypatch)
         Federation(All(), engine=EngineOptions("stacked"), seed=0),
     )
     federation.setup(client, data, "fit")
-    monkeypatch.setattr(
-        "pl_fed.engine.choice.free_memory", lambda device: 0
-    )  # would allow no stack
+    monkeypatch.setattr("pl_fed.engine.choice.total_memory", lambda device: 0)  # allows no stack
     with pytest.warns(UserWarning, match="run one by one"):
         federation.run_round(0, client.configure_optimizers())
     assert (federation.engine_choice.current, federation.engine_choice.size) == ("one_by_one", 3)
 
 
-def test_a_stack_takes_half_of_the_free_memory(monkeypatch):
-    monkeypatch.setattr("pl_fed.engine.choice.free_memory", lambda device: 12_000)
+def test_a_stack_takes_a_quarter_of_the_memory(monkeypatch):
+    monkeypatch.setattr("pl_fed.engine.choice.total_memory", lambda device: 24_000)
     client = FedAvg(nn.Linear(4, 3, bias=False).double())  # six rows of 96 bytes for each client
     wide = shared_out(classes([1], (4,)), batch_size=1)  # 64 times 4 doubles for activations
     choice = EngineChoice(EngineOptions("stacked"))
     assert choice.clients_at_a_time("stacked", make_workload(client, 4, wide)) == 2
     assert choice.clients_at_a_time("stacked", make_workload(client, 100, wide)) == 2
-    monkeypatch.setattr("pl_fed.engine.choice.free_memory", lambda device: 100)
+    monkeypatch.setattr("pl_fed.engine.choice.total_memory", lambda device: 200)
     assert choice.clients_at_a_time("stacked", make_workload(client, 100, wide)) == 1
 
 
@@ -156,3 +154,63 @@ def test_engine_trains_in_the_dtype_of_the_client():
 def test_unknown_engine_is_refused(name):
     with pytest.raises(ValueError, match=r"`federation.engine.name` to be 'auto', .* but got"):
         Federation(All(), engine=EngineOptions(name))
+
+
+def wide_net():
+    """Return a net with large activations and few parameters."""
+    return nn.Sequential(nn.Flatten(), nn.Unflatten(1, (4, 1)), nn.Linear(1, 5000), Mean())
+
+
+class Mean(nn.Module):
+    """Mean: three outputs from the mean of all activations."""
+
+    def forward(self, x):
+        return x.tanh().mean(-1)[:, :3]
+
+
+def test_a_stack_counts_what_a_step_keeps_for_its_backward_pass(monkeypatch):
+    """A sample has 4 inputs and 20,000 activations: tanh and mean keep 80 kB of it."""
+    client = FedAvg(seeded(wide_net), optimizer=sgd())
+    federation = Federation(All(), engine=EngineOptions("stacked"), seed=0)
+    federation.setup(client, shared_out(classes([4] * 9)), "fit")
+    client.train()
+    monkeypatch.setattr("pl_fed.engine.choice.total_memory", lambda device: 12_000_000)
+    federation.run_round(0, client.configure_optimizers())
+    choice = federation.engine_choice
+    kept = 4 * 20_000 * 4  # bytes of a minibatch of 4 samples
+    assert kept <= choice._activation_bytes <= 1.3 * kept
+    assert choice.size == 3  # 9 clients in chunks of 3: at most 4 fit into 3 MB
+
+
+class ShortOfMemory:
+    """Short of memory: a device on which no more than some clients can be stacked."""
+
+    def __init__(self, monkeypatch, most):
+        self.sizes, run = [], BatchedRunner.run
+
+        def run_within(engine, client, optimizer, chunk):
+            self.sizes.append(len(chunk.clients))
+            if len(chunk.clients) > most:
+                chunk.round.models["global"].parameters.isfinite()  # something was done before
+                raise torch.OutOfMemoryError("out of memory")
+            return run(engine, client, optimizer, chunk)
+
+        monkeypatch.setattr(BatchedRunner, "run", run_within)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(3, [10, 5, 2, 2, 1, 2, 2, 1]), (1, None)])
+def test_chunks_are_halved_on_a_device_out_of_memory(monkeypatch, most, sizes):
+    client, data = Ditto(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes([4] * 10))
+    expected = run_rounds(client, data, rounds=2, engine="stacked", chunk_size=1)
+    device = ShortOfMemory(monkeypatch, most)
+    outcome = run_rounds(client, data, rounds=2, engine="stacked")
+    assert outcome.distance(expected) <= 1e-12
+    assert device.sizes[: len(sizes or [])] == (sizes or [])
+    assert max(device.sizes[-5:]) <= most
+
+
+def test_a_client_too_large_for_the_device_is_an_error(monkeypatch):
+    ShortOfMemory(monkeypatch, 0)
+    client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
+    with pytest.raises(torch.OutOfMemoryError):
+        run_rounds(client, shared_out(classes([4] * 4)), engine="stacked")

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from small_federations import Recurrent, classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torch._dynamo.utils import counters
@@ -545,3 +546,97 @@ def test_recurrent_layers_and_attention_stay_compiled(net, engine):
     with assert_engine_warnings():
         outcome = run_rounds(client, data, rounds=6, engine=engine)
     assert outcome.distance(run_rounds(client, data, rounds=6)) < 1e-10
+
+
+@pytest.mark.slow
+def test_cuda_graphs_may_change_their_inputs(monkeypatch):
+    """Torch captures a CUDA graph only if all inputs that it changes are static."""
+    from torch._inductor import compile_fx
+
+    seen, compile_inner = [], compile_fx._compile_fx_inner
+
+    def note(graph, inputs, **options):
+        compiled = compile_inner(graph, inputs, **options)
+        seen.append((set(options["static_input_idxs"]), set(compiled.mutated_input_idxs)))
+        return compiled
+
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", note)
+    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
+    client = Ditto(seeded(mlp), optimizer=sgd(0.1, momentum=0.5), local_epochs=2)
+    data = shared_out(classes([5, 2, 3]))
+    expected = run_rounds(client, data)
+    settings = {"engine": "stacked_compiled", "chunk_size": 3}
+    outcome = run_rounds(client, data, compile_mode="reduce-overhead", **settings)
+    assert outcome.distance(expected) <= 1e-10
+    ((static, mutated),) = seen
+    assert mutated
+    assert mutated <= static
+
+
+# Code that runs in the backward pass
+
+
+class Checkpointed(nn.Module):
+    """A net that computes its hidden layer again in the backward pass."""
+
+    def __init__(self, use_reentrant=False):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x):
+        x = x.requires_grad_() if self.use_reentrant else x
+        hidden = torch.utils.checkpoint.checkpoint(
+            lambda inputs: self.first(inputs).tanh(), x, use_reentrant=self.use_reentrant
+        )
+        return self.last(hidden)
+
+
+class Hooked(nn.Module):
+    """A net with a hook that reads a parameter in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        hidden = self.first(x).tanh()
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient * self.last.weight.detach().sum())
+        return self.last(hidden)
+
+
+class Recomputing(torch.autograd.Function):
+    """A product that reads the factor from its module in the backward pass."""
+
+    @staticmethod
+    def forward(context, x, module):
+        context.module = module
+        return x * module.factor.detach()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * context.module.factor.detach(), None
+
+
+class WithFunction(nn.Module):
+    """A net whose own autograd function reads a parameter in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.factor = nn.Linear(4, 3), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return Recomputing.apply(self.first(x), self) + 0 * self.factor
+
+
+@pytest.mark.filterwarnings("ignore:Local steps run eagerly")
+@pytest.mark.filterwarnings("ignore:Clients are run one by one")
+@pytest.mark.parametrize("make_net", [Checkpointed, Hooked, WithFunction], ids=lambda m: m.__name__)
+def test_backward_pass_reads_the_weights_of_the_client(uncompiled, make_net):
+    """The engine one_by_one trains the module itself, as plain PyTorch does."""
+    client = FedAvg(seeded(make_net), optimizer=sgd(0.5), local_steps=4)
+    data = shared_out(classes([8, 8, 8]))
+    expected = run_rounds(client, data, rounds=3)
+    for engine in ("stacked", *COMPILED):
+        assert run_rounds(client, data, rounds=3, engine=engine).distance(expected) <= 1e-10

@@ -39,7 +39,9 @@ def test_square_root_of_the_prefix_sums():
     torch.testing.assert_close(root @ root, torch.ones(9, 9, dtype=torch.float64).tril())
 
 
-@pytest.mark.parametrize(("separation", "rounds"), [(1, 6), (2, 9), (3, 10), (5, 9), (20, 7)])
+@pytest.mark.parametrize(
+    ("separation", "rounds"), [(1, 6), (2, 9), (2, 13), (3, 10), (3, 16), (5, 9), (20, 7)]
+)
 def test_sensitivity_is_the_largest_over_all_participation_patterns(separation, rounds):
     """A client's clipped rows may have any directions; disjoint columns make them orthogonal."""
     matrix = banded_matrix(separation, rounds)

@@ -201,7 +201,8 @@ def test_byzantine_clients_are_in_the_table_but_not_in_the_metrics():
     assert metric.compute()["accuracy"] == 0.5
     assert metric.compute()["loss"] == 1.5
     table = metric.per_client()
-    assert list(table) == ["samples", "accuracy", "loss", "class_std"]
+    assert list(table) == ["samples", "accuracy", "loss", "class_std", "byzantine"]
+    assert table["byzantine"].tolist() == [0, 1, 0]
     assert table["samples"].tolist() == [2, 4, 0]
     assert table["accuracy"][:2].tolist() == [0.5, 0]
     assert table["loss"][:2].tolist() == [1.5, 25]

@@ -15,14 +15,20 @@ SIZES = [5, 6, 7, 8, 3, 4, 9, 5]
 
 def private(**settings):
     return DifferentialPrivacy(
-        **{"clip_norm": 0.05, "noise_multiplier": 1.0, "delta": 0.01, **settings}
+        **{
+            "clip_norm": 0.05,
+            "noise_multiplier": 1.0,
+            "delta": 0.01,
+            "noise_seed": 0,
+            **settings,
+        }
     )
 
 
-def build(client=None, privacy=None, data=None, rounds=3, **settings):
+def build(client=None, privacy=None, data=None, rounds=3, dtype=torch.float64, **settings):
     """Return a federation after its setup, and its local optimizer."""
     client = client or FedAvg(seeded(mlp), optimizer=sgd(0.1))
-    client = copy.deepcopy(client).double()
+    client = copy.deepcopy(client).to(dtype)
     settings = {"sampler": Poisson(0.5), "engine": EngineOptions("one_by_one"), **settings}
     settings = {"privacy": privacy or private(), "seed": 0, **settings}
     federation = Federation(**settings)

@@ -1,5 +1,6 @@
 """The accountant computes the ε of dp-accounting, for all kinds of participation."""
 
+import json
 import math
 
 import pytest
@@ -13,8 +14,9 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+import pl_fed
 from pl_fed.functional.privacy import sensitivity_of_bands
-from pl_fed.privacy import Accountant, Participation
+from pl_fed.privacy import Accountant, Participation, saved_results
 
 noise_multipliers, rounds = st.floats(0.7, 6.0), st.integers(1, 400)
 deltas = st.sampled_from([1e-6, 1e-5, 1e-3])
@@ -133,6 +135,31 @@ def test_broken_file_of_saved_results_is_ignored(tmp_path, monkeypatch):
     for content in ("", "{}", '{"title": "another", "numbers": {}}', "[1]"):
         file.write_text(content)
         assert Accountant(Participation("any", 99, 5), 1e-5, "pld").epsilon(4.0, 3) == expected
+
+
+def test_saved_noise_below_the_target_is_computed_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("PL_FED_CACHE", str(tmp_path))
+    participation, sentences = Participation("any", 99, 5), []
+    expected = Accountant(participation, 1e-5).calibrate(2.0, 10, sentences.append)
+    (file,) = (tmp_path / "privacy").iterdir()
+    content = json.loads(file.read_text())
+    for noise, searches in ((0.9 * expected, 2), (1.1 * expected, 2)):
+        content["numbers"] = dict.fromkeys(content["numbers"], noise)
+        file.write_text(json.dumps(content))
+        own = Accountant(participation, 1e-5)
+        assert own.calibrate(2.0, 10, sentences.append) >= expected
+        assert len(sentences) == searches  # more noise than needed meets the target, too
+
+
+def test_saved_results_belong_to_a_version_and_its_accounting(tmp_path, monkeypatch):
+    monkeypatch.setenv("PL_FED_CACHE", str(tmp_path))
+    paths = set()
+    for version, source in (("1", "a"), ("2", "a"), ("2", "b")):
+        monkeypatch.setattr(pl_fed, "__version__", version)
+        monkeypatch.setattr(saved_results, "_hash_source", lambda source=source: source)
+        saved_results.SavedResults("title").get("number", lambda: 1.0)
+        paths = {*(tmp_path / "privacy").iterdir()}
+    assert len(paths) == 3
 
 
 def test_results_without_a_writable_folder(tmp_path, monkeypatch):

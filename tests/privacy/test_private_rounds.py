@@ -6,12 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 from private_rounds import SIZES, build, model_row, private, run, set_cohort, silence
 from small_federations import classes, mlp, seeded, sgd, shared_out
 
 pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not installed")
 
-from pl_fed import Adversary, EngineOptions, Federation
+import dp_accounting
+
+from pl_fed import Adversary, EngineOptions, Federation, Trainer
 from pl_fed.aggregators import Clipping, Krum, Mean, Median
 from pl_fed.attacks import (
     ALittleIsEnough,
@@ -22,8 +25,12 @@ from pl_fed.attacks import (
     SignFlipping,
 )
 from pl_fed.clients import Ditto, FedAvg, FedBN, Local, Scaffold
+from pl_fed.distributed.processes import Processes
+from pl_fed.distributed.work_share import WorkShare
+from pl_fed.functional.privacy import root_coefficients
 from pl_fed.lightning.compatibility import check_private_monitors
 from pl_fed.random import key, normal_row
+from pl_fed.rounds.privacy import build_privacy
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, BySize, Cyclic, Poisson, Uniform
 
@@ -217,6 +224,158 @@ def test_run_stops_before_epsilon_is_exceeded():
     assert run(federation, optimizer, round)[1]["privacy/epsilon"] > 4.0
 
 
+@pytest.mark.parametrize("limit", [None, 4.0, 20.0], ids=str)
+def test_further_fits_end_at_the_smaller_budget(limit):
+    """A second fit for more rounds reaches neither ``epsilon`` nor ``stop_at_epsilon`` again."""
+    target = private(epsilon=5.0, noise_multiplier=None, stop_at_epsilon=limit)
+    data, settings = shared_out(classes(SIZES)), RunSettings(rounds=100)
+    federation, optimizer = build(privacy=target, data=data, sampler=All(), rounds=4)
+    privacy, budget = federation.session.rounds.privacy, min(5.0, limit or 5.0)
+    for _ in range(2):
+        while not federation.budget_is_spent():
+            run(federation, optimizer, privacy.rounds)
+        federation.setup(federation.client, data, "fit", settings=settings)
+    assert privacy.epsilon() <= budget
+    assert privacy.rounds == 4 if budget == 5.0 else privacy.rounds in (2, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [{"stop_at_epsilon": 4.0}, {"epsilon": 4.0, "rounds": 7}], ids=str)
+def test_trainer_ends_a_fit_at_the_budget(ends, tmp_path):
+    settings = {"noise_multiplier": None if "epsilon" in ends else 2.0, **ends}
+    federation = Federation(
+        All(), privacy=private(**settings), engine=EngineOptions("one_by_one"), seed=0
+    )
+    trainer = Trainer(
+        federation,
+        max_epochs=40,
+        default_root_dir=tmp_path,
+        logger=False,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(fed_avg(), shared_out(classes(SIZES)))
+    privacy = federation.session.rounds.privacy
+    assert trainer.current_epoch == privacy.rounds < 40
+    one_more = privacy.accountant.epsilon(privacy.noise_multiplier, privacy.rounds + 1)
+    assert privacy.epsilon() <= 4.0 < one_more
+
+
+class OtherProcess(Processes):
+    """Other process: a process group of two whose other process has the given sums, in order."""
+
+    def __init__(self, *others):
+        super().__init__(rank=0, size=2)
+        object.__setattr__(self, "others", list(others))
+
+    def sum(self, tensor):
+        return tensor + self.others.pop(0).to(tensor)
+
+
+def test_processes_add_the_noise_once():
+    """Each of two processes has half of the uploads, and gets the noisy mean of all of them."""
+    uploads = torch.randn(4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    cohort = torch.arange(4)
+
+    def protect(share, rows):
+        privacy = build_privacy(private(clip_norm=1.0), All(), 4, seed=0)
+        privacy.plan(3)
+        return privacy.protect(rows, share, lambda *_: None)[0]
+
+    expected = protect(WorkShare.single_process(cohort), uploads)
+    norms = uploads.norm(dim=1)
+    clipped = uploads * (1 / norms).clamp(max=1)[:, None]
+    for workers in (torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, 1])):
+        others = clipped[workers == 1].sum(0)[None], (norms[workers == 1] <= 1).sum().double()
+        share = WorkShare(OtherProcess(*others), cohort, workers)
+        torch.testing.assert_close(protect(share, uploads[workers == 0]), expected)
+
+
+@pytest.mark.parametrize(("groups", "rounds"), [(2, 13), (3, 16)])
+def test_budget_of_correlated_noise_counts_every_turn_of_a_client(groups, rounds):
+    """A client of 2 groups takes part 7 times in 13 rounds."""
+    correlated = private(min_separation=groups)
+    federation, _ = build(privacy=correlated, sampler=Cyclic(groups), rounds=rounds)
+    privacy = federation.session.rounds.privacy
+    privacy.rounds = rounds
+    coefficients, columns = root_coefficients(groups), range(0, rounds, groups)
+    matrix = sum(
+        coefficient * torch.ones(rounds - place, dtype=torch.float64).diag(-place)
+        for place, coefficient in enumerate(coefficients)
+    )
+    assert len(columns) > 4
+    sensitivity = float(matrix[:, [*columns]].sum(1).norm())
+    expected = dp_accounting.get_epsilon_gaussian(1.0 / sensitivity, 0.01)
+    assert privacy.epsilon() == pytest.approx(expected, rel=1e-9)
+
+
+def first_update(**settings):
+    """Return the update of the first round times m, and the federation."""
+    federation, optimizer = build(privacy=private(**settings), sampler=All())
+    return run(federation, optimizer)[0] * len(SIZES), federation
+
+
+def test_runs_of_one_seed_have_fresh_noise_by_default():
+    """With equal noise, (4 a − b) / 3 would be the sum of the uploads."""
+    a, first = first_update(noise_seed=None)
+    b, second = first_update(noise_seed=None, noise_multiplier=4.0)
+    uploads, _ = first_update(noise_multiplier=1e-12)
+    assert first.session.rounds.privacy.noise_seed != second.session.rounds.privacy.noise_seed
+    assert float(((4 * a - b) / 3 - uploads).norm() / uploads.norm()) > 0.01
+    assert "noise_seed" not in first.privacy_statement()
+
+
+def test_noise_seed_repeats_a_run_and_the_statement_says_so():
+    (a, first), (b, _) = (first_update(noise_seed=7) for _ in range(2))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, first_update(noise_seed=8)[0])
+    words = "`federation.privacy.noise_seed` = 7 repeats the noise: two published runs"
+    assert words in first.privacy_statement()
+
+
+@pytest.mark.parametrize("options", [{}, {"min_separation": 4}], ids=str)
+def test_resume_keeps_fresh_noise(options):
+    settings = {"privacy": private(noise_seed=None, **options), "sampler": Cyclic(4)}
+    federation, optimizer = build(rounds=6, **settings)
+    for round in range(3):
+        run(federation, optimizer, round)
+    saved, model = federation.state_dict(), model_row(federation).clone()
+    expected, _ = run(federation, optimizer, 3)
+    resumed, optimizer = build(rounds=6, **settings)
+    resumed.load_state_dict(saved)
+    model_row(resumed).copy_(model)
+    assert torch.equal(run(resumed, optimizer, 3)[0], expected)
+
+
+def test_noise_of_a_checkpoint_without_a_noise_seed_is_that_of_the_federation():
+    federation, _ = build(privacy=private(noise_seed=None))
+    saved = federation.state_dict()
+    del saved["privacy"]["noise_seed"]
+    federation.load_state_dict(saved)
+    assert federation.session.rounds.privacy.noise_seed == federation.seed
+
+
+def test_statement_names_the_unit_and_the_mechanism():
+    federation, optimizer = build(privacy=private(noise_multiplier=1.5))
+    run(federation, optimizer)
+    statement = federation.privacy_statement()
+    for words in (
+        "after 1 rounds for a client with all its data",
+        "Poisson sampling with rate 0.5",
+        "the noise multiplier z = 1.5 and the clipping norm C = 0.05",
+        "not logs and metrics",
+    ):
+        assert words in statement
+
+
+def test_target_prints_its_noise(caplog):
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        federation, _ = build(privacy=private(epsilon=5.0, noise_multiplier=None), sampler=All())
+    noise = federation.session.rounds.privacy.noise_multiplier
+    assert f"the noise multiplier z = {noise:.6g} gives at most ε = 5" in caplog.text
+
+
 def test_each_round_uses_fresh_noise_and_a_fresh_cohort():
     federation, optimizer = build()
     set_cohort(federation)
@@ -260,9 +419,12 @@ def test_budget_of_a_checkpoint_continues_after_another_run_of_the_federation():
     assert federation.session.rounds.privacy.rounds == 1
 
 
-def test_anomaly_detection_is_refused():
+def test_ends_of_a_run_by_clients_or_the_clock_are_refused():
     trainer = SimpleNamespace(callbacks=[], lr_scheduler_configs=[])
     check_private_monitors(trainer)
+    words = r"Expected no `trainer.max_time` and no Timer with `federation.privacy`"
+    with pytest.raises(ValueError, match=words):
+        check_private_monitors(SimpleNamespace(callbacks=[Timer()], lr_scheduler_configs=[]))
     words = r"Expected `trainer.detect_anomaly` to be false"
     with torch.autograd.set_detect_anomaly(True), pytest.raises(ValueError, match=words):
         check_private_monitors(trainer)

@@ -16,6 +16,7 @@ pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not in
 
 from algorithms import ALGORITHMS, CLIENTS, make
 
+from pl_fed import EngineOptions
 from pl_fed.data.source import Arrays
 from pl_fed.rounds.privacy_checks import refuse_algorithm
 
@@ -39,7 +40,7 @@ def make_data(size, scale, shift):
     return shared_out(Arrays(x, y, owner, num_classes=3))
 
 
-def sums_of_two_rounds(client, data, cohort, released=None):
+def sums_of_two_rounds(client, data, cohort, released=None, **options):
     """Return the sums before noise of two rounds, and the global model between them.
 
     Args:
@@ -47,6 +48,7 @@ def sums_of_two_rounds(client, data, cohort, released=None):
         data: The data.
         cohort: The clients of both rounds.
         released: The global model between the rounds; ``None`` keeps the federation's own.
+        **options: The engine, and the dtype of the models.
     """
     federation, optimizer = build(
         client,
@@ -54,6 +56,7 @@ def sums_of_two_rounds(client, data, cohort, released=None):
         data,
         max_rejected=1.0,
         model_selection=None,
+        **options,
     )
     set_cohort(silence(federation), *cohort)
     denominator = federation.session.rounds.privacy.denominator
@@ -78,13 +81,27 @@ def test_walk_finds_the_allowed_algorithms():
     shift=st.floats(-10, 10),
 )
 def test_sum_before_noise_changes_by_at_most_the_sensitivity(name, size, scale, shift):
+    check_sensitivity(name, make_data(size, scale, shift), tolerance=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:pl_fed left out the uploads")
+@pytest.mark.filterwarnings("ignore:Clients are run one by one")
+@pytest.mark.parametrize("name", ALLOWED)
+def test_sensitivity_of_stacked_clients_in_float32(name):
+    """Samples of 1e30 overflow, and the client has the only full minibatches of the stack."""
+    options = {"engine": EngineOptions("stacked"), "dtype": torch.float32}
+    check_sensitivity(name, make_data(8, 1e30, 0.0), tolerance=1e-5, **options)
+
+
+def check_sensitivity(name, changed, tolerance, **options):
+    """Compare the sums before noise of neighbouring federations."""
     client, plain = make(name), make_data(6, 1.0, 0.0)
-    first, second, released = sums_of_two_rounds(client, plain, range(CLIENTS))
+    first, second, released = sums_of_two_rounds(client, plain, range(CLIENTS), **options)
     neighbours = {
         "without": (plain, range(1, CLIENTS), CLIP_NORM),
-        "replaced": (make_data(size, scale, shift), range(CLIENTS), 2 * CLIP_NORM),
+        "replaced": (changed, range(CLIENTS), 2 * CLIP_NORM),
     }
     for data, cohort, sensitivity in neighbours.values():
-        other_first, other_second, _ = sums_of_two_rounds(client, data, cohort, released)
+        other_first, other_second, _ = sums_of_two_rounds(client, data, cohort, released, **options)
         for own, other in ((first, other_first), (second, other_second)):
-            assert float((own - other).norm()) <= sensitivity * (1 + 1e-9)
+            assert float((own - other).norm()) <= sensitivity * (1 + tolerance)

@@ -86,3 +86,12 @@ def test_models_and_main_metric_of_groups(tmp_path):
     assert list_models(groups, "test") == ["global", "hybrid"]
     assert main_metric(groups, "test") == "accuracy"
     assert main_metric(groups[:0], "test") == "loss"
+
+
+def test_runs_of_one_seed_are_no_independent_runs(tmp_path):
+    copies = [({"seed_everything": 0}, {"accuracy": (0.2, 0.4)})] * 3
+    other = ({"seed_everything": 1}, {"accuracy": (0.5, 0.7)})
+    (group,) = group_written_runs(tmp_path, *copies, other)
+    final = group.final("test/global/accuracy")
+    assert (final.mean, final.runs) == (pytest.approx(0.45), 2)
+    assert final.std == pytest.approx(0.3 / math.sqrt(2))

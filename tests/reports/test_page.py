@@ -309,6 +309,17 @@ def test_same_runs_give_the_same_page(tmp_path):
     assert page.write(runs, tmp_path / "again").read_bytes() == first
 
 
+def test_page_has_the_guarantee_of_each_private_run(tmp_path):
+    statement = "Privacy: ε = 3 at δ = 0.0123 after 4 rounds. It covers the global models."
+    folder = write_run(tmp_path / "private", with_changes({}), extra={"privacy/epsilon": 3})
+    (folder / "summary.json").write_text(json.dumps({"privacy": statement}))
+    write_run(tmp_path / "plain", with_changes({"model.init_args.lam": 0.5}))
+    runs, _ = find_runs([tmp_path])
+    text = page.write(runs, tmp_path / "out").read_text(encoding="utf-8")
+    assert text.count(html.escape(statement)) == 1
+    assert f"private: {html.escape(statement)}" in text
+
+
 @pytest.mark.parametrize("cohort", [7, "broken"])
 def test_table_has_the_expected_cohort(tmp_path, cohort):
     folder = write_run(tmp_path / "run", with_changes({}), extra={"train/cohort": 3})

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import EarlyStopping
 from lit_federations import (
     draw,
     float32,
@@ -72,7 +74,7 @@ def test_evaluation_steps_give_metrics_per_client(tmp_path):
             assert f"test/{model}/f1{statistic}" in logged
 
 
-def test_missing_loss_of_an_evaluation_step_is_the_logged_or_training_loss(tmp_path):
+def test_missing_loss_of_an_evaluation_step_is_the_logged_one_or_undefined():
     task, batch = LightningTask(), Batch(draw(6, 1, 6, 6), labels(6, 3))
     net = seeded(LitImages).double().eval()
     with torch.no_grad():
@@ -86,7 +88,7 @@ def test_missing_loss_of_an_evaluation_step_is_the_logged_or_training_loss(tmp_p
         net, batch = seeded(LitRegression).double().eval(), Batch(draw(6, 4), draw(6, 1, seed=3))
         loss, values = task.evaluate(net, [batch], "val")
         errors = net.net(batch.inputs) - batch.targets
-        assert loss == pytest.approx(float(errors.square().mean()))
+        assert math.isnan(loss)
         assert values["mae"] == pytest.approx(float(errors.abs().mean()))
         assert values["r2"] < 1
 
@@ -203,7 +205,7 @@ def test_logged_metric_chooses_hybrid_models(tmp_path):
     metrics = trainer.federation.metrics("val")
     mae = {name: metrics[name].per_client()["mae"] for name in ("global", "personal", "hybrid")}
     assert torch.equal(mae["hybrid"], torch.minimum(mae["global"], mae["personal"]))
-    with pytest.raises(ValueError, match=r"`federation.monitor` to be one of mae, r2, loss for"):
+    with pytest.raises(ValueError, match=r"`federation.monitor` to be one of mae, r2 for"):
         run_rounds(FedAvg(LitRegression()), shared_out(numbers()), monitor="f1")
 
 
@@ -245,11 +247,72 @@ def test_logs_are_reduced_by_reduce_fx():
         logs.log_dict({"min": value, "max": value}, reduce_fx=torch.min)
         logs.log("max", value, reduce_fx="max")
     values = {name: float(value) for name, value in logs.values().items()}
-    assert values == {"mean": 4.0, "sum": 6.0, "min": 1.0, "max": 5.0}
+    assert values == {"val/mean": 4.0, "sum": 6.0, "min": 1.0, "max": 5.0}
     with pytest.raises(ValueError, match=r"`reduce_fx` .* to be one of mean, sum, min, max but"):
         logs.log("x", 1.0, reduce_fx="median")
     with pytest.raises(TypeError, match="a metric of torchmetrics but got str"):
         logs.log("x", "1")
+
+
+def measures_of(validation_step, test_step=None, **federation):
+    """Return the task of a module with these steps, after the trial before training."""
+    steps = {"validation_step": validation_step} | ({"test_step": test_step} if test_step else {})
+    client = FedAvg(type("LitLogs", (LitAutoencoder,), steps)())
+    pl_fed.Federation(All(), seed=0, **federation).setup(
+        client, shared_out(float32(numbers())), "fit"
+    )
+    return client.task
+
+
+def log_all(**values):
+    return lambda self, batch, batch_idx: self.log_dict(values)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_two_logged_names_never_share_a_metric(backwards):
+    pairs = {"val_loss": 2.0, "loss": 8.0, "lag-1": 1.0, "lag+1": 3.0, "train_acc": 1.0, "acc": 0.5}
+    pairs |= {"val_top 5": 1.0, "val/f": 1.0, "val_f": 2.0, "größe/ü": 1.0}
+    if backwards:
+        pairs = dict(reversed(pairs.items()))
+    task = measures_of(log_all(**pairs), log_all(test_loss=4.0, **{"test/f": 4.0, "test_new": 1.0}))
+    own = {*pairs, "test_loss", "test/f"} - {"val_top 5", "loss"}
+    assert {*task.measures} == {*own, "top 5", "new"}
+    assert task.loss_parts == {"val"}
+
+
+def test_a_returned_loss_never_hides_another_logged_loss():
+    def step(self, batch, batch_idx):
+        self.log("val_loss", 2.0)
+        return torch.tensor(8.0)
+
+    task = measures_of(step, log_all(test_loss=4.0))
+    module = type("LitLogs", (LitAutoencoder,), {"validation_step": step})()
+    inputs = torch.zeros(3, 4)
+    assert task.logged_losses == {"val"}
+    assert task.evaluate(module, [Batch(inputs, inputs, None, torch.arange(3))], "val")[0] == 2.0
+
+
+def test_declared_directions_win_and_unknown_ones_choose_nothing():
+    step = log_all(val_smape=1.0, val_mae=1.0, val_kl_a=1.0, hits=1.0)
+    options = {"lower_is_better": ["*kl*"], "higher_is_better": ["hits", "val_mae"]}
+    task = measures_of(step, **options)
+    assert task.measures == {"smape": None, "mae": True, "kl_a": False, "hits": True}
+    with pytest.raises(ValueError, match=r"got 'smape': add it to `federation.lower_is_better`"):
+        measures_of(step, monitor="smape")
+    with pytest.raises(ValueError, match=r"`federation.lower_is_better` .* but got 'crps'"):
+        measures_of(step, lower_is_better=["crps"])
+    with pytest.raises(ValueError, match="different metrics but got 'hits' in both"):
+        measures_of(step, lower_is_better=["hits"], higher_is_better=["h*"])
+
+
+def test_worst_clients_by_an_unknown_direction_are_no_monitor(tmp_path):
+    steps = {"validation_step": log_all(val_smape=1.0)}
+    client = FedAvg(type("LitLogs", (LitAutoencoder,), steps)())
+    stop = EarlyStopping("val/global/smape_worst10")
+    trainer = trainer_of(tmp_path, 1)
+    trainer.callbacks.append(stop)
+    with pytest.raises(ValueError, match=r"add smape to `federation.lower_is_better` or"):
+        trainer.fit(client, shared_out(float32(numbers([16, 16])), val_fraction=0.5))
 
 
 def test_direction_of_a_logged_metric_follows_its_name():
@@ -261,7 +324,7 @@ def test_direction_of_a_logged_metric_follows_its_name():
     run_client = copy.deepcopy(client)
     federation = pl_fed.Federation(All(), seed=0)
     federation.setup(run_client, shared_out(float32(numbers())), "fit")
-    assert run_client.task.measures == {"hits": True, "recon_error": False, "bits": False}
+    assert run_client.task.measures == {"hits": None, "recon_error": False, "bits": False}
 
 
 @pytest.mark.slow

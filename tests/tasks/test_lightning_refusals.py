@@ -116,7 +116,7 @@ REFUSED = {
         lambda: fedavg_round(
             make_module(validation_step=lambda self, batch, batch_idx: self.log("val_x", batch[0]))
         ),
-        r"self.log\('x', ...\) to take one number but got shape",
+        r"self.log\('val_x', ...\) to take one number but got shape",
     ),
     "a reserved name": (
         lambda: fedavg_round(
@@ -128,7 +128,7 @@ REFUSED = {
         lambda: fedavg_round(
             make_module(validation_step=log_classes, classes=MulticlassAccuracy(3, average=None))
         ),
-        r"metric of self.log\('classes', ...\) to give one number but got shape \[3\]",
+        r"metric of self.log\('val_classes', ...\) to give one number but got shape \[3\]",
     ),
     "a further metric with a logged name": (
         lambda: fedavg_round(LitTable(), table, metrics={"auroc": BinaryAUROC()}),

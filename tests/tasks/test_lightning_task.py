@@ -285,7 +285,7 @@ def test_start_losses_are_those_of_the_training_step():
 
     arrays, net = numbers([6, 9]), seeded(LitAutoencoder).double()
     run_rounds(FedAvg(net), shared_out(arrays), rounds=1, aggregator=Watched())
-    x = arrays.inputs.float().double()
+    x = arrays.inputs.double()
     errors = (net(x) - x).square().mean(1)
     expected = torch.stack([errors[arrays.client == k].mean() for k in range(2)]).detach()
     torch.testing.assert_close(losses[-1], expected, rtol=1e-10, atol=0)
@@ -391,22 +391,22 @@ class LitAuxiliary(LitAutoencoder):
         self.log("val_error", (self(x) - x).abs().mean())
 
 
-def test_loss_of_a_step_that_needs_the_training_mode_is_evaluated_in_it(tmp_path):
+def test_start_loss_of_a_step_that_needs_the_training_mode_is_evaluated_in_it(tmp_path):
     trainer, client, data = set_up(
         LitAuxiliary, float32(numbers([12, 16])), FedAvg, tmp_path=tmp_path
     )
     assert client.task.needs_training_mode
     values = trainer.federation.metrics("val")["global"].per_client()
-    net, batch = (
-        trainer.federation.model_of(1, "global"),
-        data.clients.batch(data.clients.val.samples(1)),
-    )
+    net, clients = trainer.federation.model_of(1, "global"), data.clients
+    batch, samples = clients.batch(clients.val.samples(1)), clients.batch(clients.train.samples(1))
+    statistics = client.statistics("global").data.clone()
+    start = trainer.federation.evaluator.start_losses(clients, torch.tensor([1]), {})
     with torch.no_grad():
         error = float((net(batch.inputs) - batch.inputs).abs().mean())
-        loss = float(net.train().training_step((batch.inputs, batch.targets), 0))
+        loss = float(net.train().training_step((samples.inputs, samples.targets), 0))
     assert float(values["error"][1]) == pytest.approx(error, rel=1e-5)
-    assert float(values["loss"][1]) == pytest.approx(loss, rel=1e-5)
-    statistics = client.statistics("global").data.clone()
+    assert float(start[0]) == pytest.approx(loss, rel=1e-5)
+    assert values["loss"].isnan().all(), "no step gives a loss of validation samples"
     trainer.validate(client, data, verbose=False)
     assert torch.equal(client.statistics("global").data, statistics)
 

@@ -1,0 +1,36 @@
+"""Copies from the CPU to a device that do not wait for the device's work."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def to_device(tensor: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a tensor on the device of another tensor.
+
+    A plain copy to a GPU first waits for all work that is queued there. A copy from pinned memory
+    joins the queue.
+
+    Args:
+        tensor: The tensor, on the CPU as a rule.
+        like: A tensor on the target device.
+        dtype: The dtype of the result; by default that of ``tensor``.
+
+    Example:
+        >>> to_device(torch.tensor([1, 2]), like=torch.zeros(3), dtype=torch.float32)
+        tensor([1., 2.])
+    """
+    if tensor.device == like.device or not like.is_cuda:
+        return tensor.to(like.device, dtype or tensor.dtype)
+    return tensor.to(dtype or tensor.dtype).pin_memory().to(like.device, non_blocking=True)
+
+
+def numbers_on(like: Tensor, numbers: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return numbers, possibly in nested lists, as a tensor on the device of another tensor.
+
+    Example:
+        >>> numbers_on(torch.zeros(1), [[1, 2], [3, 4]]).shape
+        torch.Size([2, 2])
+    """
+    return to_device(torch.tensor(numbers, dtype=dtype), like)

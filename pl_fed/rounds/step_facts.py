@@ -1,0 +1,371 @@
+"""Facts about local steps: what they change besides the parameters that they train.
+
+A trial before training finds them. It takes three local steps, with gradients and the optimizer, of
+two clients A and B on two copies of the algorithm: A then B, and B then A. A client's numbers must
+not depend on the client before it. The attributes that make them depend, or that differ at the end,
+carry one client's values to the next.
+"""
+
+import copy
+import random
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound
+from pl_fed.clients.kept_parts import kept_parts, lay_rows, user_name
+from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.data.client_data import ClientData
+from pl_fed.engine.base import Chunk, LocalSettings
+from pl_fed.engine.one_by_one import OneByOne
+from pl_fed.nets.kept_values import Changes, KeptValues, ValueGuard
+from pl_fed.nets.rows import buffers_outside_rows
+from pl_fed.random import fork_all_generators
+from pl_fed.trees import Tree, count_sample_bytes
+from pl_fed.types import Batch
+
+_STEPS, _SAMPLES = 3, 8
+_BATCH_BYTES = 1 << 19  # inputs of a minibatch: large images take time
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """Step facts: names of what local steps change besides the parameters that they train.
+
+    Attributes:
+        net: The class of the net.
+        frozen_parameters: Frozen parameters that a step changes or replaces.
+        replaced_parameters: Trained parameters that a step replaces by other tensors.
+        toggled: Parameters whose ``requires_grad`` a step changes.
+        reshaped_buffers: Buffers that a step replaces by tensors of another shape.
+        counters: Saved integer buffers that a step changes and that no row contains.
+        attributes: Attributes that carry values from one client to the next.
+        scratch: Attributes that a step changes, and that carry nothing to the next client.
+        reset_buffers: Buffers that no row contains, which begin anew with every client.
+        moved_parameters: Parameters that a step moves in memory, by ``.data = ...``.
+        draws_globally: Whether steps draw from the global generators of Python or NumPy.
+        leaks: Whether a client's numbers depend on the client before it for another reason.
+    """
+
+    net: str = ""
+    frozen_parameters: tuple[str, ...] = ()
+    replaced_parameters: tuple[str, ...] = ()
+    toggled: tuple[str, ...] = ()
+    reshaped_buffers: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    scratch: tuple[str, ...] = ()
+    reset_buffers: tuple[str, ...] = ()
+    moved_parameters: tuple[str, ...] = ()
+    draws_globally: bool = False
+    leaks: bool = False
+
+
+def find_step_facts(
+    client: Client,
+    data: ClientData,
+    prepare: Callable[[Client, Batch], Batch],
+    new_round: Callable[[Client, ClientData, int], ClientRound],
+    augment: Callable[[Tree], Tree] | None,
+    settings: LocalSettings,
+    batch_size: int = _SAMPLES,
+) -> StepFacts:
+    """Take local steps on copies of an algorithm, and return what they change.
+
+    Nothing of the algorithm itself changes. Without two clients with data, the same client takes
+    the place of the second one. Facts stay unknown if Python cannot copy the algorithm, or a step
+    fails: a real error appears in the first round.
+
+    Args:
+        client: The algorithm, after its checks.
+        data: The clients' data.
+        prepare: Returns a batch as in local steps, for an algorithm.
+        new_round: Returns the first round of one client, for an algorithm.
+        augment: Changes the inputs of each minibatch.
+        settings: Precision and clipping of the local steps.
+        batch_size: Samples in a minibatch.
+    """
+    sizes = data.train.sizes
+    ids = sizes.argsort(descending=True, stable=True)[:2].tolist()
+    ids = [number for number in ids if int(sizes[number])]
+    if not ids:
+        return StepFacts()
+    most = max(2, min(_SAMPLES, _BATCH_BYTES // max(1, count_sample_bytes(data.inputs))))
+    width = min(most, batch_size, *(int(sizes[number]) for number in ids))
+    pair = (ids[0], ids[-1])
+
+    def run(order: tuple[int, int]) -> list[_Run]:
+        trial = _Trial(client, data, width, prepare, new_round, augment, settings)
+        return [trial.run(number) for number in order]
+
+    lay_rows(client)
+    guard = ValueGuard(kept_parts(client))  # a hook of a copy may write into the original
+    try:
+        forwards, backwards = run(pair), run(pair[::-1])
+        runs = [*forwards, *backwards]
+        leaks = not (forwards[0].agrees(backwards[1]) and forwards[1].agrees(backwards[0]))
+        if leaks and not any(run.changes.attributes | run.changes.outside for run in runs):
+            leaks = backwards[0].agrees(run(pair[::-1])[0])  # otherwise its draws have no key
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        # a step may need a state that only a fit provides
+        return StepFacts()
+    finally:
+        guard.restore()
+    return _read_facts(client, runs, leaks)
+
+
+def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
+    """Return the facts of the four runs: A, B, and on another copy B, A."""
+    first_a, second_b, first_b, second_a = runs
+    changes = Changes()
+    for run in runs:
+        changes |= run.changes
+    pairs = ((first_a, second_a), (first_b, second_b))
+    memory = {
+        name for name in changes.attributes if leaks or any(a.differs(b, name) for a, b in pairs)
+    }
+    if leaks and not memory:
+        memory = set(changes.outside)
+    outside = _buffers_outside_rows(client)
+    trained = {f"{model}_model.{name}" for model in client.trained for name in outside[model]}
+    changed = changes.buffers | changes.replaced_buffers
+
+    def names(found: Any) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(user_name(client, name) for name in sorted(found)))
+
+    own = dict(client.named_buffers(remove_duplicate=False))
+    counters = {name for name in changed & trained if _is_counter(client, name, own.get(name))}
+    in_rows = {
+        f"{model}_model.{name}"
+        for model in client.trained
+        for name in client.statistics(model).layout.names
+    }
+    silent = {name for name in changed if name.endswith("num_batches_tracked")}
+    return StepFacts(
+        net=type(client.global_model).__name__,
+        frozen_parameters=names(
+            changes.frozen_parameters | _frozen(client, changes.replaced_parameters)
+        ),
+        replaced_parameters=names(
+            changes.replaced_parameters - _frozen(client, changes.replaced_parameters)
+        ),
+        toggled=names(changes.toggled),
+        reshaped_buffers=names(set().union(*(run.reshaped for run in runs))),
+        counters=names(counters - silent),
+        attributes=names(memory),
+        scratch=tuple(sorted(changes.attributes - memory)),
+        reset_buffers=names(changed - in_rows - counters - silent),
+        moved_parameters=names(changes.moved_parameters),
+        draws_globally=any(run.draws for run in runs),
+        leaks=leaks and not memory,
+    )
+
+
+def _buffers_outside_rows(client: Client) -> dict[str, dict[str, Tensor]]:
+    return {model: buffers_outside_rows(client.model(model)) for model in client.trained}
+
+
+def _frozen(client: Client, names: frozenset[str]) -> frozenset[str]:
+    """Return the frozen ones among parameters."""
+    parameters = dict(client.named_parameters(remove_duplicate=False))
+    return frozenset(n for n in names if n in parameters and not parameters[n].requires_grad)
+
+
+def _owner(client: Client, name: str) -> nn.Module:
+    return client.get_submodule(name.rpartition(".")[0])
+
+
+def _is_counter(client: Client, name: str, buffer: Tensor | None) -> bool:
+    """Return whether a buffer is one of integers that is saved with its module."""
+    if buffer is None or buffer.is_floating_point():
+        return False
+    return name.rpartition(".")[2] in _owner(client, name).state_dict(keep_vars=True)
+
+
+@dataclass
+class _Run:
+    """A client's local steps in a trial.
+
+    Attributes:
+        results: The client's rows and the means of its outputs after the steps.
+        changes: What any step changed.
+        values: The attributes after each step, and at the end.
+        reshaped: Buffers that a step replaced by tensors of another shape.
+        draws: Whether the steps have drawn from a global generator of Python or NumPy.
+    """
+
+    results: list[Tensor] = field(default_factory=list)
+    changes: Changes = field(default_factory=Changes)
+    values: list[Mapping[str, Hashable]] = field(default_factory=list)
+    reshaped: set[str] = field(default_factory=set)
+    draws: bool = False
+
+    def differs(self, other: "_Run", name: str) -> bool:
+        """Return whether an attribute has other values in another run of the same client."""
+        return any(a.get(name) != b.get(name) for a, b in zip(self.values, other.values))
+
+    def agrees(self, other: "_Run") -> bool:
+        """Return whether another run gave the same numbers within rounding."""
+        return len(self.results) == len(other.results) and all(
+            a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-8, equal_nan=True)
+            for a, b in zip(self.results, other.results)
+        )
+
+
+class _Trial:
+    """A copy of an algorithm that takes clients' local steps one by one.
+
+    Args:
+        client: The algorithm.
+        data: The clients' data.
+        width: Samples in a minibatch.
+        prepare: Returns a batch as in local steps.
+        new_round: Returns the first round of one client.
+        augment: Changes the inputs of each minibatch.
+        settings: Precision and clipping of the local steps.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        data: ClientData,
+        width: int,
+        prepare: Callable[[Client, Batch], Batch],
+        new_round: Callable[[Client, ClientData, int], ClientRound],
+        augment: Callable[[Tree], Tree] | None,
+        settings: LocalSettings,
+    ) -> None:
+        self.client = copy_client(client).train()
+        self.data = data
+        self.width = width
+        self._prepare = prepare
+        self._new_round = new_round
+        self._augment = augment
+        self._engine = OneByOne(settings)
+
+    def run(self, number: int) -> _Run:
+        """Take the local steps of a client, and return what they changed."""
+        client, found = self.client, _Run()
+        with (
+            fork_all_generators() as seed,
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            ModelGuard(client, {"global", *client.trained}),
+        ):
+            seed(0)
+            batches = [self._batch(number, step) for step in range(_STEPS)]
+            round = client.run_begin(self._new_round(client, self.data, number))
+            optimizer = client.objective.build_optimizer(client.trained_parameters)
+            patch_optimizers(client, optimizer)
+            lay_rows(client)
+            before = KeptValues.record(kept_parts(client))
+
+            def step(batch: Batch, index: int) -> Any:
+                state = _global_state()
+                outputs = client.objective.step(batch, index)
+                found.draws |= _global_state() != state
+                after = KeptValues.record(kept_parts(client), reads_frozen=False)
+                found.changes |= before.changes(after)
+                found.values.append(after.attributes)
+                found.reshaped |= _find_reshaped(before, after)
+                return outputs
+
+            chunk = Chunk(
+                torch.tensor([number]),
+                replace(client.objective, step=step),
+                cast(Any, _TrialBatches(number, batches)),
+                {model: [_STEPS] for model in client.trained},
+                round,
+            )
+            try:
+                outputs = self._engine.run_in_turn(client, optimizer, chunk)
+            except RuntimeError:
+                if not found.reshaped:  # no engine can put such a buffer back
+                    raise
+                return found
+            after = KeptValues.record(kept_parts(client))
+        changes = before.changes(after)
+        found.changes |= replace(changes, buffers=frozenset(), replaced_buffers=frozenset())
+        found.values.append(after.attributes)
+        for model in client.trained:
+            rows = chunk.round.models[model]
+            found.results += [rows.parameters.clone(), rows.statistics.clone()]
+        found.results += [value.clone() for value in outputs.values()]
+        return found
+
+    def _batch(self, number: int, step: int) -> Batch:
+        """Return a client's minibatch of one step."""
+        samples = self.data.train.samples(number)
+        places = (torch.arange(self.width) + step * self.width) % len(samples)
+        index = samples[places.to(samples.device)]
+        batch = self._prepare(self.client, self.data.batch(index))
+        if self._augment is not None:
+            batch = batch._replace(inputs=self._augment(batch.inputs))
+        return batch._replace(samples=index.to(batch.device), visits=None, mask=None)
+
+
+def _global_state() -> Any:
+    """Return the states of the global generators of Python and NumPy, to be compared."""
+    kind, numbers, *counts = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), kind, bytes(np.asarray(numbers)), counts
+
+
+def _find_reshaped(before: KeptValues, after: KeptValues) -> set[str]:
+    """Return the buffers that became tensors of another shape."""
+    return {
+        name
+        for name, record in before.tensors.items()
+        if not record.is_parameter
+        and name in after.tensors
+        and after.tensors[name].tensor.shape != record.tensor.shape
+    }
+
+
+class _TrialBatches:
+    """The minibatches of one client in a trial, as an engine reads them."""
+
+    seed = round = 0
+
+    def __init__(self, number: int, batches: list[Batch]) -> None:
+        self.clients = [number]
+        self.steps = [len(batches)]
+        self.max_steps = len(batches)
+        self._batches = batches
+
+    def iterate_client(self, _: int) -> Iterator[Batch]:
+        """Yield the minibatches of the client."""
+        yield from self._batches
+
+
+def copy_client(client: Client) -> Client:
+    """Return a copy of an algorithm with the same trainer.
+
+    Raises:
+        Exception: If Python cannot copy it, for example an attribute with a lock.
+    """
+    trial = copy.deepcopy(client)
+    trial.renew_rows()
+    with suppress(RuntimeError):  # the client has no trainer
+        trial.trainer = client.trainer
+        for model in trial.models:
+            if hasattr(trial.model(model), "training_step"):
+                trial.model(model).trainer = client.trainer  # type: ignore[assignment]
+    return trial
+
+
+def patch_optimizers(client: Client, optimizer: torch.optim.Optimizer) -> None:
+    """Give the modules of a trial their optimizer and schedule: a trainer has none before a fit."""
+    schedule = client.build_schedule(optimizer)
+    for model in client.models:
+        module = client.model(model)
+        if hasattr(module, "training_step"):
+            vars(module)["optimizers"] = lambda *_, **__: optimizer
+            vars(module)["lr_schedulers"] = lambda: schedule

@@ -1,0 +1,103 @@
+"""A watch over the values of modules during the local steps of each round."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pl_fed.clients.base import Client
+from pl_fed.clients.kept_parts import kept_parts, user_name
+from pl_fed.nets.kept_values import KeptValues, Part, ValueGuard, join_names
+from pl_fed.rounds.step_facts import StepFacts
+from pl_fed.rounds.step_rules import refuse_changes
+
+_MISSING = object()
+
+
+class ValueWatch:
+    """Value watch: refuses local steps that change what the trial before training did not show.
+
+    In each round it compares the attributes of all modules by identity, and restores those that
+    carry nothing to another client. In the rounds 0, 1, 3, 7, ... it also compares them deep
+    inside, with frozen parameters.
+
+    Args:
+        client: The algorithm.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._scratch: frozenset[str] = frozenset()
+        self._parts: list[Part] | None = None
+
+    def expect(self, facts: StepFacts) -> None:
+        """Take the attributes that local steps may change from the facts of a trial."""
+        self._scratch = frozenset(facts.scratch)
+
+    @contextmanager
+    def watch(self, round: int) -> Iterator[None]:
+        """Compare the values of all modules before and after the local steps of a round.
+
+        Raises:
+            ValueError: If local steps change an attribute or a frozen parameter.
+        """
+        if self._parts is None:
+            self._parts = [
+                part
+                for part in kept_parts(self.client)
+                if part.owner is not self.client and part.ignored is not None
+            ]
+        reads = (round + 1) & round == 0  # rounds 0, 1, 3, 7, ...
+        before = KeptValues.record(self._parts) if reads else None
+        attributes = [(part, dict(vars(part.owner))) for part in self._parts]
+        guard = ValueGuard(self._parts) if self._scratch else None
+        yield
+        found = KeptValues.record(self._parts) if before is not None else None
+        changed = {name for part, values in attributes for name in _restore(part, values)}
+        if guard is not None:  # values of one client must not stay, also deep in a dict
+            guard.restore()
+        facts = StepFacts(net=type(self.client.global_model).__name__)
+        try:
+            refuse_changes(self._add_changes(facts, changed, before, found))
+        except ValueError as error:
+            error.add_note(f"In round {round}; the trial before training did not show it.")
+            raise
+
+    def _add_changes(
+        self,
+        facts: StepFacts,
+        changed: set[str],
+        before: KeptValues | None,
+        after: KeptValues | None,
+    ) -> StepFacts:
+        """Return facts with the changes of a round."""
+        frozen: frozenset[str] = frozenset()
+        toggled: frozenset[str] = frozenset()
+        if before is not None and after is not None:
+            changes = before.changes(after)
+            changed = changed | changes.attributes
+            frozen, toggled = changes.frozen_parameters, changes.toggled
+
+        def names(found: Any) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(user_name(self.client, name) for name in sorted(found)))
+
+        return StepFacts(
+            net=facts.net,
+            attributes=names(changed - self._scratch),
+            frozen_parameters=names(frozen),
+            toggled=names(toggled),
+        )
+
+
+def _restore(part: Part, before: dict[str, Any]) -> Iterator[str]:
+    """Restore the attributes that are other objects, and yield their dotted names."""
+    values, ignored = vars(part.owner), part.all_ignored
+    if len(values) == len(before) and all(values.get(n, _MISSING) is v for n, v in before.items()):
+        return
+    for name in dict.fromkeys((*before, *values)):
+        if name in ignored or values.get(name, _MISSING) is before.get(name, _MISSING):
+            continue
+        if name in before:
+            values[name] = before[name]
+        else:
+            del values[name]
+        yield join_names(part.name, name)

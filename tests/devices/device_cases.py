@@ -1,0 +1,381 @@
+"""Small federations for the CPU and the pretend device: all shipped leaves, found by a walk.
+
+A case is a function of a device and a folder that returns numbers by name, on the CPU. Cases run
+in processes with the pretend device: see ``run_on_device.py``.
+"""
+
+import copy
+import inspect
+import multiprocessing
+import os
+import re
+import socket
+import traceback
+from functools import partial
+from itertools import cycle
+from types import SimpleNamespace
+
+import torch
+import worlds
+from small_federations import Arrays, Given, classes, mlp, sections, seeded, sgd
+from test_aggregator_contract import CONFIGURATIONS as AGGREGATORS
+from test_attack_contract import CONFIGURATIONS as ATTACKS
+from test_models import NETS
+from test_preaggregator_contract import CONFIGURATIONS as PRE_AGGREGATORS
+from test_sampler_contract import CONCRETE as SAMPLERS
+from test_shipped_pieces_agree import CLIENT_ARGUMENTS, shipped_classes
+from test_task_contract import CASES as TASKS
+from torch import nn
+
+import pl_fed
+from pl_fed.clients import Client, Ditto, FedAvg
+from pl_fed.data import FederatedData
+from pl_fed.samplers import All, Cyclic, Poisson, Uniform
+
+SIZES = [9, 30, 12, 21, 15, 18, 9]
+EAGER, TRACED = ("one_by_one", "stacked"), ("one_by_one_compiled", "stacked_compiled")
+PARTS = {"val_fraction": 0.2, "test_fraction": 0.2, "seed": 0}
+ROUNDS = 2
+
+
+def given(arrays=None, **settings):
+    """Return a datamodule with training, validation and test samples of each client."""
+    arrays = classes(SIZES) if arrays is None else arrays
+    return FederatedData(Given(arrays), batch_size=4, **{**PARTS, **settings})
+
+
+def ditto(net=mlp, **settings):
+    options = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2, **settings}
+    return Ditto(seeded(net), **options)
+
+
+def numbers_of(trainer, client, data, checkpoint=None, predicts=False):
+    """Fit and test, and return metrics, models and client states by name, on the CPU."""
+    trainer.fit(client, data, ckpt_path=checkpoint)
+    trainer.test(client, data, verbose=False)
+    numbers = {f"metric {n}": value for n, value in trainer.callback_metrics.items()}
+    numbers |= {f"model {name}": value for name, value in client.state_dict().items()}
+    for name, table in trainer.federation.state_dict()["store"].items():
+        if table:
+            default = table["default"].cpu()
+            rows = torch.cat([default.expand(0, -1), *(rows.cpu() for rows in table["rows"])])
+            numbers[f"state {name}"] = rows[table["clients"].cpu().argsort()]
+    if predicts:
+        rows = [row for batch in trainer.predict(client, data) for row in batch]
+        numbers |= {
+            f"prediction {row['client']} {name}": value
+            for row in rows
+            for name, value in row.items()
+            if isinstance(value, torch.Tensor)
+        }
+        assert not any(v.is_cuda for n, v in numbers.items() if n.startswith("prediction"))
+    return {n: v.detach().cpu() for n, v in numbers.items() if not n.startswith("metric time/")}
+
+
+def run(
+    device,
+    folder,
+    client=ditto,
+    data=given,
+    precision="64-true",
+    rounds=ROUNDS,
+    trainer=None,
+    checkpoint=None,
+    predicts=False,
+    sampler=None,
+    on_disk=False,
+    **settings,
+):
+    """Run a federation; ``settings`` are the arguments of the federation's sections."""
+    settings = {"seed": 0, "engine": "one_by_one", **copy.deepcopy(settings)}
+    if on_disk:
+        settings["folder"] = str(folder / "states")
+    return numbers_of(
+        pl_fed.Trainer(
+            pl_fed.Federation(sampler or All(), **sections(**settings)),
+            run_dir=folder / "run",
+            accelerator=device,
+            devices=1,
+            precision=precision,
+            max_epochs=rounds,
+            num_sanity_val_steps=0,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **(trainer or {}),
+        ),
+        client(),
+        data(),
+        checkpoint=checkpoint,
+        predicts=predicts,
+    )
+
+
+def algorithms():
+    """Return every algorithm, by engine; the CPU's numbers are those of ``one_by_one``."""
+    cases = {}
+    for param in shipped_classes(pl_fed.clients, Client, {"FedExLoRA"}):
+        for count, arguments in enumerate(CLIENT_ARGUMENTS.get(param.id, [{}])):
+            options = {"optimizer": sgd(0.1, weight_decay=0.01), "local_epochs": 1, **arguments}
+            client = lambda kind=param.values[0], options=options: kind(seeded(mlp), **options)  # noqa: E731
+            variant = f" {count + 1}" if count else ""
+            for engine in (*EAGER, "stacked_compiled"):
+                case = partial(run, client=client, engine=engine, chunk_size=3)
+                case.cpu = f"{param.id}{variant} | one_by_one"
+                cases[f"{param.id}{variant} | {engine}"] = case
+    return cases
+
+
+def defences():
+    """Return every aggregator and every pre-aggregator."""
+    median = {"aggregator": pl_fed.aggregators.Median()}
+    data = partial(given, root_samples=12)
+    cases = {
+        f"{kind.__name__} {arguments}": partial(run, data=data, aggregator=kind(**arguments))
+        for kind, arguments in AGGREGATORS
+    }
+    return cases | {
+        f"{kind.__name__} {arguments}, Median": partial(
+            run, data=data, pre_aggregators=[kind(**arguments)], **median
+        )
+        for kind, arguments in PRE_AGGREGATORS
+    }
+
+
+def attacks():
+    """Return every attack, of attackers who know all uploads or their own."""
+    net = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 10))  # noqa: E731
+    settings = {
+        "client": partial(ditto, net),
+        "data": lambda: given(classes(SIZES, (1, 4, 4), num_classes=10)),
+        "ids": [1, 3],
+        "aggregator": pl_fed.aggregators.Median(),
+    }
+    return {
+        f"{kind.__name__} {arguments}, knows {knowledge}": partial(
+            run,
+            attack=kind(**arguments),
+            knowledge="all" if "search" in arguments.values() else knowledge,
+            **settings,
+        )
+        for knowledge, (kind, arguments) in zip(cycle(("all", "own", "own")), ATTACKS)
+    }
+
+
+def scenarios():
+    """Return the scenarios of ``worlds.py``: shards, broken uploads, hybrid models, privacy."""
+
+    def world(device, folder, name):
+        trainer, client, data = worlds.make(name, folder, worlds.ROUNDS, 1, 1)
+        try:
+            return numbers_of(trainer, client, data)
+        except worlds.NonFiniteLossError as error:
+            return {"error": torch.tensor([float(x) for x in re.findall(r"\d+", str(error))])}
+
+    def on_device(device, folder, name):
+        plain = worlds.pl_fed
+        trainer = lambda *a, **kw: plain.Trainer(*a, **{**kw, "accelerator": device})  # noqa: E731
+        worlds.pl_fed = SimpleNamespace(Trainer=trainer, Federation=plain.Federation)
+        try:
+            return world(device, folder, name)
+        finally:
+            worlds.pl_fed = plain
+
+    cases = {name: partial(on_device, name=name) for name in worlds.SCENARIOS}
+    for name, case in cases.items():
+        case.tolerance = 1e-5 if "float32" in name else 1e-9
+    return cases
+
+
+def samplers():
+    """Return every sampler."""
+    arguments = {"cohort_size": 3, "groups": 2, "rate": 0.5}
+    cases = {}
+    for kind in SAMPLERS:
+        names = inspect.signature(kind).parameters
+        options = {name: value for name, value in arguments.items() if name in names}
+        cases[f"sampler {kind.__name__}"] = partial(run, sampler=kind(**options))
+    return cases
+
+
+def tasks():
+    """Return every task that takes any net: a linear map onto the shape of its outputs."""
+
+    def federated(outputs, targets, num_classes):
+        inputs = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
+        owner = torch.arange(6).repeat_interleave(8)
+        repeated = targets.repeat(8, *[1] * (targets.dim() - 1))
+        return given(Arrays(inputs, repeated, owner, num_classes=num_classes or None))
+
+    def net(shape):
+        return nn.Sequential(nn.Linear(4, shape.numel()), nn.Unflatten(1, shape))
+
+    return {
+        f"task {name}": partial(
+            run,
+            client=lambda task=task, outputs=outputs: ditto(
+                partial(net, outputs.shape[1:]), task=copy.deepcopy(task)
+            ),
+            data=partial(federated, outputs, targets, num_classes),
+            predicts=True,
+        )
+        for name, (task, outputs, targets, num_classes) in TASKS.items()
+    }
+
+
+def nets():
+    """Return the nets of the papers, but those with over a million parameters."""
+    return {
+        f"net {count} {getattr(make, '__name__', '')}": partial(
+            run,
+            client=lambda make=make: FedAvg(seeded(make), optimizer=sgd(0.01)),
+            data=lambda shape=shape, num_classes=num_classes: given(
+                classes([6, 6], shape, num_classes=num_classes), val_fraction=0.0
+            ),
+            rounds=1,
+            engine="auto",
+        )
+        for count, (make, shape, num_classes, numel) in enumerate(NETS)
+        if numel < 1_000_000
+    }
+
+
+def engines():
+    """Return the settings of engines: optimizers, precisions, clipping, and the choice `auto`."""
+    adam = partial(ditto, optimizer=partial(torch.optim.Adam, lr=0.01))
+    cases = {}
+    for engine in (*EAGER, *TRACED, "auto"):
+        named = {
+            "Adam": {"client": adam},
+            "Adam, kept": {"client": adam, "keep_optimizer_state": True},
+            "clipping": {"trainer": {"gradient_clip_val": 0.1}},
+            "dropout": {"client": partial(ditto, worlds.small_net)},
+            "float32": {"precision": "32-true"},
+            "bf16-mixed": {"precision": "bf16-mixed"},
+        }
+        for name, settings in named.items():
+            case = cases[f"{engine}, {name}"] = partial(run, engine=engine, **settings)
+            case.tolerance = {"float32": 1e-5, "bf16-mixed": 3e-3}.get(name, 1e-9)
+    data = partial(given, drop_last=True)
+    for engine in ("auto", "one_by_one", "one_by_one_compiled"):
+        client = partial(ditto, worlds.batch_norm_net)
+        cases[f"{engine}, BatchNorm"] = partial(run, client=client, data=data, engine=engine)
+    return cases
+
+
+def storage():
+    """Return states in memory, on disk and in both, checkpoints across devices, and privacy."""
+
+    def resumed(device, folder, begins, ends, **settings):
+        places = {True: device, False: "cpu"}
+        run(places[begins], folder / "first", rounds=1, **settings)
+        checkpoint = folder / "first" / "run" / "checkpoints" / "last.ckpt"
+        return run(places[ends], folder / "second", checkpoint=checkpoint, **settings)
+
+    cases = {
+        "states on disk": partial(run, on_disk=True),
+        "states partly in memory": partial(run, memory=400),
+        "untrained models are global": partial(run, sampler=Uniform(2), untrained_models="global"),
+        "predictions": partial(run, predicts=True),
+    }
+    kept = {
+        "a mean": {},
+        "a centre": {"aggregator": pl_fed.aggregators.CenteredClipping()},
+        "Adam on the server": {"server_optimizer": partial(torch.optim.Adam, lr=0.01)},
+        "local momentum": {"keep_optimizer_state": True},
+    }
+    for begins, ends in ((True, True), (True, False), (False, True)):
+        for name, settings in kept.items():
+            words = f"{'device' if begins else 'CPU'} to {'device' if ends else 'CPU'}"
+            cases[f"resume, {words}, {name}"] = partial(
+                resumed, begins=begins, ends=ends, **settings
+            )
+    if worlds.find_spec("dp_accounting"):
+        private = partial(
+            worlds.DifferentialPrivacy,
+            clip_norm=0.1,
+            noise_multiplier=1.0,
+            delta=0.01,
+            noise_seed=0,
+        )
+        client = lambda: FedAvg(seeded(mlp), optimizer=sgd(0.1))  # noqa: E731
+        cases |= {
+            "privacy": partial(run, client=client, privacy=private(), sampler=Poisson(0.5)),
+            "correlated noise": partial(
+                run, client=client, privacy=private(min_separation=2), sampler=Cyclic(2)
+            ),
+        }
+    return cases
+
+
+def processes():
+    """Return two processes that share a device, and the resume of their checkpoint by one.
+
+    The processes are forked at once: autograd's threads, which the first case starts, do not
+    survive a fork.
+    """
+    context = multiprocessing.get_context("fork")
+
+    def start(rank, aggregator):
+        ours, theirs = context.Pipe()
+        context.Process(target=join, args=(rank, theirs, aggregator), daemon=True).start()
+        return ours
+
+    def shared(device, folder, aggregator, connections):
+        if device == "cpu":
+            return run(device, folder, aggregator=aggregator, rounds=ROUNDS + 1)
+        port = free_port()
+        for connection in connections:
+            connection.send((port, folder))
+        errors = [connection.recv() for connection in connections]
+        if any(errors):
+            raise RuntimeError(max(errors))
+        checkpoint = folder / "run" / "checkpoints" / "last.ckpt"
+        settings = {"aggregator": aggregator, "checkpoint": checkpoint, "rounds": ROUNDS + 1}
+        return run(device, folder / "resumed", **settings)
+
+    aggregators = {"Mean": None, "Median": pl_fed.aggregators.Median()}
+    return {
+        f"two processes, resumed by one, {name}": partial(
+            shared, aggregator=aggregator, connections=[start(rank, aggregator) for rank in (0, 1)]
+        )
+        for name, aggregator in aggregators.items()
+    }
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def join(rank, connection, aggregator):
+    """Run as one of two processes; answer with the error, or an empty text."""
+    from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.utilities import rank_zero_only
+
+    port, folder = connection.recv()
+    rank_zero_only.rank = rank
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    try:
+        trainer = {"num_nodes": 2, "strategy": DDPStrategy(process_group_backend="gloo")}
+        run("gpu", folder, aggregator=aggregator, trainer=trainer)
+        connection.send("")
+    except BaseException:
+        connection.send(traceback.format_exc())
+
+
+GROUPS = {
+    "algorithms": [algorithms],
+    "defences and attacks": [defences, attacks],
+    "scenarios": [scenarios],
+    "pieces": [samplers, tasks, nets, engines],
+    "storage and processes": [processes, storage],
+}

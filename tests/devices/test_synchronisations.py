@@ -1,0 +1,61 @@
+"""How often the host waits for the device: never in a local step, rarely in a chunk and a round."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+COUNT = """
+import json, sys
+sys.path[:0] = ["tests/devices", "tests"]
+import pretend_device
+pretend_device.install()
+import logging, warnings
+warnings.filterwarnings("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+from small_federations import classes, mlp, seeded, sgd, shared_out
+from pl_fed import Adversary, EngineOptions, Federation
+from pl_fed.attacks import Outliers, RandomLabels
+from pl_fed.clients import Ditto, FedAvg
+from pl_fed.samplers import All
+
+def waits(kind, engine, steps, chunk_size, attack=None):
+    client = kind(seeded(mlp), optimizer=sgd(0.1), local_steps=steps).cuda()
+    adversary = Adversary(attack, ids=[1, 3]) if attack else Adversary()
+    federation = Federation(
+        All(), engine=EngineOptions(engine, chunk_size=chunk_size), seed=0, adversary=adversary
+    )
+    federation.setup(client, shared_out(classes([8] * 8, num_classes=3)), "fit")
+    client.train()
+    optimizer = client.configure_optimizers()
+    federation.run_round(0, optimizer)
+    with pretend_device.counting() as counts:
+        federation.run_round(1, optimizer)
+    return {f"{reason} at {place}": count for (reason, place), count in counts.waits.items()}
+
+cases = {}
+for engine in ("one_by_one", "stacked"):
+    for kind in (FedAvg, Ditto):
+        cases[f"{kind.__name__}, {engine}"] = (kind, engine, None)
+    cases[f"RandomLabels, {engine}"] = (FedAvg, engine, RandomLabels())
+cases["Outliers, stacked"] = (FedAvg, "stacked", Outliers())
+print(json.dumps({
+    name: {
+        "short": waits(kind, engine, 4, 8, attack),
+        "long": waits(kind, engine, 8, 8, attack),
+        "chunks": waits(kind, engine, 4, 2, attack),
+    }
+    for name, (kind, engine, attack) in cases.items()
+}))
+"""
+
+
+def test_host_waits_in_no_step_and_rarely_in_a_round(run_script):
+    done = run_script("", "-c", COUNT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for name, counts in json.loads(done.stdout.splitlines()[-1]).items():
+        total = {length: sum(places.values()) for length, places in counts.items()}
+        assert total["long"] == total["short"], f"{name}: local steps wait, {counts['long']}"
+        assert total["chunks"] - total["short"] <= 2 * 3, f"{name}: chunks wait, {counts['chunks']}"
+        assert total["short"] <= 6, f"{name}: a round waits, {counts['short']}"

@@ -1,0 +1,35 @@
+"""An eager local step runs few operators beside those of forward pass, backward pass and SGD."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "experiments" / "benchmarks"
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.delitem(sys.modules, "launches", raising=False)
+    import launches
+
+    return launches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_a_step_has_at_most_1_3_times_the_operators_by_hand(launches, engine):
+    for case in launches.CASES.values():
+        own = launches.count_engine(case, engine).per_step
+        assert own <= 1.3 * launches.count_by_hand(case, engine == "stacked")
+
+
+@pytest.mark.slow
+def test_a_stacked_round_has_as_many_operators_for_any_number_of_clients(launches):
+    case = launches.CASES["FedAvg, MLP"]
+    counts = [
+        launches.count_engine(replace(case, clients=clients), "stacked") for clients in (10, 100)
+    ]
+    assert counts[0] == counts[1]

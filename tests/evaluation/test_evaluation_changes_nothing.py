@@ -1,0 +1,307 @@
+"""No evaluation changes a model, a generator or an attribute, or leaks between clients."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from small_federations import Only, classes, seeded, sgd, shared_out
+from stateful_modules import Stateful
+from torch import nn
+
+import pl_fed
+from pl_fed import Federation
+from pl_fed.clients import Ditto, DittoChoice, FedAvg
+from pl_fed.evaluation.monitor import Monitor
+from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.step_rules import describe_missing_loss
+from pl_fed.samplers import All
+
+SIZES = [16, 16, 16]
+
+
+class Validated(Stateful):
+    """Its evaluation changes what :meth:`touch` changes; training reads it by :meth:`factor`."""
+
+    def factor(self):
+        return 1.0
+
+    def touch(self, stage):
+        """Change what the module keeps, and return the number to log."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * self.factor()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_number", float(self.touch("val")))
+
+    def test_step(self, batch, batch_idx):
+        self.log("test_number", float(self.touch("test")))
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0]) + self.touch("predict")
+
+
+class CountInPlace(Validated):
+    def keep(self):
+        self.register_buffer("count", torch.zeros(()))
+
+    def factor(self):
+        return 1 / (1 + self.count)
+
+    def touch(self, stage):
+        return self.count.add_(1)
+
+
+class CountReplaced(CountInPlace):
+    def touch(self, stage):
+        self.count = self.count + 1
+        return self.count
+
+
+class CountByData(CountInPlace):
+    def touch(self, stage):
+        self.count.data.add_(1)
+        return self.count
+
+
+class CountSet(CountInPlace):
+    def touch(self, stage):
+        self.count.data = self.count.data + 1
+        return self.count
+
+
+class CountAttribute(Validated):
+    def keep(self):
+        self.count = 0
+
+    def factor(self):
+        return 1 / (1 + self.count)
+
+    def touch(self, stage):
+        self.count += 1
+        return self.count
+
+
+class CountInLists(Validated):
+    def keep(self):
+        self.outputs = {"val": [], "test": [], "predict": []}
+
+    def factor(self):
+        return 1 / (1 + len(self.outputs["val"]))
+
+    def touch(self, stage):
+        self.outputs[stage].append(torch.ones(2))
+        return len(self.outputs[stage])
+
+
+class CountInSubmodule(Validated):
+    def keep(self):
+        self.net[1].counts = np.zeros(1)
+
+    def factor(self):
+        return 1 / (1 + float(self.net[1].counts[0]))
+
+    def touch(self, stage):
+        self.net[1].counts += 1
+        return self.net[1].counts[0]
+
+
+class NormInTrainingMode(Validated):
+    """BatchNorm counts no version of its statistics."""
+
+    def keep(self):
+        self.net.insert(0, nn.BatchNorm1d(4))
+
+    def touch(self, stage):
+        self.net[0].train()
+        self.net[0](torch.ones(2, 4, dtype=self.net[1].weight.dtype))
+        return 1
+
+
+class DrawnGlobally(Validated):
+    def touch(self, stage):
+        torch.rand(3)
+        return 1 + 0 * (random.random() + np.random.rand())  # noqa: NPY002
+
+
+CHANGES = [
+    *(CountInPlace, CountReplaced, CountByData, CountSet, CountAttribute, CountInLists),
+    *(CountInSubmodule, NormInTrainingMode, DrawnGlobally),
+]
+
+
+def fit(kind, folder, every, client=FedAvg):
+    trainer = pl_fed.Trainer(
+        Federation(All(), seed=0), run_dir=folder, max_epochs=3, accelerator="cpu", logger=False,
+        check_val_every_n_epoch=every, num_sanity_val_steps=0, precision="64-true",
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    algorithm = client(seeded(kind))
+    data = shared_out(classes(SIZES), val_fraction=0.25, test_fraction=0.25)
+    random.seed(0), np.random.seed(0)  # noqa: NPY002
+    trainer.fit(algorithm, data)
+    return trainer, algorithm, data
+
+
+def kept_values(client):
+    state = copy.deepcopy(client.state_dict())
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    return state, generators
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, Ditto])
+@pytest.mark.parametrize("kind", CHANGES)
+def test_training_is_the_same_with_and_without_evaluations(tmp_path, kind, algorithm):
+    trainer, client, data = fit(kind, tmp_path / "1", 1, algorithm)
+    _, other, _ = fit(kind, tmp_path / "2", 100, algorithm)
+    for name, tensor in client.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+    state, generators = kept_values(client)
+    trainer.validate(client, data, verbose=False)
+    trainer.test(client, data, verbose=False)
+    trainer.predict(client, data)
+    after, later_generators = kept_values(client)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in state.items())
+    assert torch.equal(generators[0], later_generators[0])
+    assert generators[1:] == later_generators[1:]
+    for part in ("val", "test"):
+        numbers = trainer.federation.metrics(part)["global"].per_client()["number"]
+        assert numbers.tolist() == [1, 1, 1], "each client begins anew"
+
+
+class CountingNet(nn.Module):
+    """A plain net whose forward in evaluation mode counts its calls, and returns the count."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.log = []
+
+    def forward(self, x):
+        if not self.training:
+            self.calls += 1
+            self.log.append(len(x))
+        return self.linear(x) * (1 + self.calls + len(self.log))
+
+
+def test_forward_of_a_plain_net_keeps_nothing_of_an_evaluation():
+    client, data = FedAvg(seeded(CountingNet), optimizer=sgd()), shared_out(classes(SIZES))
+    federation = Federation(Only(0, 1, 2), seed=0)
+    federation.setup(client, data, "fit", settings=RunSettings(rounds=1))
+    client.train()
+    optimizer = client.configure_optimizers()
+    everyone = torch.arange(3)
+    evaluator = federation.evaluator
+    losses = [evaluator.start_losses(data.clients, everyone, {}) for _ in range(2)]
+    assert torch.equal(*losses)
+    assert torch.equal(losses[0][1:2], evaluator.start_losses(data.clients, everyone[1:2], {}))
+    federation.run_round(0, optimizer)
+    assert float(client.global_model.calls) == 0
+    assert client.global_model.log == []
+
+
+class Drawing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x) + (0 if self.training else torch.rand(1))
+
+
+def test_draws_of_a_plain_net_in_evaluations_move_no_generator():
+    client, data = FedAvg(seeded(Drawing), optimizer=sgd()), shared_out(classes(SIZES))
+    federation = Federation(All(), seed=0)
+    federation.setup(client, data, "fit", settings=RunSettings(rounds=1))
+    before = torch.get_rng_state()
+    federation.evaluator.start_losses(data.clients, torch.arange(3), {})
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class ParameterInValidation(Validated):
+    def touch(self, stage):
+        self.net[0].bias.data.add_(0.1)
+        return 1
+
+
+class ForgottenSwap(Validated):
+    def on_validation_epoch_start(self):
+        self.net[0].bias = nn.Parameter(torch.zeros(5))
+
+    def touch(self, stage):
+        return 1
+
+
+@pytest.mark.parametrize("kind", [ParameterInValidation, ForgottenSwap])
+def test_evaluation_that_changes_a_parameter_is_refused(tmp_path, kind):
+    with pytest.raises(ValueError, match=r"`validation_step` .* unchanged but got .*`net.0.bias`"):
+        fit(kind, tmp_path, 1)
+
+
+class Swap(Validated):
+    """Evaluates averaged weights, and puts the own ones back."""
+
+    def keep(self):
+        self.register_buffer("average", torch.zeros(5))
+
+    def on_validation_epoch_start(self):
+        self.own = self.net[0].bias.data.clone()
+        self.net[0].bias.data.copy_(self.average)
+
+    def touch(self, stage):
+        return self.net[0].bias.abs().sum()
+
+    def on_validation_epoch_end(self):
+        self.net[0].bias.data.copy_(self.own)
+
+
+def test_evaluation_of_other_weights_that_puts_the_own_ones_back_is_accepted(tmp_path):
+    trainer, client, _ = fit(Swap, tmp_path, 1)
+    assert trainer.federation.metrics("val")["global"].per_client()["number"].tolist() == [0, 0, 0]
+    assert not hasattr(client.global_model, "own")
+    assert client.global_model.net[0].bias.abs().sum() > 0
+
+
+# A loss
+
+
+class WithoutLoss(Stateful):
+    """Neither returns nor logs a loss in an evaluation; counts samples of ``training_step``."""
+
+    seen = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch[0].clone())
+        return self.loss(batch)
+
+
+def test_training_step_never_runs_on_samples_of_an_evaluation(tmp_path):
+    WithoutLoss.seen.clear()
+    trainer, client, data = fit(WithoutLoss, tmp_path, 1, Ditto)
+    trainer.test(client, data, verbose=False)
+    clients = data.clients
+    training = clients.inputs[clients.train.index]
+    for inputs in WithoutLoss.seen:
+        for row in inputs:
+            assert bool((training.double() == row.double()).all(1).any())
+
+
+def test_without_a_loss_of_the_evaluation_there_is_no_metric_of_it(tmp_path):
+    trainer, client, data = fit(WithoutLoss, tmp_path, 1, Ditto)
+    trainer.test(client, data, verbose=False)
+    names = [*trainer.callback_metrics, *trainer.federation.validated_names()]
+    assert not [name for name in names if "loss" in name and not name.startswith("train/")]
+    assert "test/hybrid/acc" in trainer.callback_metrics
+    sentence = describe_missing_loss("Net", has_loss=False, has_metrics=False)
+    assert sentence.endswith("loss, so there is no metric, and no hybrid model is chosen.")
+    assert describe_missing_loss("Net", has_loss=True, has_metrics=False) is None
+    with pytest.raises(ValueError, match="evaluation steps neither return nor log a loss"):
+        Monitor.from_name("loss", client.task, 0)
+
+
+def test_algorithm_that_chooses_by_losses_needs_one(tmp_path):
+    with pytest.raises(ValueError, match="`validation_step` of WithoutLoss to return or log a los"):
+        fit(WithoutLoss, tmp_path, 1, DittoChoice)

@@ -1,0 +1,119 @@
+"""Records of what modules keep see every change, and a guard undoes it."""
+
+import collections
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pl_fed.nets.fingerprints import Fingerprints, digest, user_values
+from pl_fed.nets.kept_values import KeptValues, Part, ValueGuard
+
+
+class Keeper(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.frozen = nn.Linear(2, 1).requires_grad_(False)
+        self.register_buffer("mean", torch.zeros(2))
+        self.number, self.words, self.table = 1, ["a"], {"x": {"y": [1.0]}}
+        self.queue, self.numbers = collections.deque([1], maxlen=2), np.zeros(2)
+        self.python, self.numpy = random.Random(0), np.random.default_rng(0)
+        self.torch = torch.Generator().manual_seed(0)
+        self.tensors = (torch.zeros(2),)
+
+
+def change_frozen(keeper):
+    keeper.frozen.weight.data.add_(1)
+
+
+CHANGES = {
+    "number": lambda keeper: setattr(keeper, "number", 2),
+    "words": lambda keeper: keeper.words.append("b"),
+    "table": lambda keeper: keeper.table["x"]["y"].append(2.0),
+    "queue": lambda keeper: keeper.queue.append(2),
+    "numbers": lambda keeper: keeper.numbers.__iadd__(1),
+    "python": lambda keeper: keeper.python.random(),
+    "numpy": lambda keeper: keeper.numpy.random(),
+    "torch": lambda keeper: torch.rand(1, generator=keeper.torch),
+    "tensors": lambda keeper: keeper.tensors[0].data.add_(1),
+    "added": lambda keeper: setattr(keeper, "added", 1),
+    "mean": lambda keeper: keeper.mean.data.add_(1),
+    "linear.training": lambda keeper: keeper.linear.eval(),
+}
+
+
+def parts(module):
+    return [Part(name, part) for name, part in module.named_modules()]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_record_names_a_change_and_the_guard_undoes_it(name):
+    keeper = Keeper()
+    before, guard = KeptValues.record(parts(keeper)), ValueGuard(parts(keeper))
+    assert guard.restore() == []
+    CHANGES[name](keeper)
+    changes = before.changes(KeptValues.record(parts(keeper)))
+    assert changes.attributes | changes.buffers == {name}
+    assert guard.restore() == [name]
+    changes = before.changes(KeptValues.record(parts(keeper)))
+    assert not changes.attributes | changes.buffers | changes.replaced_buffers
+
+
+def test_record_tells_kinds_of_tensors_apart():
+    keeper = Keeper()
+    before = KeptValues.record(parts(keeper))
+    change_frozen(keeper)
+    keeper.mean = torch.ones(2)
+    keeper.linear.weight.requires_grad_(False)
+    keeper.linear.bias = nn.Parameter(torch.zeros(1))
+    changes = before.changes(KeptValues.record(parts(keeper)))
+    assert changes.frozen_parameters == {"frozen.weight"}
+    assert changes.replaced_buffers == {"mean"}
+    assert changes.toggled == {"linear.weight"}
+    assert changes.replaced_parameters == {"linear.bias"}
+    assert not changes.attributes
+
+
+def test_fingerprints_of_copies_are_equal():
+    keeper = Keeper()
+    first, second = (KeptValues.record(parts(each)) for each in (keeper, copy.deepcopy(keeper)))
+    assert first.attributes == second.attributes
+
+
+def test_digest_sees_each_bit_and_place():
+    numbers = torch.tensor([1.0, 2.0, float("nan")])
+    assert digest(numbers) == digest(numbers.clone())
+    others = [numbers.flip(0), -numbers, numbers[:2], numbers.double(), numbers.nan_to_num(3.0)]
+    assert all(digest(other) != digest(numbers) for other in others)
+    assert digest(torch.tensor([True, False])) != digest(torch.tensor([False, True]))
+
+
+def test_cycles_end():
+    values = [1]
+    values.append(values)
+    prints = Fingerprints({})
+    before = prints.compute(values)
+    values[0] = 2
+    assert prints.compute(values) != before
+
+
+SEEN = {"steps": 0}
+
+
+class Counting:
+    total = 0
+
+    def step(self):
+        SEEN["steps"] += 1
+        type(self).total += 1
+
+
+def test_values_of_classes_and_files_are_found():
+    assert dict(user_values(Counting)) == {
+        "Counting.total": 0,
+        f"{__name__}.SEEN": {"steps": 0},
+    }

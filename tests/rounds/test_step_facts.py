@@ -1,0 +1,219 @@
+"""What local steps change is per client as buffers are, or refused before training by name."""
+
+import copy
+
+import pytest
+import torch
+from small_federations import Only, classes, run_rounds, seeded, shared_out
+from stateful_modules import ACCEPTED, REFUSED, Stateful
+from torch import nn
+
+import pl_fed
+from pl_fed import Federation
+from pl_fed.clients import Ditto, FedAvg
+from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.step_facts import StepFacts
+from pl_fed.rounds.step_rules import describe_reset_buffers, refuse_changes
+from pl_fed.samplers import All
+
+SIZES = [8, 8, 8]
+COMPILED = ["one_by_one_compiled", "stacked_compiled"]
+ENGINES = [
+    *("one_by_one", "stacked"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED),
+]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Local steps run eagerly"),
+    pytest.mark.filterwarnings("ignore:Clients are run one by one"),
+]
+
+
+def federated_by_hand(module, data, rounds, steps):
+    """Return the mean of the clients' modules after rounds of steps on all samples of each."""
+    start, state = module, module.state_dict()
+    clients = data.clients
+    for _ in range(rounds):
+        ends = []
+        for client in range(clients.num_clients):
+            own = copy.deepcopy(start)
+            own.load_state_dict(state)
+            own.train()
+            batch = clients.batch(clients.train.samples(client))
+            optimizer = own.configure_optimizers()
+            for step in range(steps):
+                optimizer.zero_grad()
+                own.training_step((batch.inputs.double(), batch.targets), step).backward()
+                optimizer.step()
+            ends.append(own.state_dict())
+        state = {
+            name: torch.stack([end[name].double() for end in ends]).mean(0)
+            if tensor.is_floating_point()
+            else tensor
+            for name, tensor in ends[0].items()
+            if name in state
+        }
+    return state
+
+
+def set_up(module, client=FedAvg, sizes=SIZES, **options):
+    federation = Federation(All(), seed=0)
+    algorithm = client(module, **options)
+    federation.setup(
+        algorithm, shared_out(classes(sizes), batch_size=8), "fit", settings=RunSettings(rounds=1)
+    )
+    return federation, algorithm
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_accepted_modules_equal_federated_averaging_by_hand(name, engine):
+    module, data = seeded(ACCEPTED[name]).double(), shared_out(classes(SIZES), batch_size=8)
+    expected = federated_by_hand(copy.deepcopy(module), data, rounds=3, steps=2)
+    client = FedAvg(copy.deepcopy(module), local_epochs=2)
+    outcome = run_rounds(client, data, rounds=3, engine=engine)
+    parameters = [expected[n].flatten() for n, _ in module.named_parameters()]
+    statistics = [expected[n].flatten() for n in client.statistics("global").layout.names]
+    torch.testing.assert_close(outcome.w, torch.cat(parameters), rtol=1e-9, atol=1e-7)
+    if statistics:
+        expected_statistics = torch.cat(statistics).double()
+        torch.testing.assert_close(outcome.w_statistics, expected_statistics, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_modules_are_named_before_training(name):
+    kind, words = REFUSED[name]
+    module = seeded(kind)
+    before = {n: t.clone() for n, t in module.state_dict().items()}
+    with pytest.raises(ValueError, match=r"^Expected") as caught:
+        set_up(module)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(torch.equal(tensor, before[n]) for n, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize("client", [FedAvg, Ditto])
+def test_trial_changes_nothing_of_an_accepted_module(client):
+    module = seeded(ACCEPTED["ReplacedScale"])
+    scale = module.scale
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    _, algorithm = set_up(module, client)
+    assert torch.equal(torch.rand(1), expected)
+    assert algorithm.global_model.scale is scale
+    assert float(scale) == 1
+
+
+class LateCounter(Stateful):
+    """Begins to count in the second round."""
+
+    def keep(self):
+        self.n, self.rounds = 0, []
+
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch:
+            self.n += 1
+        return self.loss(batch) / (1 + self.n)
+
+
+class LateList(LateCounter):
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch:
+            self.rounds.append(1)
+        return self.loss(batch) / (1 + len(self.rounds))
+
+
+class LateTarget(LateCounter):
+    def keep(self):
+        self.target = copy.deepcopy(self.net).requires_grad_(False)
+
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch:
+            self.target[0].bias.data.add_(1)
+        return self.loss(batch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(LateCounter, "n"), (LateList, "rounds"), (LateTarget, "target.0.bias")]
+)
+def test_later_change_stops_the_run(tmp_path, kind, name):
+    trainer = pl_fed.Trainer(
+        Federation(All(), seed=0), run_dir=tmp_path, max_epochs=3, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, logger=False,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=f"`{name}`") as caught:
+        trainer.fit(FedAvg(seeded(kind)), shared_out(classes(SIZES)))
+    assert caught.value.__notes__ == ["In round 1; the trial before training did not show it."]
+
+
+class CountingLoss(nn.Module):
+    """Cross entropy with class weights from a running count of labels, which is a buffer."""
+
+    def __init__(self, buffer=True):
+        super().__init__()
+        self.reduction = "mean"
+        self.seen = 0
+        self.buffer = buffer
+        self.register_buffer("counts", torch.ones(3))
+
+    def forward(self, outputs, targets):
+        if self.buffer:
+            self.counts += torch.bincount(targets, minlength=3)
+        else:
+            self.seen += len(targets)
+        weights = (self.counts.sum() / self.counts).to(outputs)
+        return nn.functional.cross_entropy(outputs, targets, weights) / (1 + self.seen)
+
+
+def linear():
+    return nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_buffers_of_a_criterion_begin_anew_with_every_client(engine):
+    arrays = classes([6, 6, 6])
+    arrays.targets[:6] = 0
+    alone, together = (
+        run_rounds(
+            FedAvg(seeded(linear), criterion=CountingLoss(), local_epochs=2),
+            shared_out(arrays, batch_size=6),
+            rounds=1,
+            engine=engine,
+            sampler=sampler,
+        )
+        for sampler in (Only(2), None)
+    )
+    others = run_rounds(
+        FedAvg(seeded(linear), criterion=CountingLoss(), local_epochs=2),
+        shared_out(arrays, batch_size=6),
+        rounds=1,
+        sampler=Only(0, 1),
+    )
+    start = nn.utils.parameters_to_vector(seeded(linear).double().parameters()).detach()
+    moves = (alone.w - start) + 2 * (others.w - start)
+    torch.testing.assert_close(together.w - start, moves / 3)
+
+
+def test_attribute_of_a_criterion_is_refused_and_a_buffer_is_reported():
+    with pytest.raises(ValueError, match=r"`criterion.seen`"):
+        set_up(seeded(linear), criterion=CountingLoss(buffer=False))
+    facts = StepFacts(net="Linear", reset_buffers=("criterion.counts",))
+    refuse_changes(facts)
+    assert "`criterion.counts`" in describe_reset_buffers(facts)
+    assert describe_reset_buffers(StepFacts()) is None
+
+
+class GlobalDraws(Stateful):
+    def training_step(self, batch, batch_idx):
+        import random
+
+        import numpy as np
+
+        return self.loss(batch) * (0.5 + random.random() + float(np.random.rand()))  # noqa: NPY002
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_draws_of_python_and_numpy_have_the_key_of_the_client(engine):
+    data = shared_out(classes(SIZES), batch_size=8)
+    client = FedAvg(seeded(GlobalDraws), local_epochs=2)
+    expected = run_rounds(client, data)
+    assert expected.distance(run_rounds(client, data, engine=engine, chunk_size=2)) == 0
