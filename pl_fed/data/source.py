@@ -179,6 +179,15 @@ class DataSource(Configurable, ABC):
             ValueError: If data are broken.
         """
 
+    def shared_quantities(self) -> dict[str, str]:
+        """Return what :meth:`load` computes over the samples of all clients, by argument.
+
+        Such numbers depend on each client's data, so that ``federation.privacy`` refuses them. The
+        key is the argument that gives a public constant instead. A source that numbers categories,
+        fills in missing values or scales by all samples lists this here.
+        """
+        return {}
+
 
 def count_classes(y: Tensor) -> int:
     """Return the largest id + 1 of integer targets, or 0 for real values.
