@@ -29,6 +29,7 @@ Redraw = Callable[[list[int], list[int]], tuple[Tree, Tree]]
 
 _INTEGERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 _UNSIGNED = (torch.uint32, torch.uint64)
+_BATCH_SIZE = 10  # of data without a dataloader
 _LARGE = 1 << 30  # largest size of images in float32, in bytes; larger images stay uint8
 _MANY_CLIENTS = 10_000  # with more clients, one draw shuffles the samples of all
 
@@ -42,7 +43,8 @@ class FederatedData(Configurable, LightningDataModule):
             set records, such as ``client`` of an ``.npz``.
         num_clients: Number of clients. Required with a partitioner; without one, it is the number
             of owners and can be left out.
-        batch_size: Samples in a training minibatch.
+        batch_size: Samples in a training minibatch. ``None`` for that of the training dataloader
+            of a :class:`LightningDataModule`, or else 10.
         split: ``"official"`` keeps the data set's own train, val and test parts. Each client's test
             samples then come from the official test set, in the class proportions of its training
             samples. Without an official val part, val is cut from train. ``"own"`` pools all
@@ -65,6 +67,7 @@ class FederatedData(Configurable, LightningDataModule):
         augment: Batched modules, applied to each training minibatch of a client as the last step of
             its preparation. Random draws depend on round, client and step.
         drop_last: Whether a pass over a client's data leaves out its last, smaller minibatch.
+            ``None`` for the choice of the training dataloader, or else false.
         clients_per_eval_batch: Clients in an evaluation batch. Lightning counts these batches, for
             example in ``limit_val_batches``.
         predict_clients: Ids of the clients to predict for; ``None`` means all.
@@ -82,7 +85,7 @@ class FederatedData(Configurable, LightningDataModule):
         dataset: DataSource,
         partitioner: Partitioner | None = None,
         num_clients: int | None = None,
-        batch_size: int = 10,
+        batch_size: int | None = None,
         split: Literal["own", "official"] | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.2,
@@ -90,7 +93,7 @@ class FederatedData(Configurable, LightningDataModule):
         transforms: list[nn.Module] | None = None,
         skew: Skew | None = None,
         augment: list[nn.Module] | None = None,
-        drop_last: bool = False,
+        drop_last: bool | None = None,
         clients_per_eval_batch: int = 32,
         predict_clients: list[int] | None = None,
         root_samples: int = 0,
@@ -100,7 +103,8 @@ class FederatedData(Configurable, LightningDataModule):
         _check_source(dataset)
         check_instances(Partitioner, partitioner=partitioner)
         check_instances(Skew, skew=skew)
-        check_integers(1, batch_size=batch_size, clients_per_eval_batch=clients_per_eval_batch)
+        size = _BATCH_SIZE if batch_size is None else batch_size
+        check_integers(1, batch_size=size, clients_per_eval_batch=clients_per_eval_batch)
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not isinstance(share, float | int) or not 0 <= share < 1:
                 raise ValueError(f"Expected argument `{name}` to be in [0, 1) but got {share!r}.")
@@ -126,7 +130,7 @@ class FederatedData(Configurable, LightningDataModule):
         self.dataset = dataset
         self.partitioner = partitioner
         self.num_clients = num_clients
-        self.batch_size = batch_size
+        self._batch_size = batch_size
         self.split = split
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
@@ -137,7 +141,7 @@ class FederatedData(Configurable, LightningDataModule):
         if augment:
             modules = [augment] if isinstance(augment, nn.Module) else augment
             self.augment = nn.Sequential(*modules)
-        self.drop_last = drop_last
+        self._drop_last = drop_last
         self.clients_per_eval_batch = clients_per_eval_batch
         self.predict_clients = predict_clients
         check_integers(0, root_samples=root_samples)
@@ -187,6 +191,21 @@ class FederatedData(Configurable, LightningDataModule):
         net = trainer.lightning_module
         is_double = net is not None and any(p.dtype == torch.float64 for p in net.parameters())
         return torch.float64 if is_double else torch.float32
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a training minibatch."""
+        return self._find_minibatches()[0] if self._batch_size is None else self._batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a pass over a client's data leaves out its last, smaller minibatch."""
+        return self._find_minibatches()[1] if self._drop_last is None else self._drop_last
+
+    def _find_minibatches(self) -> tuple[int, bool]:
+        """Return the batch size and ``drop_last`` of the data source, or the defaults."""
+        _ = self.clients  # the source knows them after loading
+        return self.dataset.minibatches or (_BATCH_SIZE, False)
 
     @property
     def preparation(self) -> dict[str, Any]:
@@ -410,9 +429,7 @@ class FederatedData(Configurable, LightningDataModule):
         use = f"pl_fed uses the official split of {type(self.dataset).__name__}"
         own = "set `data.split: own` to pool all samples and cut each client's"
         if "test" in official:
-            rank_zero_info(
-                f"{use} ({_describe_parts(sizes)}) and ignores `test_fraction`: {own}."
-            )
+            rank_zero_info(f"{use} ({_describe_parts(sizes)}) and ignores `test_fraction`: {own}.")
         else:
             rank_zero_warn(
                 f"{use} ({_describe_parts(sizes)}), keeps its val part, and cuts test samples from"

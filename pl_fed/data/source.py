@@ -170,6 +170,11 @@ class DataSource(Configurable, ABC):
     preparation: str = ""
     """Changes of the raw inputs by :meth:`load`, in words; inputs of a trained model need them."""
 
+    minibatches: tuple[int, bool] | None = None
+    """The batch size of the data's own dataloader, and whether it drops the last, smaller one.
+
+    :meth:`load` may set it; ``None`` without a dataloader."""
+
     @abstractmethod
     def load(self) -> Arrays:
         """Return the samples.

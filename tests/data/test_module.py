@@ -271,7 +271,7 @@ def test_parts_without_training_samples_are_refused(parts):
     data = number_samples(90, split=official_split(*parts))
     with pytest.raises(ValueError, match=r"^Expected .* training part but got Made .*split: own"):
         split_clients(data, num_clients=5)
-    assert split_clients(data, num_clients=5, split="own").train.sizes.sum() == 63
+    assert split_clients(data, num_clients=5, split="own").train.sizes.sum() == 60
 
 
 def test_data_without_an_official_split_is_not_reported(caplog):
