@@ -132,9 +132,7 @@ _FEDERATION_SECTIONS = {
     "storage": "pl_fed.StorageOptions",
 }
 _MAX_NAMES = 12  # most names in a sentence
-_QUOTES = (
-    ": put it in quotes if it is a name, because YAML reads yes, no, on and off as booleans"
-)
+_QUOTES = ": put it in quotes if it is a name, because YAML reads yes, no, on and off as booleans"
 _MAX_LENGTH = 160  # most characters of a value
 _MODULES = {  # arguments → the modules of their classes
     "model": ("pl_fed.clients",),

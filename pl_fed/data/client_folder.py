@@ -145,7 +145,7 @@ class ClientFolder(DataSource):
                 names=names,
             )
 
-    def shared_quantities(self) -> dict[str, str]:
+    def list_shared_quantities(self) -> dict[str, str]:
         """Return the columns of categories and classes without given values."""
         if self.roles is None:
             return {}

@@ -119,7 +119,7 @@ class ImageFolder(DataSource):
             num_classes=len(classes),
         )
 
-    def shared_quantities(self) -> dict[str, str]:
+    def list_shared_quantities(self) -> dict[str, str]:
         """Return that the names of all folders number the classes, unless they are given."""
         return {} if self.classes is not None else {"classes": "null, which sorts all folders"}
 

@@ -372,7 +372,7 @@ class FederatedData(Configurable, LightningDataModule):
         Official parts stay; a part that the data set lacks is cut from the training samples.
         """
         official = self._official_parts(arrays)
-        if len(official) < 2:
+        if arrays.split is None or len(official) < 2:
             pooled = self._split_clients(arrays, torch.arange(len(arrays)))
             return self._cut(pooled, self.test_fraction, self.val_fraction)
         train, val, test = (

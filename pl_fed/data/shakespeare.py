@@ -49,7 +49,7 @@ class Shakespeare(DataSource):
         self.min_characters = min_characters
         self.characters = characters
 
-    def shared_quantities(self) -> dict[str, str]:
+    def list_shared_quantities(self) -> dict[str, str]:
         """Return that the characters of all roles have numbers, unless they are given."""
         return {} if self.characters is not None else {"characters": "null, which reads the plays"}
 

@@ -59,7 +59,7 @@ def _find_transforms(datamodule: FederatedData) -> str | None:
 
 
 def _find_in_source(option: str) -> Callable[[FederatedData], str | None]:
-    return lambda datamodule: datamodule.dataset.shared_quantities().get(option)
+    return lambda datamodule: datamodule.dataset.list_shared_quantities().get(option)
 
 
 SHARED_QUANTITIES = (
@@ -110,9 +110,9 @@ def refuse_shared_quantities(datamodule: FederatedData, purpose: str) -> str | N
         purpose: The setting that refuses it, such as "for `federation.privacy`".
     """
     refusals = (quantity.refuse(datamodule, purpose) for quantity in SHARED_QUANTITIES)
-    known = {quantity.option.rpartition(".")[2] for quantity in SHARED_QUANTITIES}
-    for option, computed in datamodule.dataset.shared_quantities().items():
-        if option not in known:
+    options = {quantity.option.rpartition(".")[2] for quantity in SHARED_QUANTITIES}
+    for option, computed in datamodule.dataset.list_shared_quantities().items():
+        if option not in options:
             return (
                 f"Expected argument `data.dataset.{option}` to give a public constant {purpose},"
                 f" because quantities of all clients' samples are not private, but got {computed}."

@@ -184,7 +184,7 @@ class DataSource(Configurable, ABC):
             ValueError: If data are broken.
         """
 
-    def shared_quantities(self) -> dict[str, str]:
+    def list_shared_quantities(self) -> dict[str, str]:
         """Return what :meth:`load` computes over the samples of all clients, by argument.
 
         Such numbers depend on each client's data, so that ``federation.privacy`` refuses them. The

@@ -118,6 +118,6 @@ class Table(DataSource):
         self._has_classes = samples.arrays.num_classes > 0
         return samples.arrays
 
-    def shared_quantities(self) -> dict[str, str]:
+    def list_shared_quantities(self) -> dict[str, str]:
         """Return the columns of categories and classes without given values."""
         return find_shared_categories(self.roles, self.categories, self._has_classes)

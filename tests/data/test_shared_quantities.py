@@ -206,7 +206,7 @@ def is_source(kind):
 
 def test_a_source_of_ones_own_lists_its_quantities():
     class Filled(Given):
-        def shared_quantities(self):
+        def list_shared_quantities(self):
             return {"fill": "the median of all samples"}
 
     data = load(Filled(Arrays(torch.zeros(2, 1), torch.zeros(2, 1), torch.arange(2))))
