@@ -91,10 +91,13 @@ class Introduction(Callback):
         partitioner = section.get("partitioner")
         split = describe(partitioner) if partitioner else "the owners of the samples"
         skew = section.get("skew")
+        datamodule = self.federation.datamodule
+        parts = f", official {' and '.join(data.official)} parts" if data.official else ""
+        drops = " without the last, smaller one of a pass" if datamodule.drop_last else ""
         return (
             f"{_name(section['dataset'])}, {int(data.train.sizes.sum()):,} training samples of"
-            f" {data.num_clients} clients, split by {split}"
-            + (f", {describe_changes(skew)}" if skew else "")
+            f" {data.num_clients} clients, split by {split}{parts}, minibatches of"
+            f" {datamodule.batch_size}{drops}" + (f", {describe_changes(skew)}" if skew else "")
         )
 
     def _describe_attack(self, adversary: Mapping[str, Any]) -> str:

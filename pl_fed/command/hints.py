@@ -144,7 +144,8 @@ def name_config_path(message: str, config: Mapping[str, Any]) -> str:
 def _name_cohort_size(message: str, few: re.Match[str], config: Mapping[str, Any]) -> str:
     """Name the size of the cohort in a message about too few uploads, if it is their number."""
     sampler = (config.get("federation") or {}).get("sampler") or {}
-    if (sampler.get("init_args") or {}).get("cohort_size") != int(few["got"]):
+    arguments = sampler.get("init_args") or {}
+    if arguments.get("cohort_size", -1) not in (None, int(few["got"])):
         return message
     size = f"Expected argument `federation.sampler.cohort_size` to be {few['least']}"
     return message.replace(few[0], f"{size}{few['reason']} but got {few['got']}", 1)

@@ -132,6 +132,7 @@ _FEDERATION_SECTIONS = {
     "storage": "pl_fed.StorageOptions",
 }
 _MAX_NAMES = 12  # most names in a sentence
+_QUOTES = ": put it in quotes if it is a name, because YAML reads yes, no, on and off as booleans"
 _MAX_LENGTH = 160  # most characters of a value
 _MODULES = {  # arguments → the modules of their classes
     "model": ("pl_fed.clients",),
@@ -304,6 +305,8 @@ class _ErrorTree:
         if classes:
             kinds.append(f"of type {' or '.join(dict.fromkeys(classes))}")
         suggestion = _suggest_class(self.path, value) or suggest_name(value, names)
+        if value in ("True", "False") and "str" in classes:
+            suggestion += _QUOTES
         return (
             f"Expected argument `{self.path}` to be {', or '.join(kinds)} but got"
             f" {_describe_value(value)}{suggestion}."

@@ -95,6 +95,7 @@ class ClientData:
         redraw: Reads samples anew for each training minibatch: the argument of
             :class:`~pl_fed.data.Arrays`. ``None`` if samples do not change.
         entries: The places of inputs and target in the samples of a data set, if known.
+        official: The parts that the data set itself gives; others are cut from train.
     """
 
     inputs: Tree
@@ -112,6 +113,7 @@ class ClientData:
     keeps_integers: bool = True
     redraw: Callable[[list[int], list[int]], tuple[Tree, Tree]] | None = None
     entries: SampleEntries | None = None
+    official: tuple[str, ...] = ()
 
     @property
     def num_clients(self) -> int:

@@ -19,6 +19,7 @@ from pl_fed.data.columns import (
     check_categories,
     check_delimiter,
     drop_row_numbers,
+    find_shared_categories,
     find_texts,
     read_table,
     table_suffix,
@@ -110,6 +111,7 @@ class ClientFolder(DataSource):
             self.roles = ColumnRoles(target, None, inputs, exclude, one_hot, ids, split, classes)
             check_categories(categories, self.roles)
         self.categories = categories
+        self._has_classes = classes is not False  # :meth:`load` reads it from the column
         self._set = [
             name
             for name, value in self.constructor_arguments.items()
@@ -142,6 +144,12 @@ class ClientFolder(DataSource):
                 split=torch.tensor(parts).repeat_interleave(counts) if parts else arrays.split,
                 names=names,
             )
+
+    def list_shared_quantities(self) -> dict[str, str]:
+        """Return the columns of categories and classes without given values."""
+        if self.roles is None:
+            return {}
+        return find_shared_categories(self.roles, self.categories, self._has_classes)
 
     def _load_arrays(self, folder: Path, files: Sequence[_ClientFile]) -> tuple[Arrays, list[int]]:
         """Return the samples of ``.npz`` files, and the number of samples in each file."""
@@ -198,6 +206,7 @@ class ClientFolder(DataSource):
             joined = pyarrow.concat_tables(tables, promote_options="permissive")
             samples = build_arrays(joined, self.roles, self.categories)
         self.preparation = samples.preparation
+        self._has_classes = samples.arrays.num_classes > 0
         return samples.arrays, [len(table) for table in tables]
 
     def _read_tables(self, files: Sequence[_ClientFile], roles: ColumnRoles) -> Iterator[Any]:

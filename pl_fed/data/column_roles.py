@@ -2,6 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+
+def quote_hint(values: Any) -> str:
+    """Return the remedy for names that YAML reads as booleans; else an empty text.
+
+    Example:
+        >>> quote_hint([False])
+        ': put the names yes, no, on and off in quotes, because YAML reads them as booleans'
+    """
+    is_read = isinstance(values, list | tuple) and any(isinstance(v, bool) for v in values)
+    text = ": put the names yes, no, on and off in quotes, because YAML reads them as booleans"
+    return text if is_read else ""
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,8 @@ class ColumnRoles:
             name = getattr(self, role)
             if name is not None and not isinstance(name, str):
                 raise TypeError(
-                    f"Expected argument `{role}` to be the name of a column but got {name!r}."
+                    f"Expected argument `{role}` to be the name of a column but got {name!r}"
+                    f"{quote_hint([name])}."
                 )
         for role in ("target", "inputs", "exclude", "one_hot", "ids"):
             self._check_list(role)
@@ -125,7 +139,8 @@ class ColumnRoles:
         is_list = isinstance(names, list | tuple) or (names is None and role != "target")
         if not is_list or not all(isinstance(name, str) for name in names or ()):
             raise TypeError(
-                f"Expected argument `{role}` to be a list of names of columns but got {value!r}."
+                f"Expected argument `{role}` to be a list of names of columns but got {value!r}"
+                f"{quote_hint(names)}."
             )
 
     def _check_disjoint(self, roles: Sequence[str]) -> None:

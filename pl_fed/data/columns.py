@@ -210,6 +210,21 @@ def check_categories(categories: Any, roles: ColumnRoles) -> None:
             )
 
 
+def find_shared_categories(
+    roles: ColumnRoles, categories: Mapping[str, Sequence[Any]] | None, has_classes: bool
+) -> dict[str, str]:
+    """Return the columns whose values are numbered over all clients, by the argument to set.
+
+    Args:
+        roles: The use of each column.
+        categories: The given values.
+        has_classes: Whether the target holds classes.
+    """
+    columns = [*(roles.one_hot or ()), *(roles.ids or ()), *(roles.targets if has_classes else ())]
+    missing = [name for name in columns if name not in (categories or {})]
+    return {"categories": f"none for {', '.join(map(repr, missing))}"} if missing else {}
+
+
 @dataclass(frozen=True)
 class TableArrays:
     """The samples of a table, and their preparation in words."""

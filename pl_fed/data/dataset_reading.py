@@ -69,13 +69,16 @@ def read_data_sets(
         seed(0)  # the draws of a data set are the same in every run and process
         samples, reader = _read_all(dataset, reader, options.num_workers, allocate, seed)
         redraw = choose_redraw(dataset, pieces, reader, samples, options.redraw)
+    samples, class_names = _match_class_names(pieces, samples)
     client, names = _number_owners(dataset, samples, roles)
     split = None
     if len(pieces) > 1:
         sizes = torch.tensor([len(piece) for piece in pieces])
         split = torch.tensor(list(data_sets)).repeat_interleave(sizes)
     classes = num_classes
-    if classes is None:
+    if classes is None and class_names is not None:
+        classes = len(class_names)
+    elif classes is None:
         is_flat = isinstance(samples.targets, Tensor) and samples.targets.dim() == 1
         classes = count_classes(samples.targets) if is_flat else 0
     inputs, targets, labels = samples.inputs, samples.targets, samples.labels
@@ -91,6 +94,36 @@ def read_data_sets(
         redraw,
         samples.entries,
     )
+
+
+def _match_class_names(pieces: Sequence[Any], samples: Samples) -> tuple[Samples, list[str] | None]:
+    """Return samples whose class ids mean the same class in all parts, and the classes' names.
+
+    Parts with a ``class_to_idx``, such as image folders of torchvision, number their own folders.
+    The classes of the training part keep their ids. Without a difference, nothing changes, and the
+    names are ``None``.
+    """
+    tables = [_class_ids(piece) for piece in pieces]
+    is_flat = isinstance(samples.targets, Tensor) and samples.targets.dim() == 1
+    if not is_flat or None in tables or all(table == tables[0] for table in tables):
+        return samples, None
+    pairs = [sorted((id, name) for name, id in (table or {}).items()) for table in tables]
+    names = [*dict.fromkeys(name for table in pairs for _, name in table)]
+    targets, begin = samples.targets.clone(), 0
+    for table, piece in zip(pairs, pieces):
+        own = targets[begin : begin + len(piece)]
+        ids = {id: names.index(name) for id, name in table}
+        own.copy_(torch.tensor([ids.get(int(id), int(id)) for id in own]))
+        begin += len(piece)
+    return replace(samples, targets=targets), names
+
+
+def _class_ids(dataset: Any) -> dict[str, int] | None:
+    """Return the class id by name of a data set, also below a subset; ``None`` without names."""
+    table = getattr(dataset, "class_to_idx", None)
+    if isinstance(table, Mapping) and [*sorted(table.values())] == [*range(len(table))]:
+        return dict(table)
+    return _class_ids(dataset.dataset) if isinstance(dataset, Subset) else None
 
 
 def _number_owners(

@@ -37,6 +37,8 @@ class ImageFolder(DataSource):
         grey: Whether to convert images to grey (one channel) or to RGB (three channels).
         size: Height and width of the resized images, in pixels. ``None`` keeps the images' own
             size, and all must have the same.
+        classes: The names of the classes, in the order of their ids. ``None`` sorts the names of
+            all folders, which ``federation.privacy`` refuses.
 
     Example:
         >>> import tempfile, pathlib
@@ -55,6 +57,7 @@ class ImageFolder(DataSource):
         root: str | None = None,
         grey: bool = True,
         size: int | None = None,
+        classes: list[str] | None = None,
     ) -> None:
         if size is not None:
             check_integers(1, size=size)
@@ -62,6 +65,7 @@ class ImageFolder(DataSource):
         self.folder = folder
         self.grey = grey
         self.size = size
+        self.classes = classes
         self.preparation = f"turned by EXIF, 8-bit {'grey' if grey else 'RGB'}"
         if size is not None:
             self.preparation += f", resized to {size} by {size} (bilinear)"
@@ -76,7 +80,13 @@ class ImageFolder(DataSource):
         """
         folder = self.root / self.folder
         parts = _find_parts(folder)
-        classes = sorted({path.name for _, path in parts})
+        names = sorted({path.name for _, path in parts})
+        classes = names if self.classes is None else self.classes
+        if unknown := [name for name in names if name not in classes]:
+            raise ValueError(
+                f"Expected argument `classes` to name all folders of classes in {folder} but it"
+                f" lacks {unknown[0]}: add it to `data.dataset.classes`, or remove the folder."
+            )
         files = [_find_images(path) for _, path in parts]
         if not any(files):
             raise missing_files_error(
@@ -108,6 +118,10 @@ class ImageFolder(DataSource):
             split=torch.tensor(split).repeat_interleave(sizes) if split else None,
             num_classes=len(classes),
         )
+
+    def list_shared_quantities(self) -> dict[str, str]:
+        """Return that the names of all folders number the classes, unless they are given."""
+        return {} if self.classes is not None else {"classes": "null, which sorts all folders"}
 
     def _read_image(self, path: Path) -> np.ndarray:
         with report_read_errors(path, "an image"), Image.open(path) as opened:

@@ -33,7 +33,8 @@ class LightningData(DataSource):
 
     The data sets of ``train_dataloader``, ``val_dataloader`` and ``test_dataloader`` are the
     official parts. Each sample is read once, and joined by the dataloaders' ``collate_fn``. The
-    federation draws its own minibatches: ``data.batch_size`` replaces that of the dataloaders.
+    federation draws its own minibatches, of the batch size and ``drop_last`` of the training
+    dataloader, unless ``data.batch_size`` and ``data.drop_last`` are set.
     A training data set that draws at random is read again for each minibatch, as by
     :class:`~pl_fed.data.TorchDataset`.
 
@@ -119,6 +120,7 @@ class LightningData(DataSource):
                 f"Expected argument `datamodule` to have a `train_dataloader` but got {self.name}"
                 " without one."
             )
+        self.minibatches = _find_minibatches(loaders[TRAIN])
         collate_fn = self._find_collation(loaders)
         data_sets = {part: self._select(part, loader) for part, loader in loaders.items()}
         return read_data_sets(data_sets, self.roles, collate_fn, self.num_classes, self.options)
@@ -194,3 +196,10 @@ class LightningData(DataSource):
                 f"Expected `{hook}` of {self.name} to run without a Trainer but got"
                 f" {type(error).__name__}: {first_line(error)}."
             ) from error
+
+
+def _find_minibatches(loader: Any) -> tuple[int, bool] | None:
+    """Return the batch size of a dataloader and whether it drops the last batch, if it has one."""
+    source = loader if loader.batch_size is not None else loader.batch_sampler
+    size, drops = getattr(source, "batch_size", None), getattr(source, "drop_last", False)
+    return (size, bool(drops)) if isinstance(size, int) and size > 0 else None

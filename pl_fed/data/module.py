@@ -29,6 +29,7 @@ Redraw = Callable[[list[int], list[int]], tuple[Tree, Tree]]
 
 _INTEGERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 _UNSIGNED = (torch.uint32, torch.uint64)
+_BATCH_SIZE = 10  # of data without a dataloader
 _LARGE = 1 << 30  # largest size of images in float32, in bytes; larger images stay uint8
 _MANY_CLIENTS = 10_000  # with more clients, one draw shuffles the samples of all
 
@@ -42,13 +43,14 @@ class FederatedData(Configurable, LightningDataModule):
             set records, such as ``client`` of an ``.npz``.
         num_clients: Number of clients. Required with a partitioner; without one, it is the number
             of owners and can be left out.
-        batch_size: Samples in a training minibatch.
+        batch_size: Samples in a training minibatch. ``None`` for that of the training dataloader
+            of a :class:`LightningDataModule`, or else 10.
         split: ``"official"`` keeps the data set's own train, val and test parts. Each client's test
             samples then come from the official test set, in the class proportions of its training
             samples. Without an official val part, val is cut from train. ``"own"`` pools all
-            samples and cuts each client's at random by the fractions below. ``None`` means official
-            if the data set has train and test parts, otherwise own; a message says so if the data
-            set has parts.
+            samples and cuts each client's at random by the fractions below. ``None`` keeps all
+            parts that the data set has, and cuts the others from train; a message says so. Without
+            parts, it means own.
         val_fraction: Fraction of a client's samples for validation, in [0, 1).
         test_fraction: Fraction of a client's samples for testing, in [0, 1). Not used with an
             official test set.
@@ -65,6 +67,7 @@ class FederatedData(Configurable, LightningDataModule):
         augment: Batched modules, applied to each training minibatch of a client as the last step of
             its preparation. Random draws depend on round, client and step.
         drop_last: Whether a pass over a client's data leaves out its last, smaller minibatch.
+            ``None`` for the choice of the training dataloader, or else false.
         clients_per_eval_batch: Clients in an evaluation batch. Lightning counts these batches, for
             example in ``limit_val_batches``.
         predict_clients: Ids of the clients to predict for; ``None`` means all.
@@ -82,7 +85,7 @@ class FederatedData(Configurable, LightningDataModule):
         dataset: DataSource,
         partitioner: Partitioner | None = None,
         num_clients: int | None = None,
-        batch_size: int = 10,
+        batch_size: int | None = None,
         split: Literal["own", "official"] | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.2,
@@ -90,7 +93,7 @@ class FederatedData(Configurable, LightningDataModule):
         transforms: list[nn.Module] | None = None,
         skew: Skew | None = None,
         augment: list[nn.Module] | None = None,
-        drop_last: bool = False,
+        drop_last: bool | None = None,
         clients_per_eval_batch: int = 32,
         predict_clients: list[int] | None = None,
         root_samples: int = 0,
@@ -100,7 +103,8 @@ class FederatedData(Configurable, LightningDataModule):
         _check_source(dataset)
         check_instances(Partitioner, partitioner=partitioner)
         check_instances(Skew, skew=skew)
-        check_integers(1, batch_size=batch_size, clients_per_eval_batch=clients_per_eval_batch)
+        size = _BATCH_SIZE if batch_size is None else batch_size
+        check_integers(1, batch_size=size, clients_per_eval_batch=clients_per_eval_batch)
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not isinstance(share, float | int) or not 0 <= share < 1:
                 raise ValueError(f"Expected argument `{name}` to be in [0, 1) but got {share!r}.")
@@ -126,7 +130,7 @@ class FederatedData(Configurable, LightningDataModule):
         self.dataset = dataset
         self.partitioner = partitioner
         self.num_clients = num_clients
-        self.batch_size = batch_size
+        self._batch_size = batch_size
         self.split = split
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
@@ -137,7 +141,7 @@ class FederatedData(Configurable, LightningDataModule):
         if augment:
             modules = [augment] if isinstance(augment, nn.Module) else augment
             self.augment = nn.Sequential(*modules)
-        self.drop_last = drop_last
+        self._drop_last = drop_last
         self.clients_per_eval_batch = clients_per_eval_batch
         self.predict_clients = predict_clients
         check_integers(0, root_samples=root_samples)
@@ -187,6 +191,21 @@ class FederatedData(Configurable, LightningDataModule):
         net = trainer.lightning_module
         is_double = net is not None and any(p.dtype == torch.float64 for p in net.parameters())
         return torch.float64 if is_double else torch.float32
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a training minibatch."""
+        return self._find_minibatches()[0] if self._batch_size is None else self._batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a pass over a client's data leaves out its last, smaller minibatch."""
+        return self._find_minibatches()[1] if self._drop_last is None else self._drop_last
+
+    def _find_minibatches(self) -> tuple[int, bool]:
+        """Return the batch size and ``drop_last`` of the data source, or the defaults."""
+        _ = self.clients  # the source knows them after loading
+        return self.dataset.minibatches or (_BATCH_SIZE, False)
 
     @property
     def preparation(self) -> dict[str, Any]:
@@ -254,6 +273,8 @@ class FederatedData(Configurable, LightningDataModule):
         owners = self._list_owners(arrays, (train, val, test))
         data = ClientData(inputs, targets, train, val, test, arrays.num_classes, root, owners)
         data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped, entries=arrays.entries)
+        official = self._official_parts(arrays)
+        data = replace(data, official=official if len(official) > 1 else ())
         if self.skew is not None:
             data = data.copy_shared_samples()
         data = self._apply_skew(data, after_normalizing=False)
@@ -332,7 +353,7 @@ class FederatedData(Configurable, LightningDataModule):
             owner = arrays.client.unique()[empty[0]]
             client += f" (id {escape_controls(arrays.owner_name(int(owner)))} in the data)"
             hint = "remove such clients from the data, or use smaller fractions"
-            official = arrays.split if self._is_official(arrays) else None
+            official = arrays.split if len(self._official_parts(arrays)) > 1 else None
             if official is not None and TRAIN not in official[arrays.client == owner]:
                 hint = (
                     "set `data.split: own`, or use the partitioner ByOwner, which joins several ids"
@@ -346,52 +367,74 @@ class FederatedData(Configurable, LightningDataModule):
         )
 
     def _split_parts(self, arrays: Arrays) -> tuple[Part, Part, Part]:
-        """Return the train, val and test parts of the clients."""
-        if not self._is_official(arrays):
+        """Return the train, val and test parts of the clients.
+
+        Official parts stay; a part that the data set lacks is cut from the training samples.
+        """
+        official = self._official_parts(arrays)
+        if arrays.split is None or len(official) < 2:
             pooled = self._split_clients(arrays, torch.arange(len(arrays)))
-            return self._cut(pooled, self.test_fraction)
-        if arrays.split is None:
-            raise ValueError(
-                "Expected a data set with official parts for `split: official` but got"
-                f" {type(self.dataset).__name__} without any: set `data.split: own`."
-            )
+            return self._cut(pooled, self.test_fraction, self.val_fraction)
         train, val, test = (
             (arrays.split == part).nonzero().flatten() for part in (TRAIN, VAL, TEST)
         )
-        if not len(train) or not len(test):
-            raise ValueError(
-                "Expected a data set with official train and test parts for `split: official` but"
-                f" got {len(train)} training and {len(test)} test samples: set `data.split: own`."
-            )
+        if not len(test):
+            client_train, client_val = self._split_official(arrays, train, val)
+            cut_train, _, cut_test = self._cut(client_train, self.test_fraction, 0.0)
+            return cut_train, client_val, cut_test
         client_train, client_test = self._split_official(arrays, train, test)
         if len(val):
             return client_train, self._split_official(arrays, train, val)[1], client_test
-        cut_train, cut_val, _ = self._cut(client_train, test_fraction=0.0)
+        cut_train, cut_val, _ = self._cut(client_train, 0.0, self.val_fraction)
         return cut_train, cut_val, client_test
 
-    def _is_official(self, arrays: Arrays) -> bool:
-        """Return whether the clients keep the official parts of the data set."""
-        if self.split is not None:
-            return self.split == "official"
+    def _official_parts(self, arrays: Arrays) -> tuple[str, ...]:
+        """Return the parts that clients keep as they are in the data set.
+
+        Raises:
+            ValueError: If the data set lacks a part that is needed.
+        """
         needs = self.partitioner is not None and self.partitioner.needs_official is not None
-        return needs or (arrays.split is not None and _has_parts(arrays.split))
+        if self.split == "own" or (arrays.split is None and self.split is None and not needs):
+            return ()
+        name = type(self.dataset).__name__
+        if arrays.split is None:
+            raise ValueError(
+                "Expected a data set with official parts for `split: official` but got"
+                f" {name} without any: set `data.split: own`."
+            )
+        sizes = arrays.split.bincount(minlength=3).tolist()
+        if (self.split == "official" or needs) and not (sizes[TRAIN] and sizes[TEST]):
+            raise ValueError(
+                "Expected a data set with official train and test parts for `split: official` but"
+                f" got {sizes[TRAIN]} training and {sizes[TEST]} test samples: set `data.split:"
+                " own`."
+            )
+        if not sizes[TRAIN]:
+            raise ValueError(
+                f"Expected a data set with a training part but got {name} with"
+                f" {_describe_parts(sizes)}: set `data.split: own` to pool all samples and cut each"
+                " client's."
+            )
+        return tuple(part for part, size in zip(("train", "val", "test"), sizes) if size)
 
     def _report_split(self, arrays: Arrays) -> None:
         """Report the choice of split if the data set has parts and ``split`` is not set."""
         if self.split is not None or arrays.split is None:
             return
-        name, parts = type(self.dataset).__name__, arrays.split.bincount(minlength=3).tolist()
-        sizes = f"{parts[TRAIN]} train, {parts[VAL]} val and {parts[TEST]} test samples"
-        if self._is_official(arrays):
-            rank_zero_info(
-                f"pl_fed uses the official split of {name} ({sizes}) and ignores `test_fraction`:"
-                " set `data.split: own` to pool all samples and cut each client's."
-            )
+        official = self._official_parts(arrays)
+        if len(official) < 2:
+            return
+        sizes = arrays.split.bincount(minlength=3).tolist()
+        use = f"pl_fed uses the official split of {type(self.dataset).__name__}"
+        own = "set `data.split: own` to pool all samples and cut each client's"
+        if "test" in official:
+            rank_zero_info(f"{use} ({_describe_parts(sizes)}) and ignores `test_fraction`: {own}.")
         else:
             rank_zero_warn(
-                f"pl_fed ignores the official split of {name}, because it lacks a part ({sizes}),"
-                " pools all samples and cuts each client's by the fractions: set `data.split: own`"
-                " to confirm this."
+                f"{use} ({_describe_parts(sizes)}), keeps its val part, and cuts test samples from"
+                " each client's training samples by `data.test_fraction` ="
+                f" {self.test_fraction:g}, because it has no test part: {own}."
             )
 
     def _split_clients(self, arrays: Arrays, samples: Tensor) -> Part:
@@ -471,12 +514,14 @@ class FederatedData(Configurable, LightningDataModule):
             )
         return ids
 
-    def _cut(self, pooled: Part, test_fraction: float) -> tuple[Part, Part, Part]:
+    def _cut(
+        self, pooled: Part, test_fraction: float, val_fraction: float
+    ) -> tuple[Part, Part, Part]:
         """Cut each client's samples at random into train, val and test."""
         shuffled = Part(pooled.index[self._shuffle(pooled)], pooled.offsets)
         test_sizes, val_sizes = (
             (pooled.sizes.double() * share + 0.5).floor().long()
-            for share in (test_fraction, self.val_fraction)
+            for share in (test_fraction, val_fraction)
         )
         train_sizes = pooled.sizes - test_sizes - val_sizes
         test, val, train = shuffled.split([test_sizes, val_sizes, train_sizes])
@@ -638,9 +683,8 @@ def _describe_normalization(normalization: Tree, name: str) -> Any:
     return None
 
 
-def _has_parts(split: Tensor) -> bool:
-    """Return whether an official split has training and test samples."""
-    return bool((split == TRAIN).any()) and bool((split == TEST).any())
+def _describe_parts(sizes: Sequence[int]) -> str:
+    return f"{sizes[TRAIN]} train, {sizes[VAL]} val and {sizes[TEST]} test samples"
 
 
 def _warn_if_shared(partitioner: Partitioner, split: Part) -> None:

@@ -27,6 +27,8 @@ class Shakespeare(DataSource):
             ``PL_FED_DATA``, or ``data``.
         length: Characters in a sequence, at least 1.
         min_characters: Smallest number of characters of a role; other roles are left out.
+        characters: The vocabulary, in the order of ids; all other characters share one more id.
+            ``None`` takes those of the file, which ``federation.privacy`` refuses.
 
     Raises:
         ValueError: If an argument is below 1.
@@ -35,12 +37,21 @@ class Shakespeare(DataSource):
     file = "Shakespeare/input.txt"
 
     def __init__(
-        self, root: str | None = None, length: int = 80, min_characters: int = 1000
+        self,
+        root: str | None = None,
+        length: int = 80,
+        min_characters: int = 1000,
+        characters: str | None = None,
     ) -> None:
         check_integers(1, length=length, min_characters=min_characters)
         self.root = root
         self.length = length
         self.min_characters = min_characters
+        self.characters = characters
+
+    def list_shared_quantities(self) -> dict[str, str]:
+        """Return that the characters of all roles have numbers, unless they are given."""
+        return {} if self.characters is not None else {"characters": "null, which reads the plays"}
 
     def load(self) -> Arrays:
         """Return ids of characters and of the next characters, int64 [samples, length] each.
@@ -62,10 +73,11 @@ class Shakespeare(DataSource):
                     f"Expected {path} to be {kind} but got no such role: lower"
                     " `data.dataset.min_characters`."
                 )
-        ids = {character: position for position, character in enumerate(sorted({*text}))}
+        vocabulary = sorted({*text}) if self.characters is None else [*self.characters]
+        ids = {character: position for position, character in enumerate(vocabulary)}
         inputs, targets, owners = [], [], []
         for owner, speeches in enumerate(roles.values()):
-            characters = torch.tensor([ids[character] for character in speeches])
+            characters = torch.tensor([ids.get(letter, len(ids)) for letter in speeches])
             samples = (len(characters) - 1) // self.length
             used = samples * self.length
             inputs.append(characters[:used].view(samples, self.length))

@@ -170,6 +170,11 @@ class DataSource(Configurable, ABC):
     preparation: str = ""
     """Changes of the raw inputs by :meth:`load`, in words; inputs of a trained model need them."""
 
+    minibatches: tuple[int, bool] | None = None
+    """The batch size of the data's own dataloader, and whether it drops the last, smaller one.
+
+    :meth:`load` may set it; ``None`` without a dataloader."""
+
     @abstractmethod
     def load(self) -> Arrays:
         """Return the samples.
@@ -178,6 +183,15 @@ class DataSource(Configurable, ABC):
             FileNotFoundError: If data are missing; the message explains how to get them.
             ValueError: If data are broken.
         """
+
+    def list_shared_quantities(self) -> dict[str, str]:
+        """Return what :meth:`load` computes over the samples of all clients, by argument.
+
+        Such numbers depend on each client's data, so that ``federation.privacy`` refuses them. The
+        key is the argument that gives a public constant instead. A source that numbers categories,
+        fills in missing values or scales by all samples lists this here.
+        """
+        return {}
 
 
 def count_classes(y: Tensor) -> int:

@@ -9,6 +9,7 @@ from pl_fed.data.columns import (
     check_categories,
     check_delimiter,
     drop_row_numbers,
+    find_shared_categories,
     read_table,
     table_suffix,
     warn_of_row_numbers,
@@ -90,6 +91,7 @@ class Table(DataSource):
         self.roles = ColumnRoles(target, client, inputs, exclude, one_hot, ids, split, classes)
         check_categories(categories, self.roles)
         self.categories = categories
+        self._has_classes = classes is not False  # :meth:`load` reads it from the column
 
     def load(self) -> Arrays:
         """Return the samples of the file.
@@ -113,4 +115,9 @@ class Table(DataSource):
             samples = build_arrays(table, self.roles, self.categories)
         warn_of_row_numbers(row_numbers, path.name)
         self.preparation = samples.preparation
+        self._has_classes = samples.arrays.num_classes > 0
         return samples.arrays
+
+    def list_shared_quantities(self) -> dict[str, str]:
+        """Return the columns of categories and classes without given values."""
+        return find_shared_categories(self.roles, self.categories, self._has_classes)

@@ -32,7 +32,8 @@ class Dirichlet(Partitioner):
     moment. The number of moved samples is minimal.
 
     Args:
-        beta: Concentration β > 0 of the Dirichlet distribution. Near 0, each class belongs to one
+        beta: Concentration β > 0 of the Dirichlet distribution; others, such as Hsu et al. (2019)
+            and flwr-datasets, call it α. Near 0, each class belongs to one
             client; towards infinity, all clients have the same class distribution.
         min_size: Least number of samples of a client, >= 1.
         overlapping: Draw each client's samples of a class from all samples of the class, as FLAME's

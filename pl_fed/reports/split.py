@@ -35,6 +35,7 @@ class Split:
             real-valued targets, there are no classes.
         distances: The total variation distance of each client's class distribution from the
             overall distribution of training samples, ½ Σ_c |p_kc − p_c|, in [0, 1], [clients].
+        official: The parts that the data set itself gives.
         owners: The owners of each client's samples, one or more; empty if a partitioner
             distributed the samples by their labels.
     """
@@ -50,6 +51,7 @@ class Split:
         shares = self.counts / self.counts.sum(1, keepdim=True).clamp(min=1)
         overall = self.counts.sum(0) / self.counts.sum().clamp(min=1)
         self.owners = data.owners
+        self.official = data.official
         self.distances = (shares - overall).abs().sum(1) / 2
 
     @property
@@ -98,7 +100,8 @@ class Split:
             table.add_column(name, justify="left" if not name else "right")
         for part, sizes in self.sizes.items():
             spread = map(_format_count, _min_median_max(sizes))
-            table.add_row(f"{part} samples", str(int(sizes.sum())), *spread)
+            kind = " (official)" if part in self.official else ""
+            table.add_row(f"{part} samples{kind}", str(int(sizes.sum())), *spread)
         if self.counts.shape[1]:
             spread = map(_format_count, _min_median_max(self.classes_per_client))
             table.add_row("classes", str(self.counts.shape[1]), *spread)

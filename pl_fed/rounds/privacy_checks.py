@@ -12,6 +12,7 @@ from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.attacks import ALittleIsEnough, ModelReplacement
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
+from pl_fed.data.shared_quantities import refuse_shared_quantities
 from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.buckets import Buckets
@@ -229,13 +230,7 @@ def refuse_states(client: Client, is_without_replacement: bool) -> str | None:
 
 def refuse_data(datamodule: FederatedData) -> str | None:
     """Return the first quantity that the data module computes from all clients, or ``None``."""
-    if datamodule.normalize in ("channel", "feature"):
-        return (
-            f'Expected argument `data.normalize` to be "none" or a pair [mean, std] {_FOR}, because'
-            f" the statistics of all clients' samples are not private, but got"
-            f" {datamodule.normalize!r}: give public numbers, for example [0.5, 0.5]."
-        )
-    return None
+    return refuse_shared_quantities(datamodule, _FOR)
 
 
 def refuse_adversary(adversary: Adversary, is_without_replacement: bool) -> str | None:

@@ -30,6 +30,7 @@ class BySize(FixedCohort):
 
     Args:
         cohort_size: Clients per round, at least 1 and at most the number of clients with samples.
+            ``None`` for 10, or all clients if there are fewer.
 
     Shape:
         sizes [num_clients] → int64 [cohort_size].
@@ -46,7 +47,7 @@ class BySize(FixedCohort):
         tensor([0, 3])
     """
 
-    def __init__(self, cohort_size: int = 10) -> None:
+    def __init__(self, cohort_size: int | None = None) -> None:
         super().__init__(cohort_size)
         self._ends: tuple[Tensor, Tensor] | None = None  # the last sizes and their cumulative sums
 

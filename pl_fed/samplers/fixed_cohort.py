@@ -3,6 +3,8 @@
 from pl_fed.arguments import check_integers
 from pl_fed.samplers.base import Sampler
 
+_DEFAULT = 10  # clients
+
 
 class FixedCohort(Sampler):
     """Base class of samplers that draw a constant number of clients in every round.
@@ -10,7 +12,8 @@ class FixedCohort(Sampler):
     A subclass implements ``sample``.
 
     Args:
-        cohort_size: Clients per round, at least 1 and at most the number of clients.
+        cohort_size: Clients per round, at least 1 and at most the number of clients. ``None`` for
+            10, or all clients if there are fewer.
 
     Raises:
         TypeError: If ``cohort_size`` is not an integer.
@@ -26,12 +29,15 @@ class FixedCohort(Sampler):
         tensor([0, 1])
     """
 
-    def __init__(self, cohort_size: int = 10) -> None:
-        check_integers(1, cohort_size=cohort_size)
+    def __init__(self, cohort_size: int | None = None) -> None:
+        if cohort_size is not None:
+            check_integers(1, cohort_size=cohort_size)
         self.cohort_size = cohort_size
 
     def size_of_cohort(self, num_clients: int) -> int:
         """Return ``cohort_size``; raise ``ValueError`` if the federation has fewer clients."""
+        if self.cohort_size is None:
+            return min(_DEFAULT, num_clients)
         if self.cohort_size > num_clients:
             raise ValueError(
                 "Expected argument `cohort_size` to be at most the number of clients "

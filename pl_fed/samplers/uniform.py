@@ -19,7 +19,8 @@ class Uniform(FixedCohort):
     10,000 clients, the time of a draw does not depend on the number of clients.
 
     Args:
-        cohort_size: Clients per round, at least 1 and at most the number of clients.
+        cohort_size: Clients per round, at least 1 and at most the number of clients. ``None`` for
+            10, or all clients if there are fewer.
 
     Shape:
         sizes [num_clients] (unused) → int64 [cohort_size].

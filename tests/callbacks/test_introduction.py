@@ -10,14 +10,15 @@ from pl_fed.callbacks.introduction import Introduction, describe_changes
 from pl_fed.types import Population
 
 
-def lines(rounds=5.0, **federation):
+def lines(rounds=5.0, official=(), drop_last=False, **federation):
     """The lines of a config with some parts of its federation."""
     config = {
         "model": {"class_path": "pl_fed.clients.Ditto", "init_args": {"lam": 0.3, "net": None}},
         "data": {"dataset": {"class_path": "pl_fed.data.Digits"}, "partitioner": None},
         "federation": federation,
     }
-    data = SimpleNamespace(num_clients=8, train=SimpleNamespace(sizes=torch.tensor([1500, 34])))
+    train = SimpleNamespace(sizes=torch.tensor([1500, 34]))
+    data = SimpleNamespace(num_clients=8, train=train, official=official)
     parts = SimpleNamespace(
         client=SimpleNamespace(
             population=Population(8, 4, 100),
@@ -25,6 +26,7 @@ def lines(rounds=5.0, **federation):
             row=lambda name: SimpleNamespace(data=torch.zeros(1234)),
         ),
         states=SimpleNamespace(loaded=data),
+        datamodule=SimpleNamespace(batch_size=16, drop_last=drop_last),
         engine=SimpleNamespace(name="auto"),
         is_byzantine=torch.arange(8) < 2,
     )
@@ -40,13 +42,21 @@ def lines(rounds=5.0, **federation):
 def test_parts_of_a_run_have_a_line_each():
     assert lines() == {
         "algorithm": "Ditto(lam=0.3), net (1,234 trained parameters)",
-        "data": "Digits, 1,534 training samples of 8 clients, split by the owners of the samples",
+        "data": "Digits, 1,534 training samples of 8 clients, split by the owners of the samples,"
+        " minibatches of 16",
         "rounds": "5 rounds, 4 of 8 clients per round (Uniform)",
         "attack": "none",
         "defence": "none (Mean)",
         "engine": "auto, on cpu, 2 processes",
         "logs": "metrics.csv",
     }
+
+
+def test_official_parts_and_left_out_minibatches_are_named():
+    assert lines(official=("train", "val"), drop_last=True)["data"].endswith(
+        "split by the owners of the samples, official train and val parts, minibatches of 16"
+        " without the last, smaller one of a pass"
+    )
 
 
 @pytest.mark.parametrize(

@@ -246,3 +246,42 @@ def test_data_module_from_a_config(tmp_path, monkeypatch):
     lines = table.read_text().splitlines()
     assert [line.split(",")[1] for line in lines[1:]] == ["0", "1", "2"]
     sys.modules.pop("my_module")
+
+
+def test_batch_size_and_drop_last_are_those_of_the_training_dataloader():
+    data = FederatedData(LightningData(Module(), client="sites"))
+    assert (data.batch_size, data.drop_last) == (8, True)
+    data = FederatedData(LightningData(Module(), client="sites"), batch_size=3, drop_last=False)
+    assert (data.batch_size, data.drop_last) == (3, False)
+    data = FederatedData(LightningData(Module(), client="sites"), drop_last=False)
+    assert (data.batch_size, data.drop_last) == (8, False)
+
+
+@pytest.mark.filterwarnings("ignore:pl_fed ignores the sampler")
+def test_batch_size_of_a_batch_sampler():
+    class Sampled(LightningDataModule):
+        def train_dataloader(self):
+            pairs = Pairs(20, 1)
+            return DataLoader(pairs, batch_sampler=self.sampler(RandomSampler(pairs)))
+
+    class Batches(BatchSampler):
+        """A batch sampler of one's own."""
+
+    class Lists:
+        """A batch sampler without a batch size."""
+
+        def __init__(self, sampler):
+            self.sampler = sampler
+
+        def __iter__(self):
+            yield list(self.sampler)
+
+    for sampler, expected in (
+        (lambda s: BatchSampler(s, 6, True), (6, True)),
+        (lambda s: Batches(s, 4, False), (4, False)),
+        (Lists, (10, False)),
+    ):
+        module = Sampled()
+        module.sampler = sampler
+        data = FederatedData(LightningData(module, client="sites"))
+        assert (data.batch_size, data.drop_last) == expected

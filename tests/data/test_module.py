@@ -238,12 +238,40 @@ def test_official_split_is_pooled_with_split_own(caplog):
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("parts", [(90, 0, 0), (60, 30, 0), (0, 0, 90)])
-def test_official_parts_without_train_or_test_are_not_used_by_default(parts):
-    with pytest.warns(UserWarning, match="ignores the official split of Made, because it lacks"):
-        clients = split_clients(number_samples(90, split=official_split(*parts)), num_clients=5)
-    expected = split_clients(number_samples(90), num_clients=5)
-    assert all(ids(clients, part) == ids(expected, part) for part in PARTS)
+def test_validation_part_stays_where_a_test_part_lacks():
+    data = make_module(number_samples(90, split=official_split(60, 30, 0)), num_clients=5)
+    words = "uses the official split of Made .60 train, 30 val and 0 test samples., keeps its val"
+    with pytest.warns(UserWarning, match=words):
+        clients = data.clients
+    assert sorted(all_ids(clients, "val")) == [*range(60, 90)]
+    assert sorted(all_ids(clients, "train") + all_ids(clients, "test")) == [*range(60)]
+    assert clients.test.sizes.tolist() == [2] * 5, "a fifth of each client's twelve"
+    assert clients.official == ("train", "val")
+
+
+def test_test_part_stays_where_a_validation_part_lacks():
+    clients = split_clients(number_samples(90, split=official_split(60, 0, 30)), num_clients=5)
+    assert sorted(all_ids(clients, "test")) == [*range(60, 90)]
+    assert sorted(all_ids(clients, "train") + all_ids(clients, "val")) == [*range(60)]
+    assert clients.official == ("train", "test")
+
+
+def test_a_single_training_part_is_cut_like_data_without_parts():
+    one, none = (
+        split_clients(number_samples(90, split=split), num_clients=5)
+        for split in (official_split(90, 0, 0), None)
+    )
+    for part in ("train", "val", "test"):
+        assert all_ids(one, part) == all_ids(none, part)
+    assert one.official == ()
+
+
+@pytest.mark.parametrize("parts", [(0, 30, 60), (0, 0, 90), (0, 90, 0)])
+def test_parts_without_training_samples_are_refused(parts):
+    data = number_samples(90, split=official_split(*parts))
+    with pytest.raises(ValueError, match=r"^Expected .* training part but got Made .*split: own"):
+        split_clients(data, num_clients=5)
+    assert split_clients(data, num_clients=5, split="own").train.sizes.sum() == 60
 
 
 def test_data_without_an_official_split_is_not_reported(caplog):

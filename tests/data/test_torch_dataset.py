@@ -433,3 +433,22 @@ def test_data_set_from_a_config(tmp_path, monkeypatch):
                  "my_code.collate")  # fmt: skip
     assert owners(*functions) == ["s0!", "s1!", "s2!"]
     sys.modules.pop("my_code")
+
+
+class Named(list):
+    """Samples with the names of their classes, as an image folder of torchvision."""
+
+    def __init__(self, names, labels):
+        super().__init__((torch.tensor([1.0]), names.index(label)) for label in labels)
+        self.class_to_idx = {name: number for number, name in enumerate(names)}
+
+
+def test_class_ids_of_parts_are_matched_by_name():
+    train = Named(["cat", "dog", "eel"], ["eel", "cat", "dog"])
+    test = Named(["dog", "eel"], ["dog", "eel"])  # a folder of torchvision has other ids
+    arrays = TorchDataset(train, test=torch.utils.data.Subset(test, [1, 0])).load()
+    assert (arrays.targets.tolist(), arrays.num_classes) == ([2, 0, 1, 2, 1], 3)
+    arrays = TorchDataset(train, val=Named(["Cat", "cat"], ["Cat", "cat"]), test=test).load()
+    assert (arrays.targets.tolist(), arrays.num_classes) == ([2, 0, 1, 3, 0, 1, 2], 4)
+    same = Named(["cat", "dog", "eel"], ["dog"])
+    assert TorchDataset(train, test=same).load().targets.tolist() == [2, 0, 1, 1]

@@ -21,6 +21,7 @@ from pl_fed import Adversary, DifferentialPrivacy
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
 from pl_fed.attacks import ALittleIsEnough, RandomLabels, SignFlipping
 from pl_fed.clients import FedAvg, FedBN
+from pl_fed.data import FederatedData, ImageFolder, Shakespeare, Table
 from pl_fed.lightning.compatibility import check_private_monitors
 from pl_fed.rounds.privacy import find_participation
 from pl_fed.rounds.privacy_checks import (
@@ -130,9 +131,24 @@ def option_rows():
     for mode in ("none", [0.5, 0.5], "channel", "feature"):
         data = shared_out(classes([5, 5]), normalize=mode)
         yield f"data.normalize: {mode}", refuse_data(data)
+    yield "data.transforms", refuse_data(shared_out(classes([5, 5]), transforms=[nn.Identity()]))
+    for name, source in SOURCES.items():
+        yield name, refuse_data(FederatedData(source))
     for monitor in ("privacy/epsilon", "val/global/accuracy", "train/loss"):
         refusal = try_refusal(check_private_monitors, Monitoring(monitor))
         yield f"callback or schedule that monitors {monitor}", refusal
+
+
+_COLUMNS = {"target": "label", "client": "owner", "one_hot": ["animal"]}
+_VALUES = {"label": ["no", "yes"], "animal": ["cat", "dog"]}
+SOURCES = {
+    "Table with categories of the file": Table("a.csv", **_COLUMNS),
+    "Table with given `categories`": Table("a.csv", **_COLUMNS, categories=_VALUES),
+    "ImageFolder": ImageFolder("animals"),
+    "ImageFolder with given `classes`": ImageFolder("animals", classes=["cat", "dog"]),
+    "Shakespeare": Shakespeare(),
+    "Shakespeare with given `characters`": Shakespeare(characters="abc"),
+}
 
 
 class Sentences:

@@ -87,6 +87,15 @@ def test_a_cohort_larger_than_the_federation_is_refused(sampler):
 
 
 @pytest.mark.parametrize("sampler", [BySize, Uniform])
+def test_default_cohort_is_10_clients_or_all_of_fewer(sampler):
+    assert [sampler().size_of_cohort(clients) for clients in (1, 8, 10, 11)] == [1, 8, 10, 10]
+    assert sampler().sample(8, torch.ones(8), generator(0)).tolist() == [*range(8)]
+    for seed in range(5):
+        cohorts = [s.sample(30, torch.ones(30), generator(seed)) for s in (sampler(), sampler(10))]
+        assert torch.equal(*cohorts)
+
+
+@pytest.mark.parametrize("sampler", [BySize, Uniform])
 def test_cohort_size_is_an_integer_of_at_least_one(sampler):
     for size in (0, -2):
         with pytest.raises(ValueError, match=f"at least 1 but got {size}"):
