@@ -73,7 +73,7 @@ class Introduction(Callback):
         net = arguments.get("net")
         number = self.federation.client.row("global").data.numel()
         optimizer = arguments.get("optimizer")
-        given = describe_changes(optimizer) if optimizer else ""
+        named = describe_changes(optimizer) if optimizer else ""
         own = self.federation.client.objective.optimizer
         return ", ".join(
             filter(
@@ -81,7 +81,7 @@ class Introduction(Callback):
                 (
                     describe_changes({**section, "init_args": _without_classes(arguments)}),
                     f"{_name(net) or 'net'} ({number:,} trained parameters)",
-                    own.describe() if isinstance(own, ModuleOptimizer) else given,
+                    own.describe() if isinstance(own, ModuleOptimizer) else named,
                 ),
             )
         )

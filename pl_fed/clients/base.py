@@ -35,6 +35,7 @@ from pl_fed.nets.dropout import Draws, key_dropouts
 from pl_fed.nets.rows import copy_trainable, count_as_numbers, trainable_parameters
 from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
 from pl_fed.tasks.module_steps import list_hooks
+from pl_fed.tasks.one_process import one_process
 from pl_fed.trees import Tree, count_samples, leaves, tree_map
 from pl_fed.types import Batch, Population
 
@@ -190,7 +191,7 @@ class Client(Configurable, ClientRounds, ABC):
 
     def _run_training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return the outputs of ``training_step``, with the logs of a LightningModule."""
-        with self.task.training_logs(batch_idx) as logs:
+        with one_process(), self.task.training_logs(batch_idx) as logs:
             outputs = self.training_step(batch, batch_idx)
         return self._add_logs(outputs, logs) if logs else outputs
 

@@ -17,6 +17,7 @@ from pl_fed.nets.modes import training_mode
 from pl_fed.tasks.base import Task, as_floats
 from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local, raise_device_error
 from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, list_hooks
+from pl_fed.tasks.one_process import one_process
 from pl_fed.tasks.step_logs import StepLogs, name_metrics, strip_stage
 from pl_fed.text import first_line
 from pl_fed.trees import Tree, describe, leaves, select
@@ -295,7 +296,8 @@ class LightningTask(Task):
                 total += torch.nan if loss is None else float(loss) * batch.size
                 size += batch.size
             try:
-                getattr(module, f"on_{stage}_epoch_end")()
+                with one_process():
+                    getattr(module, f"on_{stage}_epoch_end")()
             except UNDEFINED_ERRORS as error:
                 raise_device_error(error)
                 if not accepts_undefined:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from torch import nn
 
 from pl_fed.nets.calls import Net, functional_call
+from pl_fed.tasks.one_process import one_process
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step")
@@ -105,6 +106,8 @@ def check_hooks(net: nn.Module) -> list[str]:
 def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) -> Any:
     """Return the result of a step, on the batch that the module's batch hooks return.
 
+    A step belongs to one client: it sees a run of one process.
+
     Args:
         net: A LightningModule, or one with other tensors (:class:`~pl_fed.nets.calls.Net`).
         step: The name of the step.
@@ -113,14 +116,15 @@ def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) ->
     """
     module = net.module if isinstance(net, Net) else net
     function, kind = getattr(module, step), cast(Any, type(module))
-    for hook in _BATCH_HOOKS:
-        if hook in _list_class_hooks(kind):
-            batch = getattr(module, hook)(batch, 0)
-    arguments = (batch, batch_idx, 0)[: _count_arguments(kind, step)]
-    if not isinstance(net, Net):
-        return function(*arguments)
-    tensors = {f"module.{name}": tensor for name, tensor in net.tensors.items()}
-    return functional_call(_Step(net.module, step), tensors, arguments)
+    with one_process():
+        for hook in _BATCH_HOOKS:
+            if hook in _list_class_hooks(kind):
+                batch = getattr(module, hook)(batch, 0)
+        arguments = (batch, batch_idx, 0)[: _count_arguments(kind, step)]
+        if not isinstance(net, Net):
+            return function(*arguments)
+        tensors = {f"module.{name}": tensor for name, tensor in net.tensors.items()}
+        return functional_call(_Step(net.module, step), tensors, arguments)
 
 
 @cache

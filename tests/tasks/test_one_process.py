@@ -1,0 +1,39 @@
+"""Code of a client sees a run of one process, whatever the run has."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities.distributed import _sync_ddp_if_available
+
+from pl_fed.tasks.one_process import one_process
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A process group, of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_other_processes_are_hidden(group):
+    ones = torch.ones(2)
+    with one_process():
+        assert not dist.is_initialized()
+        assert torch.equal(_sync_ddp_if_available(ones, reduce_op="sum"), ones)
+        with pytest.raises(ValueError, match="process group has not been initialized"):
+            dist.all_reduce(ones)
+    assert dist.is_initialized()
+    dist.all_reduce(ones)
+
+
+def test_processes_are_visible_again_after_an_error(group):
+    with pytest.raises(KeyError), one_process():
+        raise KeyError
+    assert dist.is_initialized()
+
+
+def test_run_of_one_process_is_left_as_it_is():
+    before = dist.is_initialized
+    with one_process():
+        assert dist.is_initialized is before
