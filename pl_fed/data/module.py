@@ -197,10 +197,18 @@ class FederatedData(Configurable, LightningDataModule):
         """Samples in a training minibatch."""
         return self._find_minibatches()[0] if self._batch_size is None else self._batch_size
 
+    @batch_size.setter
+    def batch_size(self, value: int | None) -> None:
+        self._batch_size = value
+
     @property
     def drop_last(self) -> bool:
         """Whether a pass over a client's data leaves out its last, smaller minibatch."""
         return self._find_minibatches()[1] if self._drop_last is None else self._drop_last
+
+    @drop_last.setter
+    def drop_last(self, value: bool | None) -> None:
+        self._drop_last = value
 
     def _find_minibatches(self) -> tuple[int, bool]:
         """Return the batch size and ``drop_last`` of the data source, or the defaults."""
