@@ -274,6 +274,7 @@ def test_round_writes_one_row_with_all_metrics(tmp_path):
     evaluated = {f"val/{model}/{name}" for model in models for name in numbers.split()}
     evaluated.add("val/untrained_clients")
     counts = ("cohort", "byzantine", "forged", "clipped", "dropped", "rejected")
+    counts += ("upload_bytes", "download_bytes")
     trained = {f"train/{n}" for n in (*counts, "loss", "update_norm", "benign_distance")}
     for row in rows(tmp_path):
         assert set(row) == {"round", "time/round"} | trained | evaluated

@@ -56,6 +56,9 @@ class Killed(BaseException):
     """Replaces a signal."""
 
 
+BYTES = ("upload_bytes", "download_bytes")
+
+
 def die(trainer, *_):
     if trainer.current_epoch == 4:
         raise Killed
@@ -229,7 +232,8 @@ def test_callback_metrics_are_those_of_the_round(tmp_path, bar):
         [loss for loss in losses for _ in range(2)]
     )
     assert not any(watcher.losses), "all metrics agree"
-    expected = {f"train/{name}" for name in {"loss", *ROUND_NUMBERS}} | {"round", "time/round"}
+    expected = {f"train/{name}" for name in {"loss", *ROUND_NUMBERS, *BYTES}}
+    expected |= {"round", "time/round"}
     assert set(trainer.callback_metrics) == expected
     assert all(isinstance(value, torch.Tensor) for value in trainer.callback_metrics.values())
 

@@ -561,12 +561,12 @@ def test_cuda_graphs_may_change_their_inputs(monkeypatch):
         return compiled
 
     monkeypatch.setattr(compile_fx, "_compile_fx_inner", note)
-    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
     client = Ditto(seeded(mlp), optimizer=sgd(0.1, momentum=0.5), local_epochs=2)
     data = shared_out(classes([5, 2, 3]))
     expected = run_rounds(client, data)
     settings = {"engine": "stacked_compiled", "chunk_size": 3}
-    outcome = run_rounds(client, data, compile_mode="reduce-overhead", **settings)
+    with torch._functorch.config.patch("enable_autograd_cache", False):
+        outcome = run_rounds(client, data, compile_mode="reduce-overhead", **settings)
     assert outcome.distance(expected) <= 1e-10
     ((static, mutated),) = seen
     assert mutated
