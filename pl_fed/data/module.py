@@ -44,7 +44,7 @@ class FederatedData(Configurable, LightningDataModule):
         num_clients: Number of clients. Required with a partitioner; without one, it is the number
             of owners and can be left out.
         batch_size: Samples in a training minibatch. ``None`` for that of the training dataloader
-            of a :class:`LightningDataModule`, or else 10.
+            of a LightningDataModule, or else 10.
         split: ``"official"`` keeps the data set's own train, val and test parts. Each client's test
             samples then come from the official test set, in the class proportions of its training
             samples. Without an official val part, val is cut from train. ``"own"`` pools all
