@@ -332,12 +332,15 @@ def test_package_has_no_assert():
 
 
 def undocumented_names(node, prefix=""):
-    """Yield the public classes and functions without a docstring in a module or class."""
+    """Yield the public classes and functions without a docstring in a module or class.
+
+    The setter of a property has its getter's.
+    """
     for child in node.body:
         if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        overloads = {getattr(decorator, "id", None) for decorator in child.decorator_list}
-        if child.name.startswith("_") or "overload" in overloads:
+        decorators = {ast.unparse(decorator) for decorator in child.decorator_list}
+        if child.name.startswith("_") or decorators & {"overload", f"{child.name}.setter"}:
             continue
         if ast.get_docstring(child) is None:
             yield f"{prefix}{child.name}"
