@@ -18,6 +18,7 @@ from pl_fed.clients.contract import (
 )
 from pl_fed.clients.host import FederationModule
 from pl_fed.clients.optimizer_layout import OptimizerLayout, find_optimizer_layouts
+from pl_fed.clients.round_rules import ReadOnlyFields
 from pl_fed.devices import numbers_on
 from pl_fed.nets.rows import (
     Row,
@@ -234,7 +235,9 @@ class ClientRounds(FederationModule):
                 model.parameters.clone() if parameters is None else parameters,
                 model.statistics.clone() if statistics is None else statistics,
             )
+        read_only = ReadOnlyFields("begin", client)
         self.begin(client)
+        read_only.check(client)
         if "global" in self.trained and client.steps:  # an evaluation has no local steps
             client.models["global"] = client.broadcast.expand(len(client))
         return client
@@ -251,7 +254,9 @@ class ClientRounds(FederationModule):
             The uploads, and rows [clients, length] under the names of :meth:`store_defaults`.
         """
         before = {name: client.states[name].clone() for name in self.state_means}
+        read_only = ReadOnlyFields("end_round", client)
         upload = self.end_round(client)
+        read_only.check(client)
         for name, mean in self.state_means.items():
             start = before[name]
             row = usable_rows(client.states[name], (len(start), start.shape[1]), start)
