@@ -50,6 +50,7 @@ class ClientRounds(FederationModule):
         models: All models, by name. The module of model ``"x"`` is ``x_model``.
         trained: Names of the models that ``training_step`` trains.
         evaluated: Names of the models that have metrics; the last one gives predictions.
+        validated: Names of the models with a validation loss at the end of a round.
         population: Sizes of the federation.
         keeps_optimizer_state: Whether clients keep the states of their local optimizers between
             rounds; set by the federation.
@@ -60,6 +61,7 @@ class ClientRounds(FederationModule):
     models: dict[str, Model]
     trained: tuple[str, ...]
     evaluated: tuple[str, ...]
+    validated: tuple[str, ...]
     population: Population
     _objective: Objective
 
@@ -223,7 +225,7 @@ class ClientRounds(FederationModule):
         """
         client_states = client.states
         client.states = {name: client_states[name] for name in self._states}
-        for name in dict.fromkeys((*self.trained, *self.evaluated)):
+        for name in dict.fromkeys((*self.trained, *self.evaluated, *self.validated)):
             if name == "global":
                 continue
             model = client.broadcast.expand(len(client))
@@ -238,7 +240,8 @@ class ClientRounds(FederationModule):
         read_only = ReadOnlyFields("begin", client)
         self.begin(client)
         read_only.check(client)
-        if "global" in self.trained and client.steps:  # an evaluation has no local steps
+        in_round = "global" in (*self.trained, *self.validated)
+        if in_round and client.steps:  # an evaluation has no local steps
             client.models["global"] = client.broadcast.expand(len(client))
         return client
 

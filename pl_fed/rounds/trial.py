@@ -162,7 +162,7 @@ def _prepare_batch(trial: Client, batch: Batch) -> Batch:
 
 def _check_names(hook: str, trial: Client, round: ClientRound) -> None:
     """Refuse undeclared states and models, and extra rows with a reserved name."""
-    models = ("global", *trial.trained, *trial.evaluated)
+    models = ("global", *trial.trained, *trial.evaluated, *trial.validated)
     states = [name for name in trial.state_defaults() if name.isidentifier() and name not in models]
     _check_declared(hook, "states", round.states, states, "add_state")
     _check_declared(hook, "models", round.models, models, "models=")
