@@ -118,7 +118,9 @@ def test_stack_falls_back_to_one_by_one_for_a_branch_on_data():
 
 
 def test_other_engines_name_the_remedy():
-    with pytest.raises(ValueError, match="None, which skips the step: set `federation.engine.name"):
+    with pytest.raises(
+        ValueError, match=r"None, which skips the step: set `federation\.engine\.name"
+    ):
         run_rounds(FedAvg(seeded(SkipsEverySecond)), data(), engine="stacked")
 
 
