@@ -287,8 +287,11 @@ class LocalTraining:
         with _note_errors(plan.round, clients, "begin"):
             planned = StepRows(step_rows)
             start = self.states.begin(clients, broadcast, remote, step_rows, lr)
-            if reads_steps:
-                steps |= planned.read_changed(start)
+            if reads_steps and (changed := planned.read_changed(start)):
+                steps |= self._limit_steps(clients, changed, plan.rule)
+                for model in changed:
+                    rows = numbers_on(broadcast.parameters, steps[model])
+                    start.steps[model] = rows[:, None]
         poison = self.byzantine_clients.poison(clients, plan.round)
         batches = Batches(
             self.states.data,
@@ -301,6 +304,17 @@ class LocalTraining:
             self.augment,
         )
         return Chunk(clients, client.objective, batches, steps, start)
+
+    def _limit_steps(
+        self, clients: Tensor, steps: dict[str, list[int]], rule: BatchRule
+    ) -> dict[str, list[int]]:
+        """Return numbers of steps, with 0 for clients without a minibatch."""
+        sizes = self.states.loaded.train.sizes[clients].tolist()
+        has_batch = [rule.batches_per_pass(size) > 0 for size in sizes]
+        return {
+            model: [count * has for count, has in zip(counts, has_batch)]
+            for model, counts in steps.items()
+        }
 
     @staticmethod
     def _max_steps(steps: dict[str, list[int]]) -> list[int]:
