@@ -1,17 +1,18 @@
 """The federation: its checked arguments, and the session that a trainer sets up from them."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
 from pl_fed.arguments import (
     check_at_most,
+    check_choice,
     check_instances,
     check_integers,
     check_shares,
@@ -68,7 +69,7 @@ from pl_fed.rounds.step_rules import (
     refuse_changes,
 )
 from pl_fed.rounds.storage import StorageOptions
-from pl_fed.rounds.trial import try_client, try_smallest_minibatch, try_steps
+from pl_fed.rounds.trial import explain_smallest_minibatch, try_client, try_steps
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
 from pl_fed.tasks.directions import Directions, describe_directions
@@ -90,6 +91,10 @@ class Federation(Configurable):
             infinity. It is also broken if its upload or a state has a wrong length, or is not a
             tensor of real numbers. Broken clients are left out; their states stay as before the
             round.
+        on_client_error: What happens if the local work of a client raises an exception, for example
+            because a file of its data is broken. ``"raise"`` ends the run, with the client, the
+            round and the step; ``"leave_out"`` counts the client as broken. With privacy it is
+            always left out: the end of the run would tell that the client took part.
         engine: Options of the engine, which runs the local steps.
         storage: Options for the clients' states between rounds.
         model_selection: The data that choose each client's ``hybrid`` model (FLAME, section IV):
@@ -142,6 +147,7 @@ class Federation(Configurable):
         server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
         adversary: Adversary = Adversary(),
         max_rejected: float = 0.5,
+        on_client_error: Literal["raise", "leave_out"] = "raise",
         engine: EngineOptions = EngineOptions(),
         storage: StorageOptions = StorageOptions(),
         model_selection: ModelSelection = "validation",
@@ -161,6 +167,7 @@ class Federation(Configurable):
             check_instances(PreAggregator, pre_aggregators=pre_aggregator)
         _check_sections(adversary, engine, storage)
         check_shares(max_rejected=max_rejected)
+        check_choice(("raise", "leave_out"), on_client_error=on_client_error)
         if seed is not None:
             check_integers(-(2**63), 2**63 - 1, seed=seed)
         if model_selection not in ("validation", "test", None):
@@ -181,6 +188,7 @@ class Federation(Configurable):
         self.adversary = adversary
         self.byzantine_clients = ByzantineClients(adversary)
         self.max_rejected = max_rejected
+        self.on_client_error = on_client_error
         self.engine = engine
         self.engine_choice = EngineChoice(engine)
         self.storage = storage
@@ -314,9 +322,13 @@ class Federation(Configurable):
             datamodule.batch_size,
         )
         refuse_changes(facts)
-        try_smallest_minibatch(
+        fault = explain_smallest_minibatch(
             client, datamodule.clients, datamodule.augment, settings.local, batch_rule
         )
+        if fault is not None:
+            if self.on_client_error == "raise" and self.privacy is None:
+                raise ValueError(fault)
+            rank_zero_warn(f"{fault} Without it, pl_fed leaves these clients out.")
         client.draws_globally = facts.draws_globally
         task, net = client.task, type(client.global_model).__name__
         directions = task.metric_directions()
@@ -417,6 +429,7 @@ class Federation(Configurable):
             max_rejected=self.max_rejected,
             seed=self.seed,
             privacy=privacy,
+            leaves_out=self.on_client_error == "leave_out",
         )
         return Session(client, datamodule, states, evaluation, rounds)
 
