@@ -53,13 +53,13 @@ class RunSummary(Callback):
         self._created = time.monotonic()
         self._start_up: float | None = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the summary of the earlier part of a resumed run."""
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the time before the first round; remove the summary of a run that goes on.
+
+        The trainer has accepted the checkpoint by then, so a refused resume keeps the summary.
+        """
         if folder := self._output_folder(trainer):
             (folder / SUMMARY).unlink(missing_ok=True)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the time before the first round."""
         if self._start_up is None:
             self._start_up = time.monotonic() - self._created
 
