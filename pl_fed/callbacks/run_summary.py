@@ -18,9 +18,7 @@ from pl_fed.callbacks.versions import read_commit, read_versions
 from pl_fed.configurable import class_record
 from pl_fed.federation import Federation
 from pl_fed.reports.configs import PYTHON_CONFIG, flatten
-
-SUMMARY = "summary.json"
-"""The name of the file in a run's folder."""
+from pl_fed.run_folder import SUMMARY
 
 _UPLOADS = ("forged", "clipped", "dropped", "rejected")
 _CONFIGS = ("config.yaml", PYTHON_CONFIG)
