@@ -79,10 +79,12 @@ class FederatedCLI(SectionsCLI):
                 self.run_dir = finished.folder
                 rank_zero_info(str(finished))
                 return
-            except KeyboardInterrupt as error:  # a second Ctrl-C, or one before the trainer exists
-                self._clean_up(error)
-                raise SystemExit(128 + signal.SIGINT) from error
             except BaseException as error:
+                # Lightning ends a run with the status of a failure after Ctrl-C
+                interrupt = error.__context__ if isinstance(error, SystemExit) else error
+                if isinstance(interrupt, KeyboardInterrupt):
+                    self._clean_up(interrupt)
+                    raise SystemExit(128 + signal.SIGINT) from error
                 self._clean_up(error)
                 raise
             if getattr(self.trainer, "fast_dev_run", False):  # leaves no results
@@ -106,12 +108,9 @@ class FederatedCLI(SectionsCLI):
                 f"Expected disk space for the files of the run in {self.run_dir} but got:"
                 f" {error.strerror}: {remedy}."
             ) from error
-        interrupted = getattr(getattr(self, "trainer", None), "interrupted", False)
         if isinstance(error, SIGTERMException):
             self._report_stop("SIGTERM")
-        elif isinstance(error, KeyboardInterrupt) or (
-            interrupted and isinstance(error, SystemExit)
-        ):
+        elif isinstance(error, KeyboardInterrupt):
             self._report_stop("Ctrl-C")
 
     def _report_stop(self, signal_name: str) -> None:

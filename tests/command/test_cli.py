@@ -402,7 +402,7 @@ def test_run_folder_is_locked_until_the_last_file_is_written(tmp_path, monkeypat
         assert acquired, "the lock is released at the end"
 
 
-INTERRUPTS = {"Ctrl-C": (KeyboardInterrupt, 1), "SIGTERM": (SIGTERMException, 143)}
+INTERRUPTS = {"Ctrl-C": (KeyboardInterrupt, 130), "SIGTERM": (SIGTERMException, 143)}
 
 
 @pytest.mark.filterwarnings("ignore:.*was stopped before its first checkpoint")
