@@ -154,7 +154,8 @@ class RoundContext:
         round: The round, from 0.
         num_byzantine: Number of Byzantine uploads that the server expects among the merged ones.
         clients: Ids of the clients of the uploads, int64 [n].
-        losses: Mean training loss of each client over its local steps, [n].
+        losses: Mean training loss of each client over its local steps, [n]; NaN for a client that
+            took no step.
         start_losses: Mean loss of the broadcast w^t over all training data of each client, [n];
             empty unless the aggregator's ``needs_start_losses`` is set.
         attackers: Ids of the clients that forge their uploads, int64 [b]; empty for aggregators.

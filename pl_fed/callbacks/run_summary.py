@@ -16,9 +16,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from pl_fed.callbacks.round_metrics import find_evaluated_round
 from pl_fed.callbacks.versions import read_commit, read_versions
 from pl_fed.configurable import class_record
+from pl_fed.evaluation.monitor import metric_directions
 from pl_fed.federation import Federation
 from pl_fed.reports.configs import PYTHON_CONFIG, flatten
+from pl_fed.rounds.checks import NonFiniteLossError
 from pl_fed.run_folder import SUMMARY
+from pl_fed.text import first_line
 
 _UPLOADS = ("forged", "clipped", "dropped", "rejected")
 _CONFIGS = ("config.yaml", PYTHON_CONFIG)
@@ -65,6 +68,13 @@ class RunSummary(Callback):
         """Write the summary of a fit."""
         self._write(trainer, "fit")
 
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Write the summary of a fit that diverged: that is a result, too."""
+        if isinstance(exception, NonFiniteLossError) and trainer.state.fn == "fit":
+            self._write(trainer, "fit", diverged=first_line(exception))
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the summary of a validation without a fit."""
         if trainer.state.fn == "validate":
@@ -79,7 +89,7 @@ class RunSummary(Callback):
         is_dry_run = getattr(trainer, "fast_dev_run", False)
         return self.folder if trainer.is_global_zero and not is_dry_run else None
 
-    def _write(self, trainer: Trainer, stage: str) -> None:
+    def _write(self, trainer: Trainer, stage: str, diverged: str | None = None) -> None:
         folder = self._output_folder(trainer)
         if folder is None:
             return
@@ -87,12 +97,14 @@ class RunSummary(Callback):
         summary = {
             "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
             "stage": stage,
+            "diverged": diverged,
             "metrics": {part: history[part] for part in ("test", "val")},
             "counts": self._counts(find_evaluated_round(trainer), history),
             "seconds": self._seconds(history["seconds"]),
             "seeds": self._seeds(),
             "config": next((name for name in _CONFIGS if (folder / name).is_file()), None),
             "classes": self._classes(),
+            "higher_is_better": dict(metric_directions(self.federation.client.task)),
             "versions": read_versions(),
             "git": read_commit(),
             "device": _describe_device(trainer),

@@ -254,10 +254,13 @@ def select_rows(rows: Mapping[str, Tensor], position: int) -> dict[str, Tensor]:
 
 
 def stack_outputs(outputs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the outputs of several clients as tensors [clients], by name."""
+    """Return the outputs of several clients as tensors [clients], by name.
+
+    A client without outputs took no step: it gets 0.
+    """
+    zeros = {name: torch.zeros_like(out) for own in outputs for name, out in own.items()}
     return {
-        name: torch.stack([client_outputs[name] for client_outputs in outputs])
-        for name in outputs[0]
+        name: torch.stack([own.get(name, zero) for own in outputs]) for name, zero in zeros.items()
     }
 
 

@@ -53,7 +53,7 @@ from pl_fed.lightning.compatibility import (
     choose_accelerator,
 )
 from pl_fed.lightning.loop import FederatedLoop
-from pl_fed.loggers import RunCSV
+from pl_fed.loggers import RunCSV, begin_own_wandb_runs
 from pl_fed.rounds.identity import check_identity, federation_identity
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.run_folder import (
@@ -200,6 +200,16 @@ class Trainer(LightningTrainer):
         )
 
     @property
+    def logger(self) -> Logger | None:
+        """The first logger of the user, whose ``experiment`` modules use; else ``metrics.csv``."""
+        users = [logger for logger in self.loggers if not isinstance(logger, RunCSV)]
+        return next(iter([*users, *self.loggers]), None)
+
+    @logger.setter
+    def logger(self, logger: Logger | None) -> None:
+        self.loggers = [] if logger is None else [logger]
+
+    @property
     def estimated_stepping_batches(self) -> int | float:
         """The number of rounds, for learning-rate schedules."""
         limits = [n for n in (self.max_epochs, self.max_steps) if n is not None and n >= 0]
@@ -218,6 +228,7 @@ class Trainer(LightningTrainer):
     def _hold_run_dir(self) -> Iterator[None]:
         """Lock the run's folder, and explain the loss of another process in one sentence."""
         with self._lock, explain_lost_process(self.processes):
+            begin_own_wandb_runs(self, self.run_dir)
             yield
 
     def fit(  # type: ignore[override]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from pl_fed.loggers.waiting_rows import WaitingRows
@@ -48,6 +49,11 @@ class RunCSV(Logger):
     def save_dir(self) -> str:
         """The run's folder."""
         return str(self.path.parent)
+
+    @property
+    def experiment(self) -> Any:
+        """An object whose methods do nothing: a module may draw where no logger of its is set."""
+        return DummyLogger().experiment
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:

@@ -183,6 +183,9 @@ def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
             "Runs that differ only in the seed are one group. Tables show the mean over its runs"
             " ± one standard deviation (n − 1); pictures show the mean and the range."
         )
+    diverged = [run.name for group in groups for run in group.runs if run.is_diverged]
+    if diverged:
+        notes.append(f"Diverged runs (NaN or infinity), without a test: {', '.join(diverged)}.")
     unfinished = [run.name for group in groups for run in group.runs if not run.is_finished]
     if unfinished:
         notes.append(f"Unfinished runs, shown with their results so far: {', '.join(unfinished)}.")

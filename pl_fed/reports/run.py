@@ -133,12 +133,18 @@ class Run:
         )
 
     @property
+    def is_diverged(self) -> bool:
+        """Whether the run ended because uploads held NaN or infinity: a result, and no damage."""
+        return bool(self.summary.get("diverged")) and not self.has_test
+
+    @property
     def is_finished(self) -> bool:
         """Whether the run has a test, which may follow an early stop, or all planned rounds.
 
-        A run without a config counts as finished.
+        A run without a config counts as finished, and so does one that diverged.
         """
-        return self.has_test or not self.config or self.num_rounds == self.planned_rounds
+        has_ended = self.has_test or self.is_diverged or not self.config
+        return has_ended or self.num_rounds == self.planned_rounds
 
     @property
     def num_clients(self) -> int | None:
@@ -240,6 +246,8 @@ def _read_fit(folder: Path) -> Run:
 
 def _reason_unusable(folder: Path) -> str:
     """Return the reason why a report cannot show a run, or an empty string if it can."""
+    if _read_summary(folder / "summary.json", []).get("diverged"):
+        return ""
     if not (folder / "metrics.csv").is_file():
         has_predictions = (folder / "predictions.csv").is_file()
         return "only predictions" if has_predictions else "no metrics.csv, so no round was run"
@@ -351,6 +359,8 @@ def _read_rounds(path: Path, damage: list[str]) -> dict[int, dict[str, float]]:
     """
     rows: dict[int, dict[str, float]] = {}
     damaged_rows = damaged_cells = 0
+    if not path.is_file():  # a run that diverged in its first round
+        return rows
     with _open_csv(path) as file:
         for row in csv.DictReader(file):
             damaged_cells += sum(_is_damaged(text) for name, text in row.items() if name)

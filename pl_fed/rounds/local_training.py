@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from pl_fed.clients.client_rounds import read_rates
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.round_rules import StepRows
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.read_ahead import read_ahead
 from pl_fed.devices import numbers_on
@@ -146,8 +148,8 @@ class LocalTraining:
         """Train this process's clients chunk by chunk, and collect their results."""
         cohort = share.clients
 
-        def load_chunk(clients: Tensor) -> Chunk:
-            return self._load_chunk(plan, clients, broadcast, remote)
+        def load_chunk(clients: Tensor, reads_steps: bool = True) -> Chunk:
+            return self._load_chunk(plan, clients, broadcast, remote, reads_steps)
 
         def count_steps(clients: Tensor) -> dict[str, list[int]]:
             return self.count_steps(clients, plan.rule)
@@ -157,7 +159,7 @@ class LocalTraining:
                 client=self.client,
                 optimizer=plan.optimizer,
                 cohort=cohort,
-                load=load_chunk,
+                load=partial(load_chunk, reads_steps=False),
                 rounds=plan.rounds_left,
                 seconds=plan.seconds_left,
                 steps=count_steps,
@@ -177,7 +179,7 @@ class LocalTraining:
             scale = len(share.cohort) / len(cohort)
             chunk.on_done = _scale_progress(num_done, plan.on_clients_done, scale)
             try:
-                metrics = self.engine.run(self.client, plan.optimizer, chunk)
+                metrics = self._train(chunk, plan.optimizer)
             except torch.OutOfMemoryError:
                 if len(positions) == 1 or not self.engine.halve():
                     raise
@@ -185,6 +187,22 @@ class LocalTraining:
                 continue
             own.add(self._end_chunk(chunk, positions, metrics))
             num_done += len(positions)
+
+    def _train(self, chunk: Chunk, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Let the engine take the local steps of a chunk, and return the means of their outputs.
+
+        The means are 0 for a client that takes no step.
+        """
+        steps, models = chunk.batches.steps, chunk.round.models
+        if any(steps):
+            metrics = self.engine.run(self.client, optimizer, chunk)
+            if all(steps):
+                return metrics
+            idle = numbers_on(metrics["loss"], steps) == 0
+            return {name: values.masked_fill(idle, 0) for name, values in metrics.items()}
+        for model in chunk.objective.trained:
+            models[model] = models[model].clone()
+        return {"loss": chunk.round.broadcast.parameters.new_zeros(len(steps))}
 
     def _prefetch(self, plan: RoundPlan, clients: Tensor | None) -> None:
         """Read rows and samples ahead: of the next chunk, or of the next round's first chunk.
@@ -238,7 +256,12 @@ class LocalTraining:
         return max(1, len(cohort) * _READ_BYTES // num_bytes)
 
     def _load_chunk(
-        self, plan: RoundPlan, clients: Tensor, broadcast: ModelRows, remote: RemoteRows
+        self,
+        plan: RoundPlan,
+        clients: Tensor,
+        broadcast: ModelRows,
+        remote: RemoteRows,
+        reads_steps: bool,
     ) -> Chunk:
         """Return a chunk of clients at the start of their round.
 
@@ -247,8 +270,20 @@ class LocalTraining:
             clients: Ids of the clients, int64 [clients].
             broadcast: The global model w^t at the start of the round.
             remote: Rows of clients with another home process.
+            reads_steps: Whether clients take the numbers of steps that ``begin`` sets; a trial
+                before training takes the planned ones.
         """
         client, steps = self.client, self.count_steps(clients, plan.rule)
+        step_rows = {
+            model: numbers_on(broadcast.parameters, counts)[:, None]
+            for model, counts in steps.items()
+        }
+        lr = read_rates(plan.optimizer, broadcast.parameters)
+        with _note_errors(plan.round, clients, "begin"):
+            planned = StepRows(step_rows)
+            start = self.states.begin(clients, broadcast, remote, step_rows, lr)
+            if reads_steps:
+                steps |= planned.read_changed(start)
         poison = self.byzantine_clients.poison(clients, plan.round)
         batches = Batches(
             self.states.data,
@@ -260,13 +295,6 @@ class LocalTraining:
             poison,
             self.augment,
         )
-        step_rows = {
-            model: numbers_on(broadcast.parameters, counts)[:, None]
-            for model, counts in steps.items()
-        }
-        lr = read_rates(plan.optimizer, broadcast.parameters)
-        with _note_errors(plan.round, clients, "begin"):
-            start = self.states.begin(clients, broadcast, remote, step_rows, lr)
         return Chunk(clients, client.objective, batches, steps, start)
 
     @staticmethod
@@ -315,7 +343,10 @@ class LocalTraining:
         status = torch.full_like(finite, UploadStatus.MALFORMED, dtype=torch.int8)
         if usable.all_usable:
             status.fill_(UploadStatus.NOT_FINITE).masked_fill_(finite, UploadStatus.VALID)
-        return ChunkResults(positions, chunk.clients, metrics, status, uploads, proposals, states)
+        idle = torch.tensor(chunk.batches.steps) == 0
+        return ChunkResults(
+            positions, chunk.clients, metrics, status, idle, uploads, proposals, states
+        )
 
     def _check_proposals(self, end: ClientRound, usable: "_UsableRows") -> dict[str, Tensor]:
         """Return the clients' proposals of new server states by name, [clients, length] each."""

@@ -188,8 +188,10 @@ class RoundRunner:
             "byzantine": int(byzantine.count_nonzero()),
             "rejected": trained.num_broken,
         }
-        if numbers["byzantine"] or numbers["rejected"]:
+        if numbers["byzantine"] or numbers["rejected"] or trained.idle is not None:
             counted = trained.valid & ~byzantine.to(trained.valid.device)
+            if trained.idle is not None:
+                counted &= ~trained.idle
             metrics = {name: values[counted] for name, values in metrics.items()}
         report: Report = {}
         if len(metrics["loss"]):

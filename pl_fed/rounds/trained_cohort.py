@@ -1,5 +1,6 @@
 """The results of a round's local work: of this process's clients, and of the whole cohort."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -33,6 +34,7 @@ class ChunkResults:
         metrics: Means over the local steps of the values that ``training_step`` returned,
             [clients] each.
         status: The :class:`UploadStatus` of each client, int8 [clients].
+        idle: A mask of the clients that took no step, bool [clients], on the CPU.
         uploads: The uploads, [clients, numel]; ``None`` if the clients send nothing.
         proposals: Proposals of new server states by name, [clients, length] each.
         states: The clients' new states by name, [clients, length] each.
@@ -42,6 +44,7 @@ class ChunkResults:
     clients: Tensor
     metrics: dict[str, Tensor]
     status: Tensor
+    idle: Tensor
     uploads: Tensor | None
     proposals: dict[str, Tensor]
     states: dict[str, Tensor]
@@ -61,6 +64,7 @@ class CohortResults:
             [clients] each.
         status: The :class:`UploadStatus` of each client, int8 [clients]; ``None`` without clients.
         has_upload: A mask of the clients that send an upload, bool [clients].
+        idle: A mask of the clients that took no step, bool [clients].
         uploads: The uploads, [clients, numel]; ``None`` if no client sends one.
         proposals: Proposals of new server states by name, [clients, length] each.
         start_losses: The mean loss of w^t over all training data of each client, [clients]; or
@@ -74,6 +78,7 @@ class CohortResults:
         self.metrics: dict[str, Tensor] = {}
         self.status: Tensor | None = None
         self.has_upload = torch.zeros(num_clients, dtype=torch.bool)
+        self.idle = torch.zeros(num_clients, dtype=torch.bool)
         self.uploads: Tensor | None = None
         self.proposals: dict[str, Tensor] = {}
         self.start_losses: Tensor | None = None
@@ -84,8 +89,11 @@ class CohortResults:
         """Add the results of a chunk."""
         positions = _as_slice(chunk.positions)
         for name, values in chunk.metrics.items():
-            self.metrics[name] = self._insert(self.metrics.get(name), positions, values)
+            # zeros: a chunk whose clients took no step has no outputs of steps
+            rows = self.metrics.get(name, values.new_zeros(self.num_clients))
+            self.metrics[name] = self._insert(rows, positions, values)
         self.status = self._insert(self.status, positions, chunk.status)
+        self.idle[positions] = chunk.idle
         self.states.append((chunk.clients, chunk.states))
         if chunk.uploads is None:
             return
@@ -149,6 +157,7 @@ class TrainedCohort:
         has_uploads: Whether any client sends an upload.
         start_losses: The mean loss of w^t over all training data of each client, [cohort]; or
             empty.
+        idle: A mask of the clients that took no step, bool [cohort]; ``None`` if there are none.
         proposed: Names of the server states with a proposal of any client.
         own: The results of this process's clients, with their uploads.
     """
@@ -159,6 +168,7 @@ class TrainedCohort:
     status: Tensor
     has_uploads: bool
     start_losses: Tensor
+    idle: Tensor | None
     proposed: list[str]
     own: CohortResults
 
@@ -181,6 +191,8 @@ class TrainedCohort:
         tables = {("metrics", name): values for name, values in own.metrics.items()}
         if own.status is not None:
             tables["status", ""], tables["has_upload", ""] = own.status, own.has_upload
+        if own.idle.any():
+            tables["idle", ""] = own.idle
         if own.start_losses is not None:
             tables["start_losses", ""] = own.start_losses
         tables |= {("proposals", name): own.has_upload for name in own.proposals}
@@ -189,7 +201,7 @@ class TrainedCohort:
         joined = share.join_tables(tables, device)
         metrics = {name: values for (kind, name), values in joined.items() if kind == "metrics"}
         status, has_upload = joined["status", ""], joined["has_upload", ""].cpu()
-        num_uploads = int(has_upload.count_nonzero())
+        num_uploads, idle = int(has_upload.count_nonzero()), joined.get(("idle", ""))
         if num_uploads < len(has_upload) and (num_uploads or "global" in trained):
             status = torch.where(to_device(has_upload, status), status, UploadStatus.MALFORMED)
         return cls(
@@ -199,6 +211,7 @@ class TrainedCohort:
             status=status,
             has_uploads=num_uploads > 0,
             start_losses=joined.get(("start_losses", ""), metrics["loss"][:0]),
+            idle=None if idle is None else to_device(idle, status),
             proposed=[name for kind, name in joined if kind == "proposals"],
             own=own,
         )
@@ -208,7 +221,7 @@ class TrainedCohort:
         """Return the results of a cohort without clients."""
         nothing = broadcast.new_empty(0)
         status = torch.empty(0, dtype=torch.int8, device=broadcast.device)
-        return cls(share, broadcast, {"loss": nothing}, status, False, nothing, [], own)
+        return cls(share, broadcast, {"loss": nothing}, status, False, nothing, None, [], own)
 
     @property
     def clients(self) -> Tensor:
@@ -217,8 +230,9 @@ class TrainedCohort:
 
     @property
     def losses(self) -> Tensor:
-        """Mean training loss of each client over its local steps, [cohort]."""
-        return self.metrics["loss"]
+        """Mean training loss of each client over its local steps, [cohort]; NaN without steps."""
+        losses = self.metrics["loss"]
+        return losses if self.idle is None else losses.masked_fill(self.idle, math.nan)
 
     @cached_property
     def valid(self) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
+from pl_fed.clients.round_rules import StepRows
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import LocalSettings, as_outputs
 from pl_fed.random import fork_torch_rng
@@ -94,7 +95,9 @@ def _run(
         batch = batch._replace(inputs=augment(batch.inputs))
     lengths = {name: len(row) for name, row in trial.state_defaults().items()}
     with _note_errors(client_id, "begin"):
-        round = trial.run_begin(_new_round(trial, data, client_id))
+        round = _new_round(trial, data, client_id)
+        planned = StepRows(round.steps)
+        planned.read_changed(trial.run_begin(round))
         _check_names("begin", trial, round)
         for name, model in round.models.items():
             numel = trial.row("global").layout.numel
@@ -159,7 +162,7 @@ def _prepare_batch(trial: Client, batch: Batch) -> Batch:
 
 def _check_names(hook: str, trial: Client, round: ClientRound) -> None:
     """Refuse undeclared states and models, and extra rows with a reserved name."""
-    models = ("global", *trial.trained, *trial.evaluated)
+    models = ("global", *trial.trained, *trial.evaluated, *trial.validated)
     states = [name for name in trial.state_defaults() if name.isidentifier() and name not in models]
     _check_declared(hook, "states", round.states, states, "add_state")
     _check_declared(hook, "models", round.models, models, "models=")
