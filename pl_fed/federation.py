@@ -68,7 +68,7 @@ from pl_fed.rounds.step_rules import (
     refuse_changes,
 )
 from pl_fed.rounds.storage import StorageOptions
-from pl_fed.rounds.trial import try_client, try_steps
+from pl_fed.rounds.trial import try_client, try_smallest_minibatch, try_steps
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
 from pl_fed.tasks.directions import Directions, describe_directions
@@ -272,7 +272,7 @@ class Federation(Configurable):
             with settings.autocast():
                 try_client(client, data, datamodule.augment)
             session.rounds.local_training.watch.expect(
-                self._find_step_facts(client, datamodule, settings)
+                self._find_step_facts(client, datamodule, settings, session.rounds.batch_rule)
             )
         self._session = session
 
@@ -299,7 +299,11 @@ class Federation(Configurable):
             )
 
     def _find_step_facts(
-        self, client: Client, datamodule: FederatedData, settings: RunSettings
+        self,
+        client: Client,
+        datamodule: FederatedData,
+        settings: RunSettings,
+        batch_rule: BatchRule,
     ) -> StepFacts:
         """Return what local steps change; refuse what passes from one client to the next."""
         facts = try_steps(
@@ -310,6 +314,9 @@ class Federation(Configurable):
             datamodule.batch_size,
         )
         refuse_changes(facts)
+        try_smallest_minibatch(
+            client, datamodule.clients, datamodule.augment, settings.local, batch_rule
+        )
         client.draws_globally = facts.draws_globally
         task, net = client.task, type(client.global_model).__name__
         directions = task.metric_directions()
@@ -373,6 +380,7 @@ class Federation(Configurable):
             datamodule.drop_last,
             settings.shuffle,
             settings.limit_local_steps,
+            datamodule.min_batch,
         )
         adaptation = None
         if client.adaptation is not None:

@@ -231,8 +231,10 @@ def is_higher_better(runs: Iterable[Run], metric: str) -> bool | None:
     runs = list(runs)
     for run in runs:
         directions = run.summary.get("higher_is_better")
-        if isinstance(directions, Mapping) and isinstance(known := directions.get(metric), bool):
-            return known
+        if isinstance(directions, Mapping) and isinstance(
+            is_higher := directions.get(metric), bool
+        ):
+            return is_higher
     for run in runs:
         for name in run.metrics:
             if name.endswith(f"/{metric}_worst10"):

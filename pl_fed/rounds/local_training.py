@@ -193,16 +193,21 @@ class LocalTraining:
 
         The means are 0 for a client that takes no step.
         """
-        steps, models = chunk.batches.steps, chunk.round.models
-        if any(steps):
-            metrics = self.engine.run(self.client, optimizer, chunk)
-            if all(steps):
+        models, zero = chunk.round.models, chunk.round.broadcast.parameters.new_zeros(())
+        none = {"loss": zero.expand(len(chunk.clients))}
+        if chunk.batches.max_steps:
+            metrics = none | self.engine.run(self.client, optimizer, chunk)
+            if chunk.skipped:
+                for model, counts in chunk.count_taken_steps().items():
+                    rows = chunk.round.steps[model]
+                    chunk.round.steps[model] = numbers_on(rows, counts)[:, None]
+            if not any(chunk.idle):
                 return metrics
-            idle = numbers_on(metrics["loss"], steps) == 0
+            idle = numbers_on(metrics["loss"], chunk.idle, torch.bool)
             return {name: values.masked_fill(idle, 0) for name, values in metrics.items()}
         for model in chunk.objective.trained:
             models[model] = models[model].clone()
-        return {"loss": chunk.round.broadcast.parameters.new_zeros(len(steps))}
+        return none
 
     def _prefetch(self, plan: RoundPlan, clients: Tensor | None) -> None:
         """Read rows and samples ahead: of the next chunk, or of the next round's first chunk.
@@ -282,8 +287,11 @@ class LocalTraining:
         with _note_errors(plan.round, clients, "begin"):
             planned = StepRows(step_rows)
             start = self.states.begin(clients, broadcast, remote, step_rows, lr)
-            if reads_steps:
-                steps |= planned.read_changed(start)
+            if reads_steps and (changed := planned.read_changed(start)):
+                steps |= self._limit_steps(clients, changed, plan.rule)
+                for model in changed:
+                    rows = numbers_on(broadcast.parameters, steps[model])
+                    start.steps[model] = rows[:, None]
         poison = self.byzantine_clients.poison(clients, plan.round)
         batches = Batches(
             self.states.data,
@@ -296,6 +304,17 @@ class LocalTraining:
             self.augment,
         )
         return Chunk(clients, client.objective, batches, steps, start)
+
+    def _limit_steps(
+        self, clients: Tensor, steps: dict[str, list[int]], rule: BatchRule
+    ) -> dict[str, list[int]]:
+        """Return numbers of steps, with 0 for clients without a minibatch."""
+        sizes = self.states.loaded.train.sizes[clients].tolist()
+        has_batch = [rule.batches_per_pass(size) > 0 for size in sizes]
+        return {
+            model: [count * has for count, has in zip(counts, has_batch)]
+            for model, counts in steps.items()
+        }
 
     @staticmethod
     def _max_steps(steps: dict[str, list[int]]) -> list[int]:
@@ -343,7 +362,7 @@ class LocalTraining:
         status = torch.full_like(finite, UploadStatus.MALFORMED, dtype=torch.int8)
         if usable.all_usable:
             status.fill_(UploadStatus.NOT_FINITE).masked_fill_(finite, UploadStatus.VALID)
-        idle = torch.tensor(chunk.batches.steps) == 0
+        idle = torch.tensor(chunk.idle)
         return ChunkResults(
             positions, chunk.clients, metrics, status, idle, uploads, proposals, states
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,12 +10,14 @@ from torch import Tensor
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
 from pl_fed.clients.round_rules import StepRows
+from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import LocalSettings, as_outputs
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.checks import explain_log, place_batch
 from pl_fed.rounds.features import compute_features, keeps_features
-from pl_fed.rounds.step_facts import StepFacts, copy_client, find_step_facts
+from pl_fed.rounds.step_facts import StepFacts, copy_client, find_step_error, find_step_facts
+from pl_fed.text import first_line
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
@@ -76,6 +79,44 @@ def try_steps(
         batch_size: Samples in a minibatch.
     """
     return find_step_facts(client, data, _prepare_batch, _new_round, augment, settings, batch_size)
+
+
+def try_smallest_minibatch(
+    client: Client,
+    data: ClientData,
+    augment: Callable[[Tensor], Tensor] | None,
+    settings: LocalSettings,
+    rule: BatchRule,
+) -> None:
+    """Refuse minibatches of one sample for a net that fails on them, as one with BatchNorm does.
+
+    Args:
+        client: The algorithm, after :func:`try_steps`.
+        data: The clients' data.
+        augment: Changes the inputs of each minibatch.
+        settings: Precision and gradient clipping of the local steps.
+        rule: How samples become minibatches.
+
+    Raises:
+        ValueError: If some clients have such a minibatch, and a step fails on it but not on two
+            samples; with the number of these clients.
+    """
+    sizes = data.train.sizes.tolist()
+    single = [number for number, size in enumerate(sizes) if rule.smallest_batch(size) == 1]
+    if not single:
+        return
+    largest = max(range(len(sizes)), key=sizes.__getitem__)
+    find_error = partial(
+        find_step_error, client, data, _prepare_batch, _new_round, augment, settings, largest
+    )
+    error = find_error(samples=1)
+    if error is None or find_error(samples=2) is not None:
+        return
+    raise ValueError(
+        f"Expected local steps of {type(client.global_model).__name__} to take minibatches of one"
+        f" sample, which {len(single)} of {len(sizes)} clients have, but that failed"
+        f" ({first_line(error)}): set `data.min_batch` to 2, which leaves such minibatches out."
+    )
 
 
 def _copy(client: Client) -> Client | None:

@@ -262,7 +262,7 @@ def test_trial_changes_nothing():
     client = Draws(seeded(batch_norm_dropout_net), optimizer=sgd(0.1)).train()
     before = copy.deepcopy(client.state_dict())
     state, key = torch.get_rng_state(), client.draws.key
-    federation = set_up(client, val_fraction=0.3)
+    federation = set_up(client, val_fraction=0.3, min_batch=2)
     for name, tensor in client.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     assert torch.equal(torch.get_rng_state(), state)
