@@ -61,6 +61,7 @@ from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.small_cohorts import SmallCohortRule
 from pl_fed.rounds.step_facts import StepFacts
 from pl_fed.rounds.step_rules import (
     describe_missing_loss,
@@ -90,6 +91,10 @@ class Federation(Configurable):
             infinity. It is also broken if its upload or a state has a wrong length, or is not a
             tensor of real numbers. Broken clients are left out; their states stay as before the
             round.
+        small_cohort: Effect of a cohort that is too small for the aggregator, such as some of
+            Poisson sampling, or a cohort without its broken uploads. ``"skip"`` makes no step,
+            keeps all states, and counts the round under ``train/small_cohort``. ``"raise"`` ends
+            the run. A round with privacy always makes its noisy step.
         engine: Options of the engine, which runs the local steps.
         storage: Options for the clients' states between rounds.
         model_selection: The data that choose each client's ``hybrid`` model (FLAME, section IV):
@@ -142,6 +147,7 @@ class Federation(Configurable):
         server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
         adversary: Adversary = Adversary(),
         max_rejected: float = 0.5,
+        small_cohort: SmallCohortRule = "skip",
         engine: EngineOptions = EngineOptions(),
         storage: StorageOptions = StorageOptions(),
         model_selection: ModelSelection = "validation",
@@ -163,6 +169,11 @@ class Federation(Configurable):
         check_shares(max_rejected=max_rejected)
         if seed is not None:
             check_integers(-(2**63), 2**63 - 1, seed=seed)
+        if small_cohort not in ("skip", "raise"):
+            raise ValueError(
+                'Expected argument `small_cohort` to be "skip" or "raise" but got'
+                f" {small_cohort!r}."
+            )
         if model_selection not in ("validation", "test", None):
             raise ValueError(
                 'Expected argument `model_selection` to be "validation", "test" or None but got'
@@ -181,6 +192,7 @@ class Federation(Configurable):
         self.adversary = adversary
         self.byzantine_clients = ByzantineClients(adversary)
         self.max_rejected = max_rejected
+        self.small_cohort = small_cohort
         self.engine = engine
         self.engine_choice = EngineChoice(engine)
         self.storage = storage
@@ -345,6 +357,8 @@ class Federation(Configurable):
         """Run the aggregator, the attacks and the engine on a few numbers before training."""
         client, data, rounds = session.client, session.datamodule.clients, session.rounds
         rounds.try_aggregator()
+        if sentence := rounds.describe_small_cohorts():
+            rank_zero_info(sentence)
         try_attacks(client, data, self.byzantine_clients.attacks_on_data)
         check_engine(client, rounds.batch_rule, data, self.engine.name)
 
@@ -416,6 +430,7 @@ class Federation(Configurable):
             batch_rule,
             max_rejected=self.max_rejected,
             seed=self.seed,
+            small_cohort=self.small_cohort,
             privacy=privacy,
         )
         return Session(client, datamodule, states, evaluation, rounds)

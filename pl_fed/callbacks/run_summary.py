@@ -129,6 +129,7 @@ class RunSummary(Callback):
             "rounds": rounds,
             "upload_bytes": size * federation.server.aggregator.sent_numbers(client.upload_numbers),
             "download_bytes": size * client.download_numbers,
+            "rounds_without_step": history["small_cohorts"],
             **{f"uploads_{name}": history["uploads"].get(name) for name in _UPLOADS},
         }
 
@@ -170,9 +171,11 @@ def read_history(path: Path) -> dict[str, Any]:
 
     Returns:
         ``test`` and ``val``, each the last metrics by name without the part, and ``round``;
-        ``uploads``, the number of uploads over all rounds by outcome; ``seconds``, a list.
+        ``uploads``, the number of uploads over all rounds by outcome; ``small_cohorts``, the number
+        of rounds without a step; ``seconds``, a list.
     """
     history: dict[str, Any] = {"test": {}, "val": {}, "uploads": {}, "seconds": []}
+    history["small_cohorts"] = 0
     for row in _read_rows(path):
         for part in ("test", "val"):
             if values := _strip_prefix(row, f"{part}/"):
@@ -180,6 +183,7 @@ def read_history(path: Path) -> dict[str, Any]:
         for name, count in _strip_prefix(row, "train/").items():
             if name in _UPLOADS:
                 history["uploads"][name] = history["uploads"].get(name, 0) + int(count)
+        history["small_cohorts"] += int(row.get("train/small_cohort", 0))
         if "time/round" in row:
             history["seconds"].append(row["time/round"])
     return history

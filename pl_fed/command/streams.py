@@ -39,7 +39,7 @@ def open_standard_streams() -> None:
     """Open closed standard streams, and keep output streams usable after their reader has ended.
 
     A closed stream (``2>&-``) is ``None`` in Python, and the next opened file gets its descriptor:
-    whatever a library writes to the stream would go into that file. After the end of a reader
+    output of libraries in C would go into that file. After the end of a reader
     (``| head -1``) every output would be an error, and rich ends the process with a status.
     """
     if os.name != "posix":  # a console of Windows is no file descriptor

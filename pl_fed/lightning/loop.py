@@ -189,7 +189,7 @@ class FederatedLoop(_FitLoop):
         self._row_queues = [
             logger.waiting
             if isinstance(logger, RunCSV)
-            else WaitingRows(logger.log_metrics, logger.save)
+            else WaitingRows(logger.log_metrics, logger.save, drops_undefined=True)
             for logger in self.trainer.loggers
         ]
         # without its wrapper, DDP does not synchronise the gradients of local steps
