@@ -45,24 +45,26 @@ class OneByOne(Engine):
         rows, states = chunk.round.readable_rows(), OptimizerStates(client, chunk)
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
-        with _fork_generators(client) as seed:
-            for position, client_id in enumerate(batches.clients):
-                seed(key(batches.seed, "torch", batches.round, client_id))
-                models.load(position)
-                rebuilt = rebuild_optimizer(objective, optimizer, parameters)
-                states.load(rebuilt, parameters, position)
-                with client.reading(select_rows(rows, position)):
-                    means = self._steps(
-                        client, rebuilt, parameters, chunk, models, position, keys[position]
-                    )
-                states.store(rebuilt, parameters, position)
-                outputs.append(means)
-                chunk.on_done(position + 1)
+        try:
+            with _fork_generators(client) as seed:
+                for position, client_id in enumerate(batches.clients):
+                    seed(key(batches.seed, "torch", batches.round, client_id))
+                    models.load(position)
+                    rebuilt = rebuild_optimizer(objective, optimizer, parameters)
+                    states.load(rebuilt, parameters, position)
+                    with client.reading(select_rows(rows, position)):
+                        means = self._steps(
+                            client, rebuilt, parameters, chunk, models, position, keys[position]
+                        )
+                    states.store(rebuilt, parameters, position)
+                    outputs.append(means)
+                    chunk.on_done(position + 1)
+        finally:  # also after an exception of one client
+            models.restore_counters()
+            client.zero_grad()
+            client.draws.start(0)
         models.hand_over()
         states.hand_over()
-        models.restore_counters()
-        client.zero_grad()
-        client.draws.start(0)
         return stack_outputs(outputs)
 
     def _steps(

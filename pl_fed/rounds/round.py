@@ -17,7 +17,7 @@ from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.random import generator
 from pl_fed.rounds.byzantine_clients import ByzantineClients
-from pl_fed.rounds.checks import check_aggregator, check_broken_share
+from pl_fed.rounds.checks import check_aggregator, check_broken_share, describe_client_error
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.local_training import LocalTraining, RoundPlan
 from pl_fed.rounds.privacy import RoundPrivacy
@@ -66,6 +66,8 @@ class RoundRunner:
         seed: The seed of the federation.
         small_cohort: Effect of a cohort that is too small for the aggregator.
         privacy: Clips the uploads and adds noise; ``None`` for a run without privacy.
+        leaves_out: Whether a client whose local work raises an exception is left out; with privacy
+            it always is, because the end of a run would tell that the client took part.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class RoundRunner:
         seed: int,
         small_cohort: SmallCohortRule,
         privacy: RoundPrivacy | None = None,
+        leaves_out: bool = False,
     ) -> None:
         client: Client = states.client
         self.states = states
@@ -100,7 +103,14 @@ class RoundRunner:
         self.seed = seed
         self.privacy = privacy
         self.local_training = LocalTraining(
-            states, engine, evaluator, byzantine_clients, datamodule.augment, settings.local, seed
+            states,
+            engine,
+            evaluator,
+            byzantine_clients,
+            datamodule.augment,
+            settings.local,
+            seed,
+            leaves_out or privacy is not None,
         )
         self.root_training = RootTraining(client, seed, datamodule.augment)
         self.small_cohorts = SmallCohorts(
@@ -219,16 +229,24 @@ class RoundRunner:
             return
         benign = ~self.byzantine_clients.is_byzantine[trained.clients]
         num_broken = check_broken_share(
-            trained.status, benign, trained.losses, trained.clients, round, self.max_rejected
+            trained.status,
+            benign,
+            trained.losses,
+            trained.clients,
+            round,
+            self.max_rejected,
+            trained.own.errors,
         )
         if num_broken and not self._has_warned:
             self._has_warned = True
             broken = ~trained.valid.cpu() & benign
+            reason = "they contain NaN or infinity, have a wrong length, or are not real numbers"
+            if errors := trained.own.errors:
+                reason = f"of an exception ({describe_client_error(errors)})"
             rank_zero_warn(
                 f"pl_fed left out the uploads of clients {trained.clients[broken].tolist()} in"
-                f" round {round}, because they contain NaN or infinity, have a wrong length, or are"
-                " not real numbers. This warning appears once; `train/rejected` counts the broken"
-                " uploads of every round."
+                f" round {round}, because {reason}. This warning appears once; `train/rejected`"
+                " counts the broken uploads of every round."
             )
 
     def _collect_uploads(

@@ -22,6 +22,7 @@ class UploadStatus(IntEnum):
     VALID = 0
     NOT_FINITE = 1
     MALFORMED = 2
+    FAILED = 3
 
 
 @dataclass
@@ -49,6 +50,43 @@ class ChunkResults:
     proposals: dict[str, Tensor]
     states: dict[str, Tensor]
 
+    @classmethod
+    def of_failed_client(cls, position: int, like: Tensor) -> "ChunkResults":
+        """Return the results of a client whose local work raised an exception: it has none.
+
+        Args:
+            position: Its position in this process's part of the cohort.
+            like: A tensor with the models' dtype and device.
+        """
+        return cls(
+            positions=torch.tensor([position]),
+            clients=torch.empty(0, dtype=torch.int64),
+            metrics={"loss": like.new_full((1,), math.nan)},
+            status=torch.full((1,), UploadStatus.FAILED, dtype=torch.int8, device=like.device),
+            idle=torch.zeros(1, dtype=torch.bool),
+            uploads=None,
+            proposals={},
+            states={},
+        )
+
+    def select(self, places: Tensor) -> "ChunkResults":
+        """Return the results of some clients, by their places in the chunk, int64 [n]."""
+
+        def rows(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            """Select rows of clients."""
+            return {name: tensor[places] for name, tensor in tensors.items()}
+
+        return ChunkResults(
+            self.positions[places],
+            self.clients[places],
+            rows(self.metrics),
+            self.status[places],
+            self.idle[places],
+            None if self.uploads is None else self.uploads[places],
+            rows(self.proposals),
+            rows(self.states),
+        )
+
 
 class CohortResults:
     """Cohort results: the results of this process's clients in a round, collected from chunks.
@@ -70,6 +108,7 @@ class CohortResults:
         start_losses: The mean loss of w^t over all training data of each client, [clients]; or
             ``None``.
         states: The clients' ids and new states, for each chunk.
+        errors: The exceptions of clients whose local work failed, by id.
     """
 
     def __init__(self, num_clients: int, buffer: Tensor | None) -> None:
@@ -83,6 +122,7 @@ class CohortResults:
         self.proposals: dict[str, Tensor] = {}
         self.start_losses: Tensor | None = None
         self.states: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self.errors: dict[int, Exception] = {}
         self._proposers: dict[str, list[Tensor]] = {}
 
     def add(self, chunk: ChunkResults) -> None:
@@ -94,7 +134,8 @@ class CohortResults:
             self.metrics[name] = self._insert(rows, positions, values)
         self.status = self._insert(self.status, positions, chunk.status)
         self.idle[positions] = chunk.idle
-        self.states.append((chunk.clients, chunk.states))
+        if len(chunk.clients):
+            self.states.append((chunk.clients, chunk.states))
         if chunk.uploads is None:
             return
         self.has_upload[positions] = True
@@ -203,7 +244,8 @@ class TrainedCohort:
         status, has_upload = joined["status", ""], joined["has_upload", ""].cpu()
         num_uploads, idle = int(has_upload.count_nonzero()), joined.get(("idle", ""))
         if num_uploads < len(has_upload) and (num_uploads or "global" in trained):
-            status = torch.where(to_device(has_upload, status), status, UploadStatus.MALFORMED)
+            is_known = to_device(has_upload, status) | (status == UploadStatus.FAILED)
+            status = torch.where(is_known, status, UploadStatus.MALFORMED)
         return cls(
             share=share,
             broadcast=broadcast,

@@ -81,14 +81,16 @@ def try_steps(
     return find_step_facts(client, data, _prepare_batch, _new_round, augment, settings, batch_size)
 
 
-def try_smallest_minibatch(
+def explain_smallest_minibatch(
     client: Client,
     data: ClientData,
     augment: Callable[[Tensor], Tensor] | None,
     settings: LocalSettings,
     rule: BatchRule,
-) -> None:
-    """Refuse minibatches of one sample for a net that fails on them, as one with BatchNorm does.
+) -> str | None:
+    """Return the sentence about minibatches of one sample on which the net fails, if there are any.
+
+    A net with BatchNorm does.
 
     Args:
         client: The algorithm, after :func:`try_steps`.
@@ -97,22 +99,22 @@ def try_smallest_minibatch(
         settings: Precision and gradient clipping of the local steps.
         rule: How samples become minibatches.
 
-    Raises:
-        ValueError: If some clients have such a minibatch, and a step fails on it but not on two
-            samples; with the number of these clients.
+    Returns:
+        The number of clients with such a minibatch, and the remedy; ``None`` if there is none, or
+        if a step fails on two samples, too.
     """
     sizes = data.train.sizes.tolist()
     single = [number for number, size in enumerate(sizes) if rule.smallest_batch(size) == 1]
     if not single:
-        return
+        return None
     largest = max(range(len(sizes)), key=sizes.__getitem__)
     find_error = partial(
         find_step_error, client, data, _prepare_batch, _new_round, augment, settings, largest
     )
     error = find_error(samples=1)
     if error is None or find_error(samples=2) is not None:
-        return
-    raise ValueError(
+        return None
+    return (
         f"Expected local steps of {type(client.global_model).__name__} to take minibatches of one"
         f" sample, which {len(single)} of {len(sizes)} clients have, but that failed"
         f" ({first_line(error)}): set `data.min_batch` to 2, which leaves such minibatches out."

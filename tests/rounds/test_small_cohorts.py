@@ -129,5 +129,5 @@ def test_probability_is_that_of_all_refused_sizes():
 
 @pytest.mark.parametrize("wrong", ["ignore", None, True])
 def test_unknown_rule_is_refused(wrong):
-    with pytest.raises(ValueError, match='`small_cohort` to be "skip" or "raise" but got'):
+    with pytest.raises(ValueError, match="`small_cohort` to be 'skip' or 'raise' but got"):
         run([FULL], small_cohort=wrong)
