@@ -21,7 +21,9 @@ def main() -> None:
     import_from_current_folder()
     from pl_fed.command.lazy_imports import import_torchmetrics
     from pl_fed.command.start import announce, run_light_command
+    from pl_fed.command.streams import open_standard_streams
 
+    open_standard_streams()
     if run_light_command(sys.argv[1:]):
         return
     gc.disable()

@@ -62,6 +62,7 @@ from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.small_cohorts import SmallCohortRule
 from pl_fed.rounds.step_facts import StepFacts
 from pl_fed.rounds.step_rules import (
     describe_missing_loss,
@@ -91,6 +92,10 @@ class Federation(Configurable):
             infinity. It is also broken if its upload or a state has a wrong length, or is not a
             tensor of real numbers. Broken clients are left out; their states stay as before the
             round.
+        small_cohort: Effect of a cohort that is too small for the aggregator, such as some of
+            Poisson sampling, or a cohort without its broken uploads. ``"skip"`` makes no step,
+            keeps all states, and counts the round under ``train/small_cohort``. ``"raise"`` ends
+            the run. A round with privacy always makes its noisy step.
         on_client_error: What happens if the local work of a client raises an exception, for example
             because a file of its data is broken. ``"raise"`` ends the run, with the client, the
             round and the step; ``"leave_out"`` counts the client as broken. With privacy it is
@@ -147,6 +152,7 @@ class Federation(Configurable):
         server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
         adversary: Adversary = Adversary(),
         max_rejected: float = 0.5,
+        small_cohort: SmallCohortRule = "skip",
         on_client_error: Literal["raise", "leave_out"] = "raise",
         engine: EngineOptions = EngineOptions(),
         storage: StorageOptions = StorageOptions(),
@@ -170,6 +176,7 @@ class Federation(Configurable):
         check_choice(("raise", "leave_out"), on_client_error=on_client_error)
         if seed is not None:
             check_integers(-(2**63), 2**63 - 1, seed=seed)
+        check_choice(("skip", "raise"), small_cohort=small_cohort)
         if model_selection not in ("validation", "test", None):
             raise ValueError(
                 'Expected argument `model_selection` to be "validation", "test" or None but got'
@@ -188,6 +195,7 @@ class Federation(Configurable):
         self.adversary = adversary
         self.byzantine_clients = ByzantineClients(adversary)
         self.max_rejected = max_rejected
+        self.small_cohort = small_cohort
         self.on_client_error = on_client_error
         self.engine = engine
         self.engine_choice = EngineChoice(engine)
@@ -357,6 +365,8 @@ class Federation(Configurable):
         """Run the aggregator, the attacks and the engine on a few numbers before training."""
         client, data, rounds = session.client, session.datamodule.clients, session.rounds
         rounds.try_aggregator()
+        if sentence := rounds.describe_small_cohorts():
+            rank_zero_info(sentence)
         try_attacks(client, data, self.byzantine_clients.attacks_on_data)
         check_engine(client, rounds.batch_rule, data, self.engine.name)
 
@@ -428,6 +438,7 @@ class Federation(Configurable):
             batch_rule,
             max_rejected=self.max_rejected,
             seed=self.seed,
+            small_cohort=self.small_cohort,
             privacy=privacy,
             leaves_out=self.on_client_error == "leave_out",
         )

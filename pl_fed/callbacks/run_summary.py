@@ -20,10 +20,8 @@ from pl_fed.evaluation.monitor import metric_directions
 from pl_fed.federation import Federation
 from pl_fed.reports.configs import PYTHON_CONFIG, flatten
 from pl_fed.rounds.checks import NonFiniteLossError
+from pl_fed.run_folder import SUMMARY
 from pl_fed.text import first_line
-
-SUMMARY = "summary.json"
-"""The name of the file in a run's folder."""
 
 _UPLOADS = ("forged", "clipped", "dropped", "rejected")
 _CONFIGS = ("config.yaml", PYTHON_CONFIG)
@@ -56,13 +54,13 @@ class RunSummary(Callback):
         self._created = time.monotonic()
         self._start_up: float | None = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the summary of the earlier part of a resumed run."""
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the time before the first round; remove the summary of a run that goes on.
+
+        The trainer has accepted the checkpoint by then, so a refused resume keeps the summary.
+        """
         if folder := self._output_folder(trainer):
             (folder / SUMMARY).unlink(missing_ok=True)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the time before the first round."""
         if self._start_up is None:
             self._start_up = time.monotonic() - self._created
 
@@ -131,6 +129,7 @@ class RunSummary(Callback):
             "rounds": rounds,
             "upload_bytes": size * federation.server.aggregator.sent_numbers(client.upload_numbers),
             "download_bytes": size * client.download_numbers,
+            "rounds_without_step": history["small_cohorts"],
             **{f"uploads_{name}": history["uploads"].get(name) for name in _UPLOADS},
         }
 
@@ -172,9 +171,11 @@ def read_history(path: Path) -> dict[str, Any]:
 
     Returns:
         ``test`` and ``val``, each the last metrics by name without the part, and ``round``;
-        ``uploads``, the number of uploads over all rounds by outcome; ``seconds``, a list.
+        ``uploads``, the number of uploads over all rounds by outcome; ``small_cohorts``, the number
+        of rounds without a step; ``seconds``, a list.
     """
     history: dict[str, Any] = {"test": {}, "val": {}, "uploads": {}, "seconds": []}
+    history["small_cohorts"] = 0
     for row in _read_rows(path):
         for part in ("test", "val"):
             if values := _strip_prefix(row, f"{part}/"):
@@ -182,6 +183,7 @@ def read_history(path: Path) -> dict[str, Any]:
         for name, count in _strip_prefix(row, "train/").items():
             if name in _UPLOADS:
                 history["uploads"][name] = history["uploads"].get(name, 0) + int(count)
+        history["small_cohorts"] += int(row.get("train/small_cohort", 0))
         if "time/round" in row:
             history["seconds"].append(row["time/round"])
     return history

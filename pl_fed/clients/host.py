@@ -180,6 +180,7 @@ class FederationModule(LightningModule):
             _check_tensors(checkpoint["state_dict"], self.state_dict())
 
     def _log_metrics(self, part: str) -> None:
+        """Log the metrics of an evaluation; undefined ones, NaN, reach callbacks only."""
         monitor = self.federation.monitored_metric
         for model, metrics in self.federation.metrics(part).items():
             for name, value in metrics.compute().items():
@@ -187,6 +188,7 @@ class FederationModule(LightningModule):
                     f"{part}/{model}/{name}",
                     value.float(),
                     prog_bar=part == "val" and name == monitor,
+                    logger=not value.isnan(),
                     batch_size=1,
                 )
 

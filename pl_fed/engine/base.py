@@ -315,7 +315,7 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
             "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but got"
             f" {type(outputs).__name__}."
         )
-    if taken := [name for name in ROUND_NUMBERS if name in outputs]:
+    if taken := [name for name in (*ROUND_NUMBERS, "small_cohort") if name in outputs]:
         raise ValueError(
             "Expected `training_step` to return names that a round does not report itself but got"
             f" `{'`, `'.join(taken)}`."

@@ -35,8 +35,10 @@ from pl_fed.data.module import FederatedData
 from pl_fed.distributed.processes import (
     Processes,
     announce_launcher,
+    end_launched_processes,
     end_with_launcher,
     explain_lost_process,
+    limit_meeting,
 )
 from pl_fed.engine import Clipping, LocalSettings
 from pl_fed.federation import Federation
@@ -226,9 +228,17 @@ class Trainer(LightningTrainer):
 
     @contextmanager
     def _hold_run_dir(self) -> Iterator[None]:
-        """Lock the run's folder, and explain the loss of another process in one sentence."""
-        with self._lock, explain_lost_process(self.processes):
+        """Lock the run's folder; see :meth:`_watch_processes`."""
+        with self._lock, self._watch_processes():
             begin_own_wandb_runs(self, self.run_dir)
+            yield
+
+    @contextmanager
+    def _watch_processes(self) -> Iterator[None]:
+        """End all processes if one is lost or fails, and explain the loss in one sentence."""
+        limit_meeting(self.processes)
+        launcher = self.strategy.launcher
+        with end_launched_processes(launcher), explain_lost_process(self.processes):
             yield
 
     def fit(  # type: ignore[override]
@@ -311,7 +321,7 @@ class Trainer(LightningTrainer):
         """See ``lightning.Trainer.predict``; ``ckpt_path`` as in :meth:`fit`."""
         path = self._evaluation_checkpoint(model, ckpt_path)
         settings = _require_weights_only(kwargs)
-        with explain_lost_process(self.processes):
+        with self._watch_processes():
             return super().predict(
                 model, dataloaders, datamodule, return_predictions, path, **settings
             )

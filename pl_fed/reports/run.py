@@ -152,6 +152,11 @@ class Run:
         return len(self.benign) or configs.flatten(self.config).get("data.num_clients")
 
     @property
+    def rounds_without_step(self) -> int:
+        """The number of rounds whose cohort was too small for the aggregator."""
+        return int(self.counts.get("rounds_without_step") or 0)
+
+    @property
     def untrained_clients(self) -> int:
         """The number of benign clients without a round in ``per_client.csv``; 0 if unknown."""
         rounds = self.clients.get("rounds", np.empty(0))

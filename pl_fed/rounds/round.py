@@ -25,6 +25,7 @@ from pl_fed.rounds.privacy_checks import try_buckets
 from pl_fed.rounds.root_training import RootTraining
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.small_cohorts import SmallCohortRule, SmallCohorts
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort
 from pl_fed.rounds.uploads import Uploads
 from pl_fed.samplers import Sampler
@@ -63,6 +64,7 @@ class RoundRunner:
         batch_rule: How samples become minibatches.
         max_rejected: The largest share of a round's benign clients that may be broken, in [0, 1].
         seed: The seed of the federation.
+        small_cohort: Effect of a cohort that is too small for the aggregator.
         privacy: Clips the uploads and adds noise; ``None`` for a run without privacy.
         leaves_out: Whether a client whose local work raises an exception is left out; with privacy
             it always is, because the end of a run would tell that the client took part.
@@ -81,6 +83,7 @@ class RoundRunner:
         batch_rule: BatchRule,
         max_rejected: float,
         seed: int,
+        small_cohort: SmallCohortRule,
         privacy: RoundPrivacy | None = None,
         leaves_out: bool = False,
     ) -> None:
@@ -110,6 +113,11 @@ class RoundRunner:
             leaves_out or privacy is not None,
         )
         self.root_training = RootTraining(client, seed, datamodule.augment)
+        self.small_cohorts = SmallCohorts(
+            small_cohort,
+            server.new_aggregator,
+            lambda size: self.build_context(torch.arange(size), torch.empty(0), 0),
+        )
         self._cohorts: dict[int, Tensor] = {}  # the last cohort: the loop and the round draw it
         self._has_warned = False
 
@@ -142,6 +150,7 @@ class RoundRunner:
         report = self._report_training(trained)
         # 2. The run stops if too many benign clients are broken.
         self._check_broken_share(trained, round)
+        is_small = not len(trained.clients) and self.privacy is None
         if trained.has_uploads or self.privacy is not None:
             uploads = self._collect_uploads(trained, round, optimizer, notes)
             # 3. The attackers replace their uploads.
@@ -149,10 +158,16 @@ class RoundRunner:
             # 4. Broken uploads are left out.
             notes("rejected", float(uploads.leave_out_broken(self.client)))
             # 5. With privacy, uploads are clipped and noise is added. The server merges the valid
-            # uploads and moves the global model.
-            report |= self._merge(uploads, trained.proposed, hooks, notes)
+            # uploads and moves the global model. Too few uploads make no step.
+            is_small = self._must_skip(uploads)
+            if not is_small:
+                report |= self._merge(uploads, trained.proposed, hooks, notes)
         # 6. The states of all valid clients are stored: those of the whole round, or none.
-        self._store_states(trained)
+        if is_small:
+            notes("small_cohort", 1.0)
+            notes("benign_distance", math.nan)
+        else:
+            self._store_states(trained)
         report |= self._traffic(len(trained.clients))
         return {**report, **notes.report, "time/round": time.perf_counter() - started}
 
@@ -294,10 +309,22 @@ class RoundRunner:
         statistics = self.client.statistics("global").data
         return {GLOBAL_STATISTICS: statistics, **self.states.server_states}
 
+    def _must_skip(self, uploads: Uploads) -> bool:
+        """Return whether the uploads are too few for a step; with privacy, noise is a step."""
+        return self.privacy is None and self.small_cohorts.must_skip(uploads.context)
+
+    def describe_small_cohorts(self) -> str | None:
+        """Return a sentence about the chance of too small a cohort; ``None`` if it is 0."""
+        clients = self.states.loaded.num_clients
+        probabilities = self.sampler.size_probabilities(clients)
+        if probabilities is None or self.privacy is not None:
+            return None
+        return self.small_cohorts.describe(probabilities, self.settings.rounds)
+
     def _forge(self, uploads: Uploads, notes: "_Notes") -> None:
         """Let the attackers of the cohort replace their uploads."""
         cohort, round = uploads.share.cohort, uploads.context.round
-        if self.byzantine_clients.forges(cohort, round):
+        if self.byzantine_clients.forges(cohort, round) and not self._must_skip(uploads):
             notes("forged", float(self.byzantine_clients.mark_attackers(cohort, round).sum()))
             uploads.forge(
                 self.server,
@@ -318,8 +345,6 @@ class RoundRunner:
         server, share = self.server, uploads.share
         if self.privacy is not None:
             return self._merge_privately(self.privacy, uploads, hooks, notes)
-        if not len(share.cohort):
-            return {}
         try:
             update = server.step(
                 self.client.row("global").data,

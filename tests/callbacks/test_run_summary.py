@@ -74,6 +74,7 @@ def test_summary_of_a_fit_and_its_test(tmp_path):
     assert summary["metrics"]["test"] == {"round": 2, **last_row(tmp_path, "test")}
     assert summary["metrics"]["val"] == {"round": 1, **last_row(tmp_path, "val")}
     assert summary["counts"] == {
+        "rounds_without_step": 0,
         "clients": 5,
         "benign": 4,
         "byzantine": 1,
@@ -145,7 +146,14 @@ def test_history_of_a_run_without_rounds_is_empty(tmp_path):
         "val": {},
         "uploads": {},
         "seconds": [],
+        "small_cohorts": 0,
     }
+
+
+def test_rounds_without_a_step_are_counted(tmp_path):
+    content = "round,train/cohort,train/small_cohort\n0,2,1\n1,8,\n2,0,1\n"
+    (tmp_path / "metrics.csv").write_text(content)
+    assert read_history(tmp_path / "metrics.csv")["small_cohorts"] == 2
 
 
 def git(folder, *arguments):
