@@ -66,7 +66,7 @@ class RoundRunner:
         seed: The seed of the federation.
         small_cohort: Effect of a cohort that is too small for the aggregator.
         privacy: Clips the uploads and adds noise; ``None`` for a run without privacy.
-        leaves_out: Whether a client whose local work raises an exception is left out; with privacy
+        leaves_out: Whether a client that raises an exception is left out; with privacy
             it always is, because the end of a run would tell that the client took part.
     """
 

@@ -51,8 +51,8 @@ class ChunkResults:
     states: dict[str, Tensor]
 
     @classmethod
-    def of_failed_client(cls, position: int, like: Tensor) -> "ChunkResults":
-        """Return the results of a client whose local work raised an exception: it has none.
+    def build_failed(cls, position: int, like: Tensor) -> "ChunkResults":
+        """Return the results of a client that raised an exception: it has none.
 
         Args:
             position: Its position in this process's part of the cohort.
@@ -108,7 +108,7 @@ class CohortResults:
         start_losses: The mean loss of w^t over all training data of each client, [clients]; or
             ``None``.
         states: The clients' ids and new states, for each chunk.
-        errors: The exceptions of clients whose local work failed, by id.
+        errors: The exceptions of clients that failed, by id.
     """
 
     def __init__(self, num_clients: int, buffer: Tensor | None) -> None:
@@ -129,7 +129,7 @@ class CohortResults:
         """Add the results of a chunk."""
         positions = _as_slice(chunk.positions)
         for name, values in chunk.metrics.items():
-            # zeros: a chunk whose clients took no step has no outputs of steps
+            # zeros: a chunk of clients without a step has no outputs of steps
             rows = self.metrics.get(name, values.new_zeros(self.num_clients))
             self.metrics[name] = self._insert(rows, positions, values)
         self.status = self._insert(self.status, positions, chunk.status)
