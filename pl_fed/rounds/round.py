@@ -279,7 +279,14 @@ class RoundRunner:
             round: The round, from 0.
         """
         num_byzantine = self.byzantine_clients.count_expected_byzantine(len(cohort))
-        return RoundContext(self.seed, round, num_byzantine, clients=cohort, losses=losses)
+        return RoundContext(
+            self.seed,
+            round,
+            num_byzantine,
+            clients=cohort,
+            losses=losses,
+            num_clients=self.states.loaded.num_clients,
+        )
 
     def try_aggregator(self) -> None:
         """Run a new aggregator on short random uploads: of a cohort, or of the buckets of privacy.
