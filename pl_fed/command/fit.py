@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from pl_fed.arguments import check_writable
 from pl_fed.callbacks import Introduction, Predictions, Summary
 from pl_fed.command.program import program_name
+from pl_fed.command.quiet_wandb import QuietWandb
 from pl_fed.command.run_choice import (
     LAST,
     FinishedRunError,
@@ -172,7 +173,8 @@ class FederatedCLI(SectionsCLI):
                 check_writable(run_dir=run.folder)  # before the first change of a file
             if self.subcommand == "fit" and saves_into_run_folder(config.trainer):
                 (self.run_dir / "checkpoints").mkdir(exist_ok=True)  # type: ignore[operator]
-        if run and resumes:
+        self._resumes = bool(run and resumes)
+        if self._resumes:
             config.ckpt_path = LAST  # the last checkpoint in the run's folder
         self._config_without_folder = self.config
         self.config = copy.deepcopy(self.config)
@@ -187,7 +189,10 @@ class FederatedCLI(SectionsCLI):
         self._place_loggers(config)
         super().instantiate_classes()
         if self.run_dir is not None and wandb_loggers_in(config.trainer.logger):
-            silence_wandb()
+            if self._resumes:  # a refused resume changes no file
+                self.trainer.callbacks.insert(0, QuietWandb())  # type: ignore[attr-defined]
+            else:
+                silence_wandb()
 
     def _choose_run(self, root: str | Path) -> StoredRun | None:
         """Return the run that ``ckpt_path`` names, by ``last`` or its folder, or ``None``."""

@@ -47,6 +47,7 @@ from pl_fed.lightning.checkpoints import (
     check_source,
     check_weights_only,
     read_identity,
+    read_round,
 )
 from pl_fed.lightning.compatibility import (
     check_data,
@@ -55,7 +56,7 @@ from pl_fed.lightning.compatibility import (
     choose_accelerator,
 )
 from pl_fed.lightning.loop import FederatedLoop
-from pl_fed.loggers import RunCSV, begin_own_wandb_runs
+from pl_fed.loggers import RunCSV, begin_own_wandb_runs, postpone_experiments
 from pl_fed.rounds.identity import check_identity, federation_identity
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.run_folder import (
@@ -270,12 +271,25 @@ class Trainer(LightningTrainer):
             check_identity(
                 saved, federation_identity(model, datamodule.clients, self.federation.seed)
             )
+        self._check_rounds(read_round(path))
         check_weights_only(weights_only)
         with self._hold_run_dir():
             if path is None and self.is_global_zero and not self._has_fitted:
                 check_holds_no_run(self.run_dir)
             self._has_fitted = True
+            if path is not None:
+                postpone_experiments(self.loggers)
             super().fit(model, datamodule=datamodule, ckpt_path=path, weights_only=True)
+
+    def _check_rounds(self, finished: int | None) -> None:
+        """Refuse to resume after more rounds than the run has."""
+        rounds = self.estimated_stepping_batches
+        if finished is not None and finished > rounds:
+            name = "max_steps" if self.max_steps == rounds else "max_epochs"
+            raise ValueError(
+                f"Expected argument `trainer.{name}` to be at least {finished}, the number of"
+                f" rounds in the checkpoint, but got {rounds}: raise it, or start a new run."
+            )
 
     def validate(  # type: ignore[override]
         self,
