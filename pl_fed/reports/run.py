@@ -372,8 +372,7 @@ def _read_metrics(path: Path, damage: list[str]) -> MetricTable:
         damage: A list that a description of damaged rows and cells is added to.
     """
     if not path.is_file():  # a run that diverged in its first round
-        return MetricTable.read(io.StringIO("round
-"))
+        return MetricTable([], {})
     with _open_csv(path) as file:
         table = MetricTable.read(file)
     damage += _describe_damage(path, table.damaged_rows, table.damaged_cells)
