@@ -15,7 +15,7 @@ process needs memory for its own clients only, and the file would save only 1 % 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -190,7 +190,7 @@ class WorkShare:
             heads, rows = self._gather_pages(tables, layout, device)
         _, *is_present = map(any, zip(*heads))
         return {
-            name: column.to(dtype)
+            cast(_Key, name): column.to(dtype)
             for (name, dtype), present, column in zip(layout.dtypes.items(), is_present, rows.T)
             if present
         }
