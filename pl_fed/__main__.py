@@ -1,7 +1,15 @@
 """``python -m pl_fed``, and the console script ``pl_fed``."""
 
 import gc
+import os
 import sys
+
+
+def import_from_current_folder() -> None:
+    """Let the console script import classes from the current folder, as ``python -m`` does."""
+    folder = os.getcwd()
+    if not sys.flags.safe_path and folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def main() -> None:
@@ -10,9 +18,12 @@ def main() -> None:
     The garbage collector leaves out all objects that the imports make, and at the end all others:
     they stay until the process ends. This halves the time of the imports and of the exit.
     """
+    import_from_current_folder()
     from pl_fed.command.lazy_imports import import_torchmetrics
     from pl_fed.command.start import announce, run_light_command
+    from pl_fed.command.streams import open_standard_streams
 
+    open_standard_streams()
     if run_light_command(sys.argv[1:]):
         return
     gc.disable()

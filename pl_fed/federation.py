@@ -1,17 +1,18 @@
 """The federation: its checked arguments, and the session that a trainer sets up from them."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
 from pl_fed.arguments import (
     check_at_most,
+    check_choice,
     check_instances,
     check_integers,
     check_shares,
@@ -62,6 +63,7 @@ from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.small_cohorts import SmallCohortRule
 from pl_fed.rounds.step_facts import StepFacts
 from pl_fed.rounds.step_rules import (
     describe_missing_loss,
@@ -69,7 +71,7 @@ from pl_fed.rounds.step_rules import (
     refuse_changes,
 )
 from pl_fed.rounds.storage import StorageOptions
-from pl_fed.rounds.trial import try_client, try_steps
+from pl_fed.rounds.trial import explain_smallest_minibatch, try_client, try_steps
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
 from pl_fed.tasks.directions import Directions, describe_directions
@@ -91,6 +93,14 @@ class Federation(Configurable):
             infinity. It is also broken if its upload or a state has a wrong length, or is not a
             tensor of real numbers. Broken clients are left out; their states stay as before the
             round.
+        small_cohort: Effect of a cohort that is too small for the aggregator, such as some of
+            Poisson sampling, or a cohort without its broken uploads. ``"skip"`` makes no step,
+            keeps all states, and counts the round under ``train/small_cohort``. ``"raise"`` ends
+            the run. A round with privacy always makes its noisy step.
+        on_client_error: What happens if the local work of a client raises an exception, for example
+            because a file of its data is broken. ``"raise"`` ends the run, with the client, the
+            round and the step; ``"leave_out"`` counts the client as broken. With privacy it is
+            always left out: the end of the run would tell that the client took part.
         engine: Options of the engine, which runs the local steps.
         storage: Options for the clients' states between rounds.
         model_selection: The data that choose each client's ``hybrid`` model (FLAME, section IV):
@@ -148,6 +158,8 @@ class Federation(Configurable):
         server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
         adversary: Adversary = Adversary(),
         max_rejected: float = 0.5,
+        small_cohort: SmallCohortRule = "skip",
+        on_client_error: Literal["raise", "leave_out"] = "raise",
         engine: EngineOptions = EngineOptions(),
         storage: StorageOptions = StorageOptions(),
         model_selection: ModelSelection = "validation",
@@ -168,8 +180,10 @@ class Federation(Configurable):
             check_instances(PreAggregator, pre_aggregators=pre_aggregator)
         _check_sections(adversary, engine, storage)
         check_shares(max_rejected=max_rejected)
+        check_choice(("raise", "leave_out"), on_client_error=on_client_error)
         if seed is not None:
             check_integers(-(2**63), 2**63 - 1, seed=seed)
+        check_choice(("skip", "raise"), small_cohort=small_cohort)
         if model_selection not in ("validation", "test", None):
             raise ValueError(
                 'Expected argument `model_selection` to be "validation", "test" or None but got'
@@ -188,6 +202,8 @@ class Federation(Configurable):
         self.adversary = adversary
         self.byzantine_clients = ByzantineClients(adversary)
         self.max_rejected = max_rejected
+        self.small_cohort = small_cohort
+        self.on_client_error = on_client_error
         self.engine = engine
         self.engine_choice = EngineChoice(engine)
         self.storage = storage
@@ -282,7 +298,7 @@ class Federation(Configurable):
             with settings.autocast():
                 try_client(client, data, datamodule.augment)
             session.rounds.local_training.watch.expect(
-                self._find_step_facts(client, datamodule, settings)
+                self._find_step_facts(client, datamodule, settings, session.rounds.batch_rule)
             )
         self._session = session
 
@@ -314,7 +330,11 @@ class Federation(Configurable):
             )
 
     def _find_step_facts(
-        self, client: Client, datamodule: FederatedData, settings: RunSettings
+        self,
+        client: Client,
+        datamodule: FederatedData,
+        settings: RunSettings,
+        batch_rule: BatchRule,
     ) -> StepFacts:
         """Return what local steps change; refuse what passes from one client to the next."""
         facts = try_steps(
@@ -325,6 +345,13 @@ class Federation(Configurable):
             datamodule.batch_size,
         )
         refuse_changes(facts)
+        fault = explain_smallest_minibatch(
+            client, datamodule.clients, datamodule.augment, settings.local, batch_rule
+        )
+        if fault is not None:
+            if self.on_client_error == "raise" and self.privacy is None:
+                raise ValueError(fault)
+            rank_zero_warn(f"{fault} Without it, pl_fed leaves these clients out.")
         client.draws_globally = facts.draws_globally
         task, net = client.task, type(client.global_model).__name__
         directions = task.metric_directions()
@@ -353,6 +380,8 @@ class Federation(Configurable):
         """Run the aggregator, the attacks and the engine on a few numbers before training."""
         client, data, rounds = session.client, session.datamodule.clients, session.rounds
         rounds.try_aggregator()
+        if sentence := rounds.describe_small_cohorts():
+            rank_zero_info(sentence)
         try_attacks(client, data, self.byzantine_clients.attacks_on_data)
         check_engine(client, rounds.batch_rule, data, self.engine.name)
 
@@ -388,6 +417,7 @@ class Federation(Configurable):
             datamodule.drop_last,
             settings.shuffle,
             settings.limit_local_steps,
+            datamodule.min_batch,
         )
         adaptation = None
         if client.adaptation is not None:
@@ -427,7 +457,9 @@ class Federation(Configurable):
             batch_rule,
             max_rejected=self.max_rejected,
             seed=self.seed,
+            small_cohort=self.small_cohort,
             privacy=privacy,
+            leaves_out=self.on_client_error == "leave_out",
         )
         return Session(client, datamodule, states, evaluation, rounds)
 

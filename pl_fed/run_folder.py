@@ -1,9 +1,11 @@
 """The folder of a run: its creation, its lock, and its last checkpoint."""
 
 import contextlib
+import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +19,9 @@ _MAX_PREFIX_LETTERS = 50  # so that the name of a temporary folder is never too 
 TEMPORARY_NAME = ".ckpt.tmp"
 """Name of an incomplete checkpoint; the same for all checkpoints, so that a kill leaves only one
 incomplete file."""
+
+SUMMARY = "summary.json"
+"""Name of the file with a run's results and the stage that they belong to."""
 
 _LAST = re.compile(r"last(-v\d+)?\.ckpt")
 
@@ -77,38 +82,83 @@ def check_holds_no_run(folder: Path) -> None:
         )
 
 
-def last_run(root: str | Path, can_restart: Callable[[Path], bool] | None = None) -> Path:
+@dataclass(frozen=True)
+class StoredRun:
+    """Stored run: a run as its folder shows it.
+
+    Attributes:
+        folder: The run's folder.
+        checkpoint: Its last checkpoint; ``None`` if it was stopped before its first one.
+        is_finished: Whether the run has ended with the test of its final models.
+    """
+
+    folder: Path
+    checkpoint: Path | None
+    is_finished: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> "StoredRun | None":
+        """Return the run in a folder; ``None`` if there is none that can continue or restart.
+
+        A run without a checkpoint restarts. Its folder ``checkpoints`` holds nothing else: other
+        checkpoints of a run may be of use.
+        """
+        checkpoint, saved = last_checkpoint(folder), folder / "checkpoints"
+        is_tested = (folder / "per_client.csv").is_file()
+        if checkpoint is None and (is_tested or not _is_empty(saved)):
+            return None
+        return cls(folder, checkpoint, is_tested and _read_stage(folder) == "test")
+
+    @property
+    def saved_at(self) -> int:
+        """The time of the last checkpoint, or of the start of a run without one, in ns."""
+        return _modification_time(self.checkpoint or self.folder / "checkpoints")
+
+
+def find_runs(root: str | Path) -> list[StoredRun]:
+    """Return the runs under ``root`` that can continue or restart, the last saved one first."""
+    folders = [folder for folder in Path(root).glob("*") if folder.is_dir()]
+    runs = [run for run in map(StoredRun.read, folders) if run is not None]
+    return sorted(runs, key=lambda run: run.saved_at, reverse=True)
+
+
+def last_run(root: str | Path) -> Path:
     """Return the folder of the run under ``root`` with the newest last checkpoint.
 
     Args:
         root: The parent folder of the runs.
-        can_restart: Returns whether a run that was stopped before its first checkpoint counts;
-            ``None`` if no such run counts. Its folder ``checkpoints`` then gives its time.
 
     Raises:
         FileNotFoundError: If there is no such run.
     """
-    checkpoints: dict[Path, Path] = {}
-    for run in Path(root).glob("*"):
-        path, folder = last_checkpoint(run), run / "checkpoints"
-        is_incomplete = not (run / "per_client.csv").is_file()  # a complete run has its test's
-        if path is None and can_restart and is_incomplete and _is_empty(folder):
-            path = folder if can_restart(run) else None
-        if path is not None:
-            checkpoints[run] = path
-    if not checkpoints:
-        raise FileNotFoundError(
-            "Expected argument `ckpt_path` = last to find a run with checkpoints/last.ckpt under"
-            f" {Path(root).absolute()} but found none: the runs of a config lie under its"
-            " trainer.default_root_dir, and write last.ckpt unless they are given a ModelCheckpoint"
-            " without `save_last: true`."
-        )
-    return max(checkpoints, key=lambda run: _modification_time(checkpoints[run]))
+    for run in find_runs(root):
+        if run.checkpoint is not None:
+            return run.folder
+    raise no_run_error(root)
+
+
+def no_run_error(root: str | Path) -> FileNotFoundError:
+    """Return the exception for a parent folder without a run that could continue."""
+    return FileNotFoundError(
+        "Expected argument `ckpt_path` = last to find a run with checkpoints/last.ckpt under"
+        f" {Path(root).absolute()} but found none: the runs of a config lie under its"
+        " trainer.default_root_dir, and write last.ckpt unless they are given a ModelCheckpoint"
+        " without `save_last: true`."
+    )
 
 
 def _is_empty(folder: Path) -> bool:
     """Return whether a folder exists and holds at most an incomplete checkpoint."""
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= {TEMPORARY_NAME}
+
+
+def _read_stage(folder: Path) -> str | None:
+    """Return the stage that a run has finished; a run that goes on has no summary."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        return str(summary["stage"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _modification_time(path: Path) -> int:

@@ -154,7 +154,8 @@ class RoundContext:
         round: The round, from 0.
         num_byzantine: Number of Byzantine uploads that the server expects among the merged ones.
         clients: Ids of the clients of the uploads, int64 [n].
-        losses: Mean training loss of each client over its local steps, [n].
+        losses: Mean training loss of each client over its local steps, [n]; NaN for a client that
+            took no step.
         start_losses: Mean loss of the broadcast w^t over all training data of each client, [n];
             empty unless the aggregator's ``needs_start_losses`` is set.
         attackers: Ids of the clients that forge their uploads, int64 [b]; empty for aggregators.
@@ -172,6 +173,7 @@ class RoundContext:
             attackers that train in their own way. ``None`` for aggregators.
         samples: Returns all training samples of an attacker, by its id, before any attack on data.
             ``None`` for aggregators.
+        num_clients: Number of clients of the federation; 0 if it is unknown.
         simulate_merge: Returns the server's merged update if the attackers upload some rows [b, d].
             ``None`` if the attackers do not know it, and for aggregators.
     """
@@ -191,6 +193,7 @@ class RoundContext:
     net: Callable[[], nn.Module] | None = None
     samples: Callable[[int], Batch] | None = None
     simulate_merge: Callable[[Tensor], Tensor] | None = None
+    num_clients: int = 0
 
     def select(self, index: Tensor) -> "RoundContext":
         """Return the context of some of the clients.

@@ -58,7 +58,8 @@ class Cohorts(Sampler):
         return len(self.cohorts[0])
 
     def sample(self, num_clients, sizes, generator):
-        return torch.tensor(self.cohorts.pop(0) if len(self.cohorts) > 1 else self.cohorts[0])
+        cohort = self.cohorts.pop(0) if len(self.cohorts) > 1 else self.cohorts[0]
+        return torch.tensor(cohort, dtype=torch.int64)
 
 
 class VariedCohorts(Cohorts):

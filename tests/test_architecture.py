@@ -46,7 +46,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
 SAME_FLOOR = {  # imports allowed between rooms of one floor, without cycles
     "engine": {"clients"},
-    "callbacks": {"federation", "loggers", "reports"},
+    "callbacks": {"federation", "loggers", "reports", "run_folder"},
     "exports": {"federation", "run_folder"},
     "__main__": {"command"},
     "command": {"__init__"},  # its version

@@ -502,8 +502,10 @@ def test_broken_uploads_of_byzantine_clients_are_counted_without_a_limit():
 def test_error_explains_too_few_valid_uploads(aggregator, words):
     """Five would do, and one of them breaks."""
     run(breaking_client(FedAvg), broken=None, aggregator=copy.deepcopy(aggregator))
+    skipped = run(breaking_client(FedAvg), aggregator=copy.deepcopy(aggregator))
+    assert [report.get("train/small_cohort") for report in skipped.reports] == [None, 1.0, None]
     with pytest.raises(ValueError, match="1 of 5 uploads of round 1 were left out") as failed:
-        run(breaking_client(FedAvg), aggregator=aggregator)
+        run(breaking_client(FedAvg), aggregator=aggregator, small_cohort="raise")
     message = str(failed.value)
     assert message.startswith("Expected argument `uploads`")
     assert message.count(".") == message.endswith("."), "one sentence"

@@ -3,14 +3,18 @@
 import csv
 import functools
 import json
+import math
 
 import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
+from small_federations import Only
+from torchmetrics import Metric
 
 import pl_fed
+from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Ditto
 from pl_fed.data import Digits, FederatedData
 from pl_fed.engine.base import ROUND_NUMBERS
@@ -236,6 +240,39 @@ def test_callback_metrics_are_those_of_the_round(tmp_path, bar):
     expected |= {"round", "time/round"}
     assert set(trainer.callback_metrics) == expected
     assert all(isinstance(value, torch.Tensor) for value in trainer.callback_metrics.values())
+
+
+def test_undefined_numbers_reach_callbacks_but_no_logger(tmp_path):
+    """No client of the cohort is benign, and a metric of the user has no value."""
+    logger = Recording()
+    federation = pl_fed.Federation(
+        Only(0, 1), adversary=pl_fed.Adversary(RandomLabels(), ids=[0, 1]), metrics=[Undefined()]
+    )
+    trainer = pl_fed.Trainer(
+        federation, run_dir=tmp_path, logger=logger, max_epochs=1, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    data = FederatedData(Digits(), Shards(1), 12, batch_size=64)
+    trainer.fit(Ditto(MLP(64, [4], 10), local_steps=1), data)
+    (row,) = table(tmp_path)
+    assert row["train/benign_distance"] == ""
+    assert trainer.callback_metrics["train/benign_distance"].isnan()
+    values = [value for _, _, metrics in logger.logged for value in metrics.values()]
+    assert len(values) > 10
+    assert not any(math.isnan(value) for value in values)
+    assert "nan" not in (tmp_path / "metrics.csv").read_text()
+
+
+class Undefined(Metric):
+    """A metric without a value."""
+
+    higher_is_better = True
+
+    def update(self, preds, target):
+        pass
+
+    def compute(self):
+        return torch.tensor(torch.nan)
 
 
 def test_early_stopping_and_best_checkpoint_follow_the_training_loss(tmp_path):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import lightning
 import pytest
@@ -19,7 +20,12 @@ from small_federations import sgd
 import pl_fed
 from pl_fed.clients import FedAvg
 from pl_fed.data import Digits, FederatedData
-from pl_fed.distributed.processes import LostProcessError, Processes, explain_lost_process
+from pl_fed.distributed.processes import (
+    LostProcessError,
+    Processes,
+    end_launched_processes,
+    explain_lost_process,
+)
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
 from pl_fed.run_folder import is_first_process, last_checkpoint
@@ -323,6 +329,84 @@ def test_backend_error_becomes_one_sentence():
     message = r"^Expected all 2 processes to go on but process 1"
     with pytest.raises(LostProcessError, match=message), explain_lost_process(Processes(1, 2)):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+
+
+def test_time_out_has_a_sentence_that_names_the_option(monkeypatch):
+    error = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 10000ms")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    message = r"^Expected all 2 processes to answer within .*`trainer\.strategy\.timeout` 10 s but"
+    with pytest.raises(LostProcessError, match=message), explain_lost_process(Processes(1, 2)):
+        raise error
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    message = r"^Expected all 2 processes to meet within the time of `trainer\.strategy\.timeout`"
+    with pytest.raises(LostProcessError, match=message), explain_lost_process(Processes(1, 2)):
+        raise torch.distributed.DistStoreError("Timed out after 11 seconds waiting for clients.")
+
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(100)"]
+
+
+def test_failed_process_ends_those_that_it_has_launched(monkeypatch):
+    """One that ends by itself has time to do so; one that hangs is killed, and none is left."""
+    monkeypatch.setattr("pl_fed.distributed.processes._ENDING_SECONDS", 1.0)
+    children = [subprocess.Popen(SLEEP), subprocess.Popen([sys.executable, "-c", "exit(3)"])]
+    launcher = Mock(procs=[*children])
+    with pytest.raises(KeyError), end_launched_processes(launcher):
+        raise KeyError
+    assert launcher.procs == [], "Lightning's observer would kill this process"
+    assert [child.wait(20) for child in children] == [-signal.SIGKILL, 3]
+    launcher.procs = [subprocess.Popen(SLEEP)]
+    with end_launched_processes(launcher):
+        pass
+    assert launcher.procs[0].poll() is None
+    launcher.procs[0].kill()
+
+
+WAITS = """
+import sys, time
+import pl_fed.distributed.processes as processes
+processes._MEETING_SECONDS = 0.5
+processes.limit_meeting(processes.Processes(1, 2))
+time.sleep(100)
+"""
+
+
+def test_process_ends_if_the_others_do_not_come():
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Expected all 2 processes to meet within ")
+
+
+HANGING = """
+import time
+from pl_fed.clients import Ditto
+
+class Hanging(Ditto):
+    def end_round(self, client):
+        if self.trainer.global_rank == 1 and self.trainer.current_epoch >= 1:
+            time.sleep(600)
+        return super().end_round(client)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_hanging_process_is_ended_after_the_time_out(tmp_path, monkeypatch):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    arguments = [
+        *("fit", "--config", str(CONFIG), "--trainer.default_root_dir", str(tmp_path / "runs")),
+        *("--trainer.max_epochs", "4", "--trainer.enable_progress_bar", "false"),
+        *("--model", "hanging.Hanging", "--federation.engine.name", "one_by_one"),
+        *("--trainer.devices", "2", "--trainer.strategy", "DDPStrategy"),
+        *("--trainer.strategy.timeout", "00:00:10"),
+    ]
+    monkeypatch.setenv("PYTHONPATH", str(CONFIG.parent.parent))
+    process = start_interpreter(arguments, tmp_path)
+    output = process.communicate(timeout=100)[0]  # until the other has ended
+    assert process.returncode == 1
+    assert output.count("error: ") == 1
+    assert "error: Expected all 2 processes to answer within the time of `trainer.str" in output
 
 
 def test_other_errors_are_unchanged():

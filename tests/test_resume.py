@@ -17,6 +17,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     Checkpoint,
     EarlyStopping,
+    EMAWeightAveraging,
     LearningRateMonitor,
     ModelCheckpoint,
     OnExceptionCheckpoint,
@@ -344,9 +345,71 @@ def test_run_killed_at_its_end_and_resumed_equals_uninterrupted_run(
     rounds = 3
     kill(tmp_path / "run", Killer("on_train_end", start=0), **settings_of(name, rounds))
     resumed = resume(tmp_path / "run", **settings_of(name, rounds))
-    # resumed after the last round, ModelCheckpoint saves that moment
-    expected = {**uninterrupted_states(name, rounds), "checkpoint": resumed["checkpoint"]}
+    assert list(differences(uninterrupted_states(name, rounds), resumed)) == []
+
+
+class ChangesTheEnd(Callback):
+    """Changes the model, and writes a file, as a training ends; counts the starts and ends."""
+
+    def __init__(self):
+        self.calls = []
+
+    def on_train_start(self, trainer, pl_module):
+        self.calls.append("start")
+
+    def on_train_end(self, trainer, pl_module):
+        self.calls.append("end")
+        with torch.no_grad():
+            for parameter in pl_module.parameters():
+                parameter.mul_(0.5)
+
+    def on_fit_end(self, trainer, pl_module):
+        norm = float(pl_module.row("global").data.double().norm())
+        (Path(trainer.default_root_dir) / "norm.txt").write_text(f"{norm!r} {self.calls}")
+
+
+ENDS = {
+    "EMA, the default checkpoint": (lambda: [EMAWeightAveraging(decay=0.8)], "on_train_end"),
+    "EMA, save_last": (
+        lambda: [EMAWeightAveraging(decay=0.8), *saver()()],
+        "on_train_epoch_end",
+    ),
+    "WeightAveraging, each validation": (
+        lambda: [WeightAveraging(), *saver(save_on_train_epoch_end=False)()],
+        "on_validation_end",
+    ),
+    "a user's callback": (lambda: [ChangesTheEnd()], "on_train_end"),
+    "a user's callback, the best two": (
+        lambda: [ChangesTheEnd(), *saver(monitor="val/global/loss", save_top_k=2)()],
+        "on_train_end",
+    ),
+}
+"""Callbacks that act as a training ends, and the hook of the last round that is killed."""
+
+
+def fit_and_test(folder, ckpt_path=None, **settings):
+    """Run, or resume, to the end of a test; return the final state and the texts of the files."""
+    trainer, client = make(folder, **settings)
+    trainer.fit(client, digits(), ckpt_path=ckpt_path)
+    trainer.test(client, digits(), verbose=False)
+    texts = {path.name: path.read_text() for path in folder.glob("[np]*.*")}
+    checkpoints = [path.name for path in (folder / "checkpoints").iterdir()]
+    return outcome(trainer, client, folder) | texts | {"checkpoints": sorted(checkpoints)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_run_resumed_without_a_round_left_equals_uninterrupted_run(tmp_path, end):
+    """Its training starts and ends with all hooks, and checkpoints are not written again."""
+    make_callbacks, hook = end
+    settings = {"max_epochs": 3, "client": FedAvg}
+    expected = fit_and_test(tmp_path / "whole", callbacks=make_callbacks(), **settings)
+    folder = tmp_path / "killed"
+    kill(folder, LateKiller(hook, start=2), callbacks=make_callbacks(), **settings)
+    saved = last_checkpoint(folder).read_bytes()
+    resumed = fit_and_test(folder, "last", callbacks=make_callbacks(), **settings)
     assert list(differences(expected, resumed)) == []
+    assert last_checkpoint(folder).read_bytes() == saved
 
 
 after_training = saver(every_n_train_steps=1)

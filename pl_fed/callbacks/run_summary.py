@@ -16,11 +16,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from pl_fed.callbacks.round_metrics import find_evaluated_round
 from pl_fed.callbacks.versions import read_commit, read_versions
 from pl_fed.configurable import class_record
+from pl_fed.evaluation.monitor import metric_directions
 from pl_fed.federation import Federation
 from pl_fed.reports.configs import PYTHON_CONFIG, flatten
-
-SUMMARY = "summary.json"
-"""The name of the file in a run's folder."""
+from pl_fed.rounds.checks import NonFiniteLossError
+from pl_fed.run_folder import SUMMARY
+from pl_fed.text import first_line
 
 _UPLOADS = ("forged", "clipped", "dropped", "rejected")
 _CONFIGS = ("config.yaml", PYTHON_CONFIG)
@@ -53,19 +54,26 @@ class RunSummary(Callback):
         self._created = time.monotonic()
         self._start_up: float | None = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the summary of the earlier part of a resumed run."""
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the time before the first round; remove the summary of a run that goes on.
+
+        The trainer has accepted the checkpoint by then, so a refused resume keeps the summary.
+        """
         if folder := self._output_folder(trainer):
             (folder / SUMMARY).unlink(missing_ok=True)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the time before the first round."""
         if self._start_up is None:
             self._start_up = time.monotonic() - self._created
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the summary of a fit."""
         self._write(trainer, "fit")
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Write the summary of a fit that diverged: that is a result, too."""
+        if isinstance(exception, NonFiniteLossError) and trainer.state.fn == "fit":
+            self._write(trainer, "fit", diverged=first_line(exception))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the summary of a validation without a fit."""
@@ -81,7 +89,7 @@ class RunSummary(Callback):
         is_dry_run = getattr(trainer, "fast_dev_run", False)
         return self.folder if trainer.is_global_zero and not is_dry_run else None
 
-    def _write(self, trainer: Trainer, stage: str) -> None:
+    def _write(self, trainer: Trainer, stage: str, diverged: str | None = None) -> None:
         folder = self._output_folder(trainer)
         if folder is None:
             return
@@ -89,12 +97,14 @@ class RunSummary(Callback):
         summary = {
             "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
             "stage": stage,
+            "diverged": diverged,
             "metrics": {part: history[part] for part in ("test", "val")},
             "counts": self._counts(find_evaluated_round(trainer), history),
             "seconds": self._seconds(history["seconds"]),
             "seeds": self._seeds(),
             "config": next((name for name in _CONFIGS if (folder / name).is_file()), None),
             "classes": self._classes(),
+            "higher_is_better": dict(metric_directions(self.federation.client.task)),
             "versions": read_versions(),
             "git": read_commit(),
             "device": _describe_device(trainer),
@@ -119,6 +129,7 @@ class RunSummary(Callback):
             "rounds": rounds,
             "upload_bytes": size * federation.server.aggregator.sent_numbers(client.upload_numbers),
             "download_bytes": size * client.download_numbers,
+            "rounds_without_step": history["small_cohorts"],
             **{f"uploads_{name}": history["uploads"].get(name) for name in _UPLOADS},
         }
 
@@ -160,9 +171,11 @@ def read_history(path: Path) -> dict[str, Any]:
 
     Returns:
         ``test`` and ``val``, each the last metrics by name without the part, and ``round``;
-        ``uploads``, the number of uploads over all rounds by outcome; ``seconds``, a list.
+        ``uploads``, the number of uploads over all rounds by outcome; ``small_cohorts``, the number
+        of rounds without a step; ``seconds``, a list.
     """
     history: dict[str, Any] = {"test": {}, "val": {}, "uploads": {}, "seconds": []}
+    history["small_cohorts"] = 0
     for row in _read_rows(path):
         for part in ("test", "val"):
             if values := _strip_prefix(row, f"{part}/"):
@@ -170,6 +183,7 @@ def read_history(path: Path) -> dict[str, Any]:
         for name, count in _strip_prefix(row, "train/").items():
             if name in _UPLOADS:
                 history["uploads"][name] = history["uploads"].get(name, 0) + int(count)
+        history["small_cohorts"] += int(row.get("train/small_cohort", 0))
         if "time/round" in row:
             history["seconds"].append(row["time/round"])
     return history

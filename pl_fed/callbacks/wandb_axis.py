@@ -4,7 +4,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pl_fed.clients.base import Client
 from pl_fed.evaluation.monitor import metric_directions
-from pl_fed.loggers import wandb_loggers
+from pl_fed.loggers import forget_postponed, wandb_loggers
 
 _BEST = {
     "accuracy": "max",
@@ -21,7 +21,26 @@ class WandbAxis(Callback):
     def __init__(self) -> None:
         self._defined = False
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Define the metrics, after the trainer has accepted any checkpoint."""
+        self._define(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Define the metrics of a validation without a fit."""
+        if not trainer.sanity_checking:
+            self._define(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Define the metrics of a test without a fit."""
+        self._define(trainer, pl_module)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Let loggers end without an experiment if the checkpoint was refused."""
+        forget_postponed(trainer.loggers)
+
+    def _define(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Define the metrics once."""
         if self._defined or not isinstance(pl_module, Client):  # a test follows a fit
             return

@@ -18,6 +18,7 @@ from pl_fed.clients.contract import (
 )
 from pl_fed.clients.host import FederationModule
 from pl_fed.clients.optimizer_layout import OptimizerLayout, find_optimizer_layouts
+from pl_fed.clients.round_rules import ReadOnlyFields
 from pl_fed.devices import numbers_on
 from pl_fed.nets.rows import (
     Row,
@@ -49,6 +50,7 @@ class ClientRounds(FederationModule):
         models: All models, by name. The module of model ``"x"`` is ``x_model``.
         trained: Names of the models that ``training_step`` trains.
         evaluated: Names of the models that have metrics; the last one gives predictions.
+        validated: Names of the models with a validation loss at the end of a round.
         population: Sizes of the federation.
         keeps_optimizer_state: Whether clients keep the states of their local optimizers between
             rounds; set by the federation.
@@ -59,6 +61,7 @@ class ClientRounds(FederationModule):
     models: dict[str, Model]
     trained: tuple[str, ...]
     evaluated: tuple[str, ...]
+    validated: tuple[str, ...]
     population: Population
     _objective: Objective
 
@@ -222,7 +225,7 @@ class ClientRounds(FederationModule):
         """
         client_states = client.states
         client.states = {name: client_states[name] for name in self._states}
-        for name in dict.fromkeys((*self.trained, *self.evaluated)):
+        for name in dict.fromkeys((*self.trained, *self.evaluated, *self.validated)):
             if name == "global":
                 continue
             model = client.broadcast.expand(len(client))
@@ -234,8 +237,11 @@ class ClientRounds(FederationModule):
                 model.parameters.clone() if parameters is None else parameters,
                 model.statistics.clone() if statistics is None else statistics,
             )
+        read_only = ReadOnlyFields("begin", client)
         self.begin(client)
-        if "global" in self.trained and client.steps:  # an evaluation has no local steps
+        read_only.check(client)
+        in_round = "global" in (*self.trained, *self.validated)
+        if in_round and client.steps:  # an evaluation has no local steps
             client.models["global"] = client.broadcast.expand(len(client))
         return client
 
@@ -251,7 +257,9 @@ class ClientRounds(FederationModule):
             The uploads, and rows [clients, length] under the names of :meth:`store_defaults`.
         """
         before = {name: client.states[name].clone() for name in self.state_means}
+        read_only = ReadOnlyFields("end_round", client)
         upload = self.end_round(client)
+        read_only.check(client)
         for name, mean in self.state_means.items():
             start = before[name]
             row = usable_rows(client.states[name], (len(start), start.shape[1]), start)

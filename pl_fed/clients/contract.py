@@ -181,9 +181,10 @@ class ClientRound:
             [clients, length]; empty if every round begins with new optimizers. Engines replace
             them.
         steps: The number of local steps of each client on each trained model, int64 [clients, 1].
-            Empty before an evaluation.
-        lr: The learning rate of each trained model in this round, [1]. Empty before an evaluation.
-            If a model has several parameter groups, it is that of the first one: see
+            Empty before an evaluation. ``begin`` may replace them, for clients of unequal speed; a
+            client with 0 takes no step.
+        lr: The learning rate of each trained model in this round, [1]: read only. Empty before an
+            evaluation. If a model has several parameter groups, it is that of the first one: see
             ``Client.refuse_mixed_options``.
         extra: Rows that ``begin`` adds for ``training_step`` to read, by name: [clients, length],
             or [length] for a row that all clients share.
@@ -193,7 +194,8 @@ class ClientRound:
             validation data by ``federation.monitor``, [clients]: lower is better. Empty unless
             ``federation.monitor`` is a metric other than the loss.
         step_means: In ``end_round``, the means over the local steps of the scalars that
-            ``training_step`` returned, by name, [clients]; at least ``"loss"``.
+            ``training_step`` returned, by name, [clients]; at least ``"loss"``. 0 for a client
+            that took no step.
         proposals: Set by ``end_round``: each client's proposal for the next value of a server
             state, by name, [clients, length]. The server takes the mean.
         global_statistics: Set by ``end_round``: running statistics that each client proposes for
@@ -241,6 +243,7 @@ class ClientRound:
             models=dict(self.models),
             states=dict(self.states),
             optimizer_states=dict(self.optimizer_states),
+            steps=dict(self.steps),
             extra=dict(self.extra),
             proposals=dict(self.proposals),
         )

@@ -1,6 +1,7 @@
 """Lightning's hooks of a client: they set up, evaluate and save a federation."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -169,7 +170,8 @@ class FederationModule(LightningModule):
         """Restore the federation's state from a checkpoint.
 
         Raises:
-            ValueError: If pl_fed did not write the checkpoint, or its models have other tensors.
+            ValueError: If pl_fed did not write the checkpoint, its models have other tensors, or a
+                fit would train on with NaN or infinity in them.
         """
         if "federation" not in checkpoint:
             raise ValueError(
@@ -178,8 +180,17 @@ class FederationModule(LightningModule):
         self.federation.load_state_dict(checkpoint["federation"])
         if self.strict_loading:
             _check_tensors(checkpoint["state_dict"], self.state_dict())
+        # a run without a limit of broken clients goes on with a destroyed model
+        if self.trainer.state.fn == "fit" and self.federation.max_rejected < 1:
+            models = {name for name, _ in self.named_parameters()}
+            for part in ("state_dict", "current_model_state"):
+                tensors = checkpoint.get(part) or {}
+                _check_finite({name: [tensors[name]] for name in models & tensors.keys()})
+            store = checkpoint["federation"]["store"]
+            _check_finite({name: store[name]["rows"] for name in self.models.keys() & store.keys()})
 
     def _log_metrics(self, part: str) -> None:
+        """Log the metrics of an evaluation; undefined ones, NaN, reach callbacks only."""
         monitor = self.federation.monitored_metric
         for model, metrics in self.federation.metrics(part).items():
             for name, value in metrics.compute().items():
@@ -187,6 +198,7 @@ class FederationModule(LightningModule):
                     f"{part}/{model}/{name}",
                     value.float(),
                     prog_bar=part == "val" and name == monitor,
+                    logger=not value.isnan(),
                     batch_size=1,
                 )
 
@@ -194,6 +206,18 @@ class FederationModule(LightningModule):
 def _reset(metrics: Mapping[str, ClientMetrics]) -> None:
     for metric in metrics.values():
         metric.reset()
+
+
+def _check_finite(models: Mapping[str, Iterable[Tensor]]) -> None:
+    """Raise ``ValueError`` if a model of a checkpoint has NaN or infinity."""
+    for name in sorted(models):
+        for rows in models[name]:
+            # a sum needs no memory, but may overflow
+            if not math.isfinite(rows.sum()) and not rows.isfinite().all():
+                raise ValueError(
+                    f"Expected a checkpoint with finite models but got NaN or infinity in `{name}`:"
+                    " use an earlier checkpoint, or start a new run."
+                )
 
 
 def _check_tensors(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:

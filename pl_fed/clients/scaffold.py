@@ -118,12 +118,13 @@ class Scaffold(Client):
         change = client.models["global"].parameters - start
         source = "global" if self.control == "path" else "slope"
         path = change if self.control == "path" else client.models["slope"].parameters
-        lr = client.lr[source]
-        control = -path / (client.steps[source] * torch.where(lr == 0, 1, lr))
+        length = client.steps[source] * client.lr[source]  # K η_l
+        control = -path / torch.where(length == 0, 1, length)
         if self.control == "path":
             control = control - client.extra["correction"]
         else:
             control = control + self.weight_decay * start
-        # without a learning rate no step is taken, and c_i stays
-        client.states["own_control"] = torch.where(lr == 0, client.states["own_control"], control)
+        # without a step that moves, c_i stays
+        own = client.states["own_control"]
+        client.states["own_control"] = torch.where(length == 0, own, control)
         return change

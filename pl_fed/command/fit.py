@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import errno
-import re
 import shlex
 import signal
 import sys
@@ -16,14 +15,20 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.arguments import check_writable
 from pl_fed.callbacks import Introduction, Predictions, Summary
 from pl_fed.command.program import program_name
+from pl_fed.command.quiet_wandb import QuietWandb
+from pl_fed.command.run_choice import (
+    LAST,
+    FinishedRunError,
+    choose_evaluated_run,
+    choose_run,
+)
 from pl_fed.command.run_files import (
-    CONFIG,
     active_loggers,
     class_entries,
     discard_unstarted_run,
@@ -31,7 +36,7 @@ from pl_fed.command.run_files import (
     saves_into_run_folder,
     wandb_loggers_in,
 )
-from pl_fed.command.saved_config import SaveAndLogConfig, is_config_of
+from pl_fed.command.saved_config import SaveAndLogConfig
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.command.start_status import StartStatus
 from pl_fed.command.wandb_runs import close_wandb_run, silence_wandb
@@ -39,9 +44,14 @@ from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import check_source, check_weights_only, local_path
 from pl_fed.lightning.trainer import Trainer
 from pl_fed.reports.configs import group_name
-from pl_fed.run_folder import RunLock, is_first_process, last_checkpoint, last_run, new_folder
+from pl_fed.run_folder import (
+    RunLock,
+    StoredRun,
+    is_first_process,
+    last_checkpoint,
+    new_folder,
+)
 
-_NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry")  # values of ckpt_path that name no file
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _UNSAVED_METRICS = "metrics_before.csv"  # rounds before a restart, without a checkpoint
 
@@ -66,10 +76,16 @@ class FederatedCLI(SectionsCLI):
                     parser_kwargs={"prog": program_name()},
                     args=args,
                 )
-            except KeyboardInterrupt as error:  # a second Ctrl-C, or one before the trainer exists
-                self._clean_up(error)
-                raise SystemExit(128 + signal.SIGINT) from error
+            except FinishedRunError as finished:
+                self.run_dir = finished.folder
+                rank_zero_info(str(finished))
+                return
             except BaseException as error:
+                # Lightning ends a run with the status of a failure after Ctrl-C
+                interrupt = error.__context__ if isinstance(error, SystemExit) else error
+                if isinstance(interrupt, KeyboardInterrupt):
+                    self._clean_up(interrupt)
+                    raise SystemExit(128 + signal.SIGINT) from error
                 self._clean_up(error)
                 raise
             if getattr(self.trainer, "fast_dev_run", False):  # leaves no results
@@ -85,17 +101,17 @@ class FederatedCLI(SectionsCLI):
         if self.run_dir is not None and isinstance(error, OSError) and error.errno in _DISK_FULL:
             remedy = "free disk space and start the run again"
             if last_checkpoint(self.run_dir):
-                remedy = "free disk space and resume from its last checkpoint: --ckpt_path last"
+                remedy = (
+                    "free disk space and resume from its last checkpoint: --ckpt_path"
+                    f" {shlex.quote(str(self.run_dir))}"
+                )
             raise OSError(
                 f"Expected disk space for the files of the run in {self.run_dir} but got:"
                 f" {error.strerror}: {remedy}."
             ) from error
-        interrupted = getattr(getattr(self, "trainer", None), "interrupted", False)
         if isinstance(error, SIGTERMException):
             self._report_stop("SIGTERM")
-        elif isinstance(error, KeyboardInterrupt) or (
-            interrupted and isinstance(error, SystemExit)
-        ):
+        elif isinstance(error, KeyboardInterrupt):
             self._report_stop("Ctrl-C")
 
     def _report_stop(self, signal_name: str) -> None:
@@ -111,13 +127,14 @@ class FederatedCLI(SectionsCLI):
     def _describe_resume(self, run_dir: Path) -> str:
         """Return a text with the run's folder and, if possible, the command that resumes it."""
         folder = f"The run's folder is {run_dir}"
-        checkpoint = last_checkpoint(run_dir)
+        run = StoredRun.read(run_dir)
         if self.subcommand != "fit" or not isinstance(self._arguments, list):
             return f"{folder}."
-        if checkpoint is None and not (run_dir / "checkpoints").is_dir():
+        if run is None:
             return f"{folder}; it has no checkpoints/last.ckpt to resume from."
-        command = shlex.join([*program_name().split(), *_resume_arguments(self._arguments)])
-        start = "" if checkpoint else " from round 0, because it has no checkpoint yet"
+        arguments = _resume_arguments(self._arguments, run_dir)
+        command = shlex.join([*program_name().split(), *arguments])
+        start = "" if run.checkpoint else " from round 0, because it has no checkpoint yet"
         return f"{folder}. Resume the run{start}:\n  {command}"
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -127,18 +144,17 @@ class FederatedCLI(SectionsCLI):
         path = self._ckpt_path = config.ckpt_path
         config.ckpt_path = None
         check_weights_only(config.get("weights_only"))
-        if path is None or _NOT_A_FILE.match(path):
+        if path is None or path == LAST:
             return
         check_source(path)
         file = local_path(path)
-        if file is not None and not (file.is_file() and zipfile.is_zipfile(file)):
-            fault = "broken, or of another kind" if file.is_file() else "no such file"
-            if file.is_dir():
-                fault = "a folder; checkpoints of a run are in its folder `checkpoints`"
-            raise ValueError(
-                "Expected argument `ckpt_path` to be a checkpoint, last or best but got"
-                f" {path if path.isprintable() else repr(path)}: {fault}."
-            )
+        if file is None or file.is_dir() or (file.is_file() and zipfile.is_zipfile(file)):
+            return
+        fault = "broken, or of another kind" if file.is_file() else "no such file"
+        raise ValueError(
+            "Expected argument `ckpt_path` to be a checkpoint, last or the folder of a run but got"
+            f" {path if path.isprintable() else repr(path)}: {fault}."
+        )
 
     def before_instantiate_classes(self) -> None:
         """Restore the path of the checkpoint."""
@@ -150,36 +166,59 @@ class FederatedCLI(SectionsCLI):
         self._until_the_end.callback(self._status.stop)
         config = self.config[self.subcommand]
         root = config.trainer.default_root_dir or "runs"
-        resumes = self.subcommand == "fit" and config.ckpt_path == "last"
-        is_same_run = self._has_same_config if resumes else None
-        last = last_run(root, is_same_run) if config.ckpt_path == "last" else None
+        resumes, run = self.subcommand == "fit", self._choose_run(root)
         if is_first_process():  # only this process chooses the folder and writes into it
-            self._lock_folder(last if last and resumes else new_folder(root))
-            if last and resumes:
-                check_writable(run_dir=last)  # before the first change of a file
+            self._lock_folder(run.folder if run and resumes else new_folder(root))
+            if run and resumes:
+                check_writable(run_dir=run.folder)  # before the first change of a file
             if self.subcommand == "fit" and saves_into_run_folder(config.trainer):
                 (self.run_dir / "checkpoints").mkdir(exist_ok=True)  # type: ignore[operator]
+        self._resumes = bool(run and resumes)
+        if self._resumes:
+            config.ckpt_path = LAST  # the last checkpoint in the run's folder
         self._config_without_folder = self.config
         self.config = copy.deepcopy(self.config)
         config = self.config[self.subcommand]
-        if last and last_checkpoint(last) is None:
-            config.ckpt_path = None
-            if (rows := last / "metrics.csv").is_file():
-                rows.replace(last / _UNSAVED_METRICS)
-            rank_zero_warn(
-                f"{last} was stopped before its first checkpoint, so it restarts from round 0."
-            )
-        elif last and not resumes:
-            config.ckpt_path = str(last_checkpoint(last))
+        if run is not None:
+            self._start_from(run, config)
         elif config.ckpt_path is None and self.subcommand != "fit":
             rank_zero_warn(
                 f"{self.subcommand} uses untrained models, because `ckpt_path` is not set: set"
-                " --ckpt_path last to use the models of the newest run."
+                " --ckpt_path to last, or to the folder of a run."
             )
         self._place_loggers(config)
         super().instantiate_classes()
         if self.run_dir is not None and wandb_loggers_in(config.trainer.logger):
-            silence_wandb()
+            if self._resumes:  # a refused resume changes no file
+                self.trainer.callbacks.insert(0, QuietWandb())  # type: ignore[attr-defined]
+            else:
+                silence_wandb()
+
+    def _choose_run(self, root: str | Path) -> StoredRun | None:
+        """Return the run that ``ckpt_path`` names, by ``last`` or its folder, or ``None``."""
+        path = self.config[self.subcommand].ckpt_path
+        file = None if path in (None, LAST) else local_path(path)
+        if path != LAST and (file is None or not file.is_dir()):
+            return None
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
+        choose = choose_run if self.subcommand == "fit" else choose_evaluated_run
+        return choose(LAST if file is None else str(file), root, config)
+
+    def _start_from(self, run: StoredRun, config: Namespace) -> None:
+        """Start from a run's last checkpoint, or from round 0 if it has none; name the run."""
+        if self.subcommand != "fit":
+            config.ckpt_path = str(run.checkpoint)
+            rank_zero_info(f"The models are those of {run.folder}.")
+        elif run.checkpoint is not None:
+            rank_zero_info(f"The run in {run.folder} goes on.")
+        else:
+            config.ckpt_path = None
+            if self.run_dir and (rows := self.run_dir / "metrics.csv").is_file():
+                rows.replace(self.run_dir / _UNSAVED_METRICS)
+            rank_zero_warn(
+                f"{run.folder} was stopped before its first checkpoint, so it restarts from round"
+                " 0."
+            )
 
     def _place_loggers(self, config: Namespace) -> None:
         """Direct the loggers of the config into the run's folder."""
@@ -194,11 +233,6 @@ class FederatedCLI(SectionsCLI):
         self._lock = RunLock(folder)
         self._until_the_end.enter_context(self._lock)
         self.run_dir = folder
-
-    def _has_same_config(self, run: Path) -> bool:
-        """Return whether a run has the same config as this one, or no readable config."""
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
-        return is_config_of(run / CONFIG, config)
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
         """Build the trainer that runs the federation."""
@@ -231,8 +265,8 @@ class FederatedCLI(SectionsCLI):
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
 
 
-def _resume_arguments(arguments: list[str]) -> list[str]:
-    """Return the arguments of a command line that resumes the last run."""
+def _resume_arguments(arguments: list[str], folder: Path) -> list[str]:
+    """Return the arguments of a command line that resumes the run in a folder."""
     remaining, skip = [], False
     for argument in arguments:
         if not skip and not argument.startswith("--ckpt_path="):
@@ -240,4 +274,4 @@ def _resume_arguments(arguments: list[str]) -> list[str]:
         skip = argument == "--ckpt_path" and not skip
         if skip:
             remaining.pop()
-    return [*remaining, "--ckpt_path", "last"]
+    return [*remaining, "--ckpt_path", str(folder)]

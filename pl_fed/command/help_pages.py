@@ -44,7 +44,8 @@ Run
   --trainer.accelerator NAME          cpu, gpu or auto
   --trainer.logger false              log to no further logger, such as W&B
   --seed_everything N                 seed of all random draws
-  --ckpt_path last                    resume the newest run with this config
+  --ckpt_path last                    resume the newest unfinished run of this
+                                      config; or FOLDER: that of a run
 Algorithm
   --model NAME                        one of `list algorithms`
   --model.net NAME                    one of `list models`, or your own class
@@ -76,8 +77,9 @@ usage: {program} {command} --config CONFIG --ckpt_path CHECKPOINT
 {purpose}
 
   --config CONFIG                     the configs of the run, as for fit
-  --ckpt_path CHECKPOINT              a file, or last: the newest run below
-                                      trainer.default_root_dir
+  --ckpt_path CHECKPOINT              a file, the folder of a run, or last: the
+                                      newest run below trainer.default_root_dir
+                                      with this config
   --trainer.default_root_dir FOLDER   parent of the runs' folders
   --trainer.accelerator NAME          cpu, gpu or auto
 {options}

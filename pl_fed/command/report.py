@@ -35,6 +35,7 @@ def report(arguments: Sequence[str]) -> Path:
     check_writable(out=options.out)
     runs, skipped = find_runs(options.runs)
     unfinished = [f"{run.folder}: unfinished." for run in runs if not run.is_finished]
+    unfinished += [f"{run.folder}: {run.summary['diverged']}." for run in runs if run.is_diverged]
     damaged = [f"{run.folder}: {', '.join(run.damage)}." for run in runs if run.damage]
     for note in (*skipped, *unfinished, *damaged):
         print(f"note: {escape_controls(note)}", file=sys.stderr)

@@ -1,5 +1,7 @@
 """``config.yaml`` in a run's folder, and its differences from another config."""
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,10 @@ from pl_fed.reports.configs import find_differences, format_value
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # a resume may raise
 _PROCESSES = {f"trainer.{name}" for name in ("devices", "num_nodes", "strategy")}
 
+PREVIOUS_CONFIG = "config_to_round_{}.yaml"
+"""The name of the config of a run's first rounds, up to a resume under another config."""
+_MAX_CHANGES = 3  # most differences that a list of runs names
+
 
 class SaveAndLogConfig(SaveConfigCallback):
     """Callback that writes ``config.yaml`` and logs the config to every logger.
@@ -27,7 +33,7 @@ class SaveAndLogConfig(SaveConfigCallback):
 
     def setup(self, trainer: LightningTrainer, pl_module: LightningModule, stage: str) -> None:
         """Write the config of a new run."""
-        if stage == "fit" and self.config.ckpt_path == "last":
+        if stage == "fit" and self.config.ckpt_path == "last":  # also for the folder of a run
             self._resumes = True
             self.config = self.config.clone()
             self.config.ckpt_path = None  # a fit with the saved config starts a new run
@@ -35,20 +41,21 @@ class SaveAndLogConfig(SaveConfigCallback):
             super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: LightningTrainer, pl_module: LightningModule) -> None:
-        """Write the config of a resumed run."""
+        """Write the config of a resumed run, unless no round is left for it."""
+        if self._resumes and trainer.fit_loop.done:
+            self._warn_of_no_round(Path(trainer.default_root_dir))
+            return
         if trainer.is_global_zero and not self.already_saved:
             self._keep_previous(Path(trainer.default_root_dir), trainer.current_epoch)
         super().setup(trainer, pl_module, "fit")
 
-    def on_fit_end(self, trainer: LightningTrainer, pl_module: LightningModule) -> None:
-        """Warn if the resumed run was already finished, under another config."""
-        if not self._resumes or self.already_saved or not trainer.is_global_zero:
-            return
-        if changes := config_changes(Path(trainer.default_root_dir) / CONFIG, self._plain_config()):
+    def _warn_of_no_round(self, folder: Path) -> None:
+        """Warn if a run without a round left has another config."""
+        if changes := config_changes(folder / CONFIG, self._plain_config()):
             rank_zero_warn(
-                f"The run was already finished, so this config ({changes}) trains nothing and the"
-                " test uses the models of the previous config: raise `trainer.max_epochs`, or start"
-                " a new run without `--ckpt_path`."
+                f"The run has no round left, so this config ({changes}) trains nothing and the test"
+                " uses the models of the previous config: raise `trainer.max_epochs`, or start a"
+                " new run without `--ckpt_path`."
             )
 
     def _keep_previous(self, folder: Path, round: int) -> None:
@@ -57,7 +64,7 @@ class SaveAndLogConfig(SaveConfigCallback):
         If the folder already has a previous config for this round, ``config.yaml`` belongs to an
         attempt without a saved round, and is not kept.
         """
-        previous = folder / f"config_to_round_{round}.yaml"
+        previous = folder / PREVIOUS_CONFIG.format(round)
         before = previous if previous.exists() else folder / CONFIG
         if changes := config_changes(before, self._plain_config()):
             before.rename(previous)
@@ -89,22 +96,73 @@ def config_changes(file: Path, config: dict[str, Any]) -> str:
     Returns an empty text if only the length of training differs, or if the file cannot be read.
     """
     changes = _differences(file, config)
-    if changes.keys() <= _LENGTHS:
-        return ""
-    return ", ".join(
-        f"{key} {format_value(saved)} → {format_value(value)}"
-        for key, (saved, value) in changes.items()
+    return "" if changes.keys() <= _LENGTHS else _describe_changes(changes)
+
+
+def find_changes(file: Path, config: dict[str, Any]) -> str:
+    """Describe the differences of a config from that of a run, other than length and processes.
+
+    Returns:
+        The differences, the first of them if there are many; empty if the configs match.
+    """
+    if not _is_readable(file):
+        return f"no readable {file.name}"
+    changes = _differences(file, config)
+    listed = {key: change for key, change in changes.items() if key not in _LENGTHS | _PROCESSES}
+    return _describe_changes(listed, _MAX_CHANGES)
+
+
+def find_model_changes(file: Path, config: dict[str, Any]) -> str:
+    """Describe the differences of an evaluation's config from that of a run, without the trainer.
+
+    Returns:
+        The differences, the first of them if there are many; empty without any.
+    """
+    changes = _differences(file, config)
+    sections = ("model", "data", "federation", "seed_everything")
+    listed = {key: change for key, change in changes.items() if key.startswith(sections)}
+    return _describe_changes(listed, _MAX_CHANGES)
+
+
+def is_longer(file: Path, config: dict[str, Any]) -> bool:
+    """Return whether a config asks for more rounds, or another time, than that of a run."""
+    saved = _read_config(file) or {}
+    before, after = saved.get("trainer") or {}, config.get("trainer") or {}
+    more_time = before.get("max_time") != after.get("max_time")
+    return _count_rounds(after) > _count_rounds(before) or more_time
+
+
+def _count_rounds(trainer: dict[str, Any]) -> float:
+    """Return the largest number of rounds that the section ``trainer`` allows."""
+    limits = [trainer.get("max_epochs"), trainer.get("max_steps")]
+    return min(
+        (float(limit) for limit in limits if isinstance(limit, int) and limit >= 0),
+        default=math.inf,
     )
 
 
-def is_config_of(file: Path, config: dict[str, Any]) -> bool:
-    """Return whether a config differs from a config file in its length or its processes only."""
-    return _differences(file, config).keys() <= _LENGTHS | _PROCESSES
+def _describe_changes(changes: Mapping[str, list[Any]], most: int | None = None) -> str:
+    texts = [
+        f"{key} {format_value(saved)} → {format_value(value)}"
+        for key, (saved, value) in changes.items()
+    ]
+    more = [] if most is None or len(texts) <= most else [f"{len(texts) - most} more"]
+    return ", ".join([*texts[:most], *more])
+
+
+def _is_readable(file: Path) -> bool:
+    return _read_config(file) is not None
+
+
+def _read_config(file: Path) -> dict[str, Any] | None:
+    """Return the config in a file; ``None`` if it cannot be read."""
+    try:
+        saved = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return saved if isinstance(saved, dict) else None
 
 
 def _differences(file: Path, config: dict[str, Any]) -> dict[str, list[Any]]:
-    try:
-        saved: dict[str, Any] | None = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
+    saved = _read_config(file)
     return {} if saved is None else find_differences([saved, config])

@@ -14,7 +14,7 @@ from pl_fed.clients import Client
 from pl_fed.command.config_files import check_arguments, check_values
 from pl_fed.command.hints import name_config_path
 from pl_fed.command.parser import Parser
-from pl_fed.command.shipped_configs import resolve_config_names
+from pl_fed.command.shipped_configs import put_configs_first, resolve_config_names
 from pl_fed.data import FederatedData
 from pl_fed.federation import Federation
 
@@ -30,7 +30,7 @@ class SectionsCLI(LightningCLI):
     def __init__(self, args: ArgsType = None, **arguments: Any) -> None:
         self._arguments = sys.argv[1:] if args is None else args
         if isinstance(self._arguments, list):
-            args = resolve_config_names(self._arguments)
+            args = put_configs_first(resolve_config_names(self._arguments))
         with self._error_paths():
             super().__init__(
                 Client,
@@ -72,8 +72,12 @@ class SectionsCLI(LightningCLI):
         return {name: subcommands[name]} if name in subcommands else subcommands
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the section ``federation``."""
+        """Add the section ``federation``.
+
+        Its sampler has a class, so that ``--federation.sampler.cohort_size`` needs none before it.
+        """
         parser.add_class_arguments(Federation, "federation", sub_configs=True)
+        parser.set_defaults({"federation.sampler": {"class_path": "pl_fed.samplers.Uniform"}})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments.

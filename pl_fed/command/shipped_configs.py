@@ -1,5 +1,6 @@
 """The configs that come with pl_fed, found by their names."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,33 @@ def resolve_config_names(arguments: Sequence[str]) -> list[str]:
             word = f"--config={_resolve(word.removeprefix('--config='))}"
         resolved.append(word)
     return resolved
+
+
+def put_configs_first(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with its configs in front of its options: the options win.
+
+    jsonargparse lets a later word win, so that a config would undo the options before it. Configs
+    keep their order, and so do options.
+
+    Args:
+        arguments: The command line without the program's name.
+
+    Example:
+        >>> put_configs_first(["fit", "--model", "Ditto", "--config", "a", "--seed_everything=1"])
+        ['fit', '--config', 'a', '--model', 'Ditto', '--seed_everything=1']
+    """
+    configs: list[str] = []
+    options: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word in ("--config", "-c") and (value := next(words, None)) is not None:
+            configs += [word, value]
+        elif word.startswith("--config="):
+            configs.append(word)
+        else:
+            options.append(word)
+    commands = list(itertools.takewhile(lambda word: not word.startswith("-"), options))
+    return [*commands, *configs, *options[len(commands) :]]
 
 
 def _resolve(name: str) -> str:

@@ -83,8 +83,6 @@ def _print_list(words: list[str]) -> None:
         print_list(words[1:])
     except ValueError as error:
         _exit(str(error), words)
-    except BrokenPipeError:  # the reader, such as head, has enough
-        sys.stderr.close()
 
 
 def _exit(message: str, words: list[str]) -> None:

@@ -43,6 +43,8 @@ class BatchRule:
         shuffle: Whether each pass has its own random order; else passes use the client's order.
         limit: Maximum number of steps in a round: an int, a fraction of the client's steps as a
             float, or ``None`` for no limit.
+        min_batch: Samples in the smallest minibatch, from 1 to ``batch_size``. A pass leaves out a
+            smaller last one, and a client with fewer samples in all takes no step.
 
     Example:
         >>> BatchRule(batch_size=10).count(LocalWork(epochs=2), size=25)
@@ -53,11 +55,24 @@ class BatchRule:
     drop_last: bool = False
     shuffle: bool = True
     limit: int | float | None = None
+    min_batch: int = 1
 
     def batches_per_pass(self, size: int) -> int:
         """Return the number of minibatches in one pass over ``size`` samples."""
         full, remainder = divmod(size, self.batch_size)
-        return full if remainder == 0 or (self.drop_last and full > 0) else full + 1
+        is_dropped = remainder < self.min_batch or (self.drop_last and full > 0)
+        return full if is_dropped else full + 1
+
+    def smallest_batch(self, size: int) -> int:
+        """Return the samples in the smallest minibatch of a client; 0 if it takes no step.
+
+        Example:
+            >>> [BatchRule(10).smallest_batch(21), BatchRule(10, min_batch=2).smallest_batch(21)]
+            [1, 10]
+        """
+        batches = self.batches_per_pass(size)
+        last = size - (batches - 1) * self.batch_size
+        return min(self.batch_size, last) if batches else 0
 
     def samples_per_pass(self, size: int) -> int:
         """Return the number of samples in the minibatches of one pass over ``size`` samples."""
@@ -75,12 +90,16 @@ class BatchRule:
         if not len(sizes):
             return True
         width = min(self.batch_size, int(sizes.max()))
-        short = sizes % max(1, width) > 0
+        remainders = sizes % max(1, width)
+        short = (remainders > 0) & (remainders >= self.min_batch)
         return not bool((short & (sizes < width) if self.drop_last else short).any())
 
     def count(self, work: LocalWork, size: int) -> int:
         """Return the number of steps of a client with ``size`` samples in a round."""
-        steps = work.epochs * self.batches_per_pass(size) if work.steps is None else work.steps
+        batches = self.batches_per_pass(size)
+        steps = work.epochs * batches if work.steps is None else work.steps
+        if not batches:
+            return 0
         if isinstance(self.limit, float):
             return max(1, int(steps * self.limit))
         return steps if self.limit is None else min(steps, self.limit)
@@ -127,7 +146,9 @@ class Batches:
         self._last_blocks: dict[int, tuple[int, list[Batch]]] = {}
         self._offsets = data.train.offsets[clients]
         self._pass_sizes = [rule.samples_per_pass(size) for size in self.sizes]
-        self._passes = [-(-n // rule.batches_per_pass(size)) for n, size in zip(steps, self.sizes)]
+        self._passes = [
+            -(-n // max(1, rule.batches_per_pass(size))) for n, size in zip(steps, self.sizes)
+        ]
 
     @property
     def max_steps(self) -> int:
@@ -320,7 +341,7 @@ class Batches:
     def _table(self) -> tuple[Tensor, Tensor]:
         """Sample ids and their mask, both [steps, clients, batch]; each client pads by itself."""
         orders, batch_size = self._orders, self.rule.batch_size
-        batches_per_pass = [self.rule.batches_per_pass(size) for size in self.sizes]
+        batches_per_pass = [max(1, self.rule.batches_per_pass(size)) for size in self.sizes]
         per_pass, pass_sizes, steps = numbers_on(
             orders, [batches_per_pass, self._pass_sizes, self.steps]
         )

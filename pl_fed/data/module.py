@@ -69,6 +69,9 @@ class FederatedData(Configurable, LightningDataModule):
             its preparation. Random draws depend on round, client and step.
         drop_last: Whether a pass over a client's data leaves out its last, smaller minibatch.
             ``None`` for the choice of the training dataloader, or else false.
+        min_batch: Samples in the smallest training minibatch, from 1 to ``batch_size``. A pass over
+            a client's data leaves out a smaller last one, and a client with fewer samples in all
+            takes no step: with 2, no BatchNorm layer gets a single sample.
         clients_per_eval_batch: Clients in an evaluation batch. Lightning counts these batches, for
             example in ``limit_val_batches``. ``None`` takes a hundredth of the clients, but at
             least 32 and at most 4,096: many small models are evaluated together.
@@ -96,6 +99,7 @@ class FederatedData(Configurable, LightningDataModule):
         skew: Skew | None = None,
         augment: list[nn.Module] | None = None,
         drop_last: bool | None = None,
+        min_batch: int = 1,
         clients_per_eval_batch: int | None = None,
         predict_clients: list[int] | None = None,
         root_samples: int = 0,
@@ -108,6 +112,7 @@ class FederatedData(Configurable, LightningDataModule):
         size = _BATCH_SIZE if batch_size is None else batch_size
         evaluated = 1 if clients_per_eval_batch is None else clients_per_eval_batch
         check_integers(1, batch_size=size, clients_per_eval_batch=evaluated)
+        check_integers(1, size, min_batch=min_batch)
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not isinstance(share, float | int) or not 0 <= share < 1:
                 raise ValueError(f"Expected argument `{name}` to be in [0, 1) but got {share!r}.")
@@ -145,6 +150,7 @@ class FederatedData(Configurable, LightningDataModule):
             modules = [augment] if isinstance(augment, nn.Module) else augment
             self.augment = nn.Sequential(*modules)
         self._drop_last = drop_last
+        self.min_batch = min_batch
         self.clients_per_eval_batch = clients_per_eval_batch
         self.predict_clients = predict_clients
         check_integers(0, root_samples=root_samples)

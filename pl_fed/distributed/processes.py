@@ -7,10 +7,12 @@ on CPUs, NCCL on GPUs), and only operations of both backends: ``all_reduce``, ``
 
 import os
 import re
+import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,13 @@ from torch import Tensor
 
 _LAUNCHER = "PL_FED_LAUNCHER"  # the id of the process that starts the other processes of its node
 _POLL_SECONDS = 0.5
+_MEETING_SECONDS = 300.0  # for processes to meet, besides the time that they need to start
+_ORPHAN_SECONDS = 60.0  # for a process to end after its launcher
+_ENDING_SECONDS = 10.0  # for other processes to end after an error in their launcher
+_STARTED = time.monotonic()
+_OPTION = "trainer.strategy.timeout"
+_TIMED_OUT = re.compile(r"time(d)?[ -]?out", re.I)
+_MILLISECONDS = re.compile(r"(\d+) ?ms\b")
 _BROKEN = re.compile(r"gloo|nccl|closed by peer|connection (was )?(reset|refused|closed)", re.I)
 
 
@@ -140,21 +149,46 @@ class Processes:
 
 @contextmanager
 def explain_lost_process(processes: Processes) -> Iterator[None]:
-    """Replace a backend's error about a broken connection by one sentence.
+    """Replace a backend's error about a broken connection, or a time-out, by one sentence.
 
     Raises:
-        LostProcessError: If another process has ended.
+        LostProcessError: If another process has ended, or does not answer in time.
     """
     try:
         yield
     except RuntimeError as error:
         if isinstance(error, LostProcessError) or processes.size == 1 or not _is_broken(error):
             raise
-        raise LostProcessError(
-            f"Expected all {processes.size} processes to go on but process {processes.rank} lost"
-            " touch with another, which has ended (its error message, if any, is above): resume the"
-            " run from the last checkpoint, which is unchanged."
-        ) from error
+        raise LostProcessError(_describe_loss(processes, str(error))) from error
+
+
+def _describe_loss(processes: Processes, message: str) -> str:
+    """Return the sentence for a backend's error: another process has ended, or does not answer."""
+    size, rank = processes.size, processes.rank
+    if not _TIMED_OUT.search(message):
+        return (
+            f"Expected all {size} processes to go on but process {rank} lost touch with another,"
+            " which has ended (its error message, if any, is above): resume the run from the last"
+            " checkpoint, which is unchanged."
+        )
+    if not (dist.is_available() and dist.is_initialized()):
+        return _describe_missed_meeting(size, rank, f"the time of `{_OPTION}`")
+    milliseconds = _MILLISECONDS.search(message)
+    limit = f" {int(milliseconds[1]) / 1000:g} s" if milliseconds else ""
+    return (
+        f"Expected all {size} processes to answer within the time of `{_OPTION}`{limit} but process"
+        f" {rank} waited longer for another, which hangs or is slow: set `trainer.strategy` to"
+        f" DDPStrategy and `{_OPTION}` to a longer time, such as 02:00:00, or look for what hangs,"
+        " and resume the run from the last checkpoint, which is unchanged."
+    )
+
+
+def _describe_missed_meeting(size: int, rank: int, limit: str) -> str:
+    return (
+        f"Expected all {size} processes to meet within {limit} but process {rank} still waits for"
+        " another, which has ended (its error message, if any, is above) or needs longer to start:"
+        " start the run again."
+    )
 
 
 def announce_launcher() -> None:
@@ -163,32 +197,90 @@ def announce_launcher() -> None:
 
 
 def end_with_launcher() -> None:
-    """End this process with an error message if its launcher ends before all processes have met.
+    """End this process with an error message if its launcher ends before this process does.
 
-    Without this, PyTorch waits half an hour for the launcher. After the processes have met, a lost
-    connection ends them.
+    Without this, PyTorch waits half an hour for the launcher before all processes have met, and a
+    process that hangs would stay after its launcher. After the meeting, a lost connection ends
+    processes that do not hang, so this process has a minute.
     """
     launcher = os.environ.get(_LAUNCHER, "")
     if launcher.isdecimal() and os.name == "posix":
         is_child = os.getppid() == int(launcher)
-        watch = threading.Thread(
-            target=_wait_for_meeting, args=(int(launcher), is_child), daemon=True
-        )
-        watch.start()
+        _start_watch(_wait_for_launcher, int(launcher), is_child)
 
 
-def _wait_for_meeting(launcher: int, is_child: bool) -> None:
-    while not dist.is_initialized():
-        if (is_child and os.getppid() != launcher) or not _is_alive(launcher):
-            print(
-                "error: Expected the process that started this one to go on until all have met but"
-                f" it has ended (process {launcher}; its error message, if any, is above): start"
-                " the run again.",
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(1)
+def _wait_for_launcher(launcher: int, is_child: bool) -> None:
+    while not ((is_child and os.getppid() != launcher) or not _is_alive(launcher)):
         time.sleep(_POLL_SECONDS)
+    moment = "this one has ended"
+    if dist.is_initialized():
+        time.sleep(_ORPHAN_SECONDS)
+    else:
+        moment = "all have met"
+    _exit_with_error(
+        f"Expected the process that started this one to go on until {moment} but it has ended"
+        f" (process {launcher}; its error message, if any, is above): start the run again."
+    )
+
+
+def limit_meeting(processes: Processes) -> None:
+    """End this process with an error message if the processes do not meet in time.
+
+    They have five minutes, and twice the time that this process took to start: others may start
+    when this one already waits, and read the data first. A shorter ``trainer.strategy.timeout`` is
+    PyTorch's own limit.
+    """
+    if processes.size > 1 and not dist.is_initialized():
+        _start_watch(_wait_for_meeting, processes, _MEETING_SECONDS)
+
+
+def _wait_for_meeting(processes: Processes, seconds: float) -> None:
+    now = time.monotonic()
+    until = now + seconds + 2 * (now - _STARTED)
+    while not dist.is_initialized():
+        if time.monotonic() > until:
+            limit = f"{until - now:.0f} s"
+            _exit_with_error(_describe_missed_meeting(processes.size, processes.rank, limit))
+        time.sleep(_POLL_SECONDS)
+
+
+@contextmanager
+def end_launched_processes(launcher: Any) -> Iterator[None]:
+    """End the processes that this one has launched if it fails; one that hangs would stay.
+
+    They have ten seconds to end by themselves. This process goes on meanwhile, to report its error.
+
+    Args:
+        launcher: The launcher, with its processes as ``procs`` if it is that of this node. It
+            forgets them after an error, because it would kill this process when one of them ends.
+    """
+    try:
+        yield
+    except BaseException:
+        launched: list[subprocess.Popen[Any]] = getattr(launcher, "procs", [])
+        remaining = [*launched]
+        launched.clear()
+        if remaining:
+            threading.Thread(target=_end_processes, args=(remaining,)).start()
+        raise
+
+
+def _end_processes(launched: list[subprocess.Popen[Any]]) -> None:
+    until = time.monotonic() + _ENDING_SECONDS
+    while any(process.poll() is None for process in launched) and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+    for process in launched:
+        process.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))  # unless it has ended
+
+
+def _start_watch(watch: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=watch, args=args, daemon=True).start()
+
+
+def _exit_with_error(message: str) -> None:
+    """End this process at once: its main thread may wait within PyTorch."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _is_alive(process: int) -> bool:

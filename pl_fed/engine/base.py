@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ class Chunk:
         round: The clients' rows. Engines read :meth:`ClientRound.readable_rows` and the trained
             models (possibly one expanded row), and replace these models by new tensors.
         on_done: Called with the number of clients that have completed their steps so far.
+        skipped: The indices of the steps that ``training_step`` skipped, by the position of the
+            client; set by the engine.
         place: The stage of the run, for the note of an error: see :meth:`add_note`.
     """
 
@@ -43,6 +45,7 @@ class Chunk:
     steps: dict[str, list[int]]
     round: ClientRound
     on_done: Callable[[int], None] = lambda _: None
+    skipped: dict[int, list[int]] = field(default_factory=dict)
     place: str = "round {round}, {clients}"
 
     def add_note(self, error: Exception, positions: Iterable[int], step: int | None = None) -> None:
@@ -56,6 +59,21 @@ class Chunk:
         clients = name_clients(self.clients[position] for position in positions)
         place = self.place.format(round=self.batches.round, clients=clients)
         error.add_note(f"In {place}" + ("." if step is None else f", local step {step}."))
+
+    def count_taken_steps(self) -> dict[str, list[int]]:
+        """Return the number of steps that each client has taken, by trained model."""
+        skipped = [self.skipped.get(position, []) for position in range(len(self.clients))]
+        return {
+            model: [
+                count - sum(index < count for index in own) for count, own in zip(counts, skipped)
+            ]
+            for model, counts in self.steps.items()
+        }
+
+    @property
+    def idle(self) -> list[bool]:
+        """Whether each client has taken no step."""
+        return [not any(counts) for counts in zip(*self.count_taken_steps().values())]
 
     def truncate(self, most_steps: int) -> "Chunk":
         """Return a chunk of the same clients and rows with at most ``most_steps`` steps each."""
@@ -254,10 +272,13 @@ def select_rows(rows: Mapping[str, Tensor], position: int) -> dict[str, Tensor]:
 
 
 def stack_outputs(outputs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the outputs of several clients as tensors [clients], by name."""
+    """Return the outputs of several clients as tensors [clients], by name.
+
+    A client without outputs took no step: it gets 0.
+    """
+    zeros = {name: torch.zeros_like(out) for own in outputs for name, out in own.items()}
     return {
-        name: torch.stack([client_outputs[name] for client_outputs in outputs])
-        for name in outputs[0]
+        name: torch.stack([own.get(name, zero) for own in outputs]) for name, zero in zeros.items()
     }
 
 
@@ -294,7 +315,7 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
             "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but got"
             f" {type(outputs).__name__}."
         )
-    if taken := [name for name in ROUND_NUMBERS if name in outputs]:
+    if taken := [name for name in (*ROUND_NUMBERS, "small_cohort") if name in outputs]:
         raise ValueError(
             "Expected `training_step` to return names that a round does not report itself but got"
             f" `{'`, `'.join(taken)}`."

@@ -30,6 +30,7 @@ from pl_fed.engine.step import (
 )
 from pl_fed.engine.tracing import plain_attributes
 from pl_fed.random import fork_torch_rng, key
+from pl_fed.tasks.base import SkippedStepError
 from pl_fed.text import first_line
 from pl_fed.trees import clone, describe, leaves, tree_map
 from pl_fed.types import Batch
@@ -86,6 +87,11 @@ class BatchedRunner(Engine):
         try:
             with torch.no_grad():
                 return run(step, optimizer, chunk, rows)
+        except SkippedStepError as error:
+            raise ValueError(
+                "Expected `training_step` to return a loss for stacked or compiled clients but got"
+                " None, which skips the step: set `federation.engine.name` to one_by_one."
+            ) from error
         except Exception as error:
             chunk.add_note(error, range(len(chunk.clients)))
             raise

@@ -48,7 +48,10 @@ _TYPICAL_STEP_SECONDS = 5e-4  # of one client
 
 _ROWS_BYTES = 1 << 23  # rows of a chunk that runs one by one
 _STACK_SHARE = 0.25  # of a device's memory, for a stack; client states take a share of the free one
-_TRIED_CLIENTS = 16  # in the trial that clients can be stacked
+
+TRIED_CLIENTS = 16
+"""The largest number of clients in the trial that clients can be stacked."""
+
 _STACK_BYTES = 5 << 20  # rows of a stack on a CPU: fastest if they fit into a cache
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -122,6 +125,11 @@ class EngineChoice:
     def stacks(self) -> bool:
         """Whether the clients of a chunk are stacked. Their numbers of steps should be similar."""
         return self.current in STACKED
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether later rounds try no client before their local steps."""
+        return self.size is not None and (not self.stacks or self._stackable is not None)
 
     def choose(self, work: Workload) -> None:
         """Choose the engine of a round and of all later rounds."""
@@ -306,7 +314,7 @@ class EngineChoice:
     def _can_stack(self, work: Workload, warn: Callable[[str], object]) -> bool:
         """Return whether clients can be stacked; check once, and warn if they cannot."""
         if self._stackable is None:
-            size = min(_TRIED_CLIENTS, self.clients_at_a_time("stacked", work))
+            size = min(TRIED_CLIENTS, self.clients_at_a_time("stacked", work))
             try:
                 chunk = work.load(work.cohort[:size])
                 self._activation_bytes = check_stackable(

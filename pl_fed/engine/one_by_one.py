@@ -21,6 +21,7 @@ from pl_fed.engine.base import (
 )
 from pl_fed.engine.optimizer_states import OptimizerStates
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
+from pl_fed.tasks.base import SkippedStepError
 from pl_fed.types import Batch
 
 
@@ -44,24 +45,26 @@ class OneByOne(Engine):
         rows, states = chunk.round.readable_rows(), OptimizerStates(client, chunk)
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
-        with _fork_generators(client) as seed:
-            for position, client_id in enumerate(batches.clients):
-                seed(key(batches.seed, "torch", batches.round, client_id))
-                models.load(position)
-                rebuilt = rebuild_optimizer(objective, optimizer, parameters)
-                states.load(rebuilt, parameters, position)
-                with client.reading(select_rows(rows, position)):
-                    means = self._steps(
-                        client, rebuilt, parameters, chunk, models, position, keys[position]
-                    )
-                states.store(rebuilt, parameters, position)
-                outputs.append(means)
-                chunk.on_done(position + 1)
+        try:
+            with _fork_generators(client) as seed:
+                for position, client_id in enumerate(batches.clients):
+                    seed(key(batches.seed, "torch", batches.round, client_id))
+                    models.load(position)
+                    rebuilt = rebuild_optimizer(objective, optimizer, parameters)
+                    states.load(rebuilt, parameters, position)
+                    with client.reading(select_rows(rows, position)):
+                        means = self._steps(
+                            client, rebuilt, parameters, chunk, models, position, keys[position]
+                        )
+                    states.store(rebuilt, parameters, position)
+                    outputs.append(means)
+                    chunk.on_done(position + 1)
+        finally:  # also after an exception of one client
+            models.restore_counters()
+            client.zero_grad()
+            client.draws.start(0)
         models.hand_over()
         states.hand_over()
-        models.restore_counters()
-        client.zero_grad()
-        client.draws.start(0)
         return stack_outputs(outputs)
 
     def _steps(
@@ -83,43 +86,66 @@ class OneByOne(Engine):
             if steps == 0:
                 models.keep(model, position)
         totals: dict[str, Tensor] = {}
-        step = -1
+        taken = 0
         for step, batch in enumerate(chunk.batches.iterate_client(position)):
             client.draws.start(keys[step])
             optimizer.zero_grad()
             outputs = self._differentiate(chunk, batch, position, step)
             models.adopt_buffers()
-            for model, own_parameters, steps in groups:
-                if step >= steps:
-                    _clear_gradients(own_parameters)
-                    continue
-                client.task.call_gradient_hooks(client.model(model), optimizer)
-                if self.settings.clipping.value:
-                    self._clip(own_parameters, self.settings.clipping.value)
-            optimizer.step()
+            if outputs:
+                taken += 1
+                self._move(client, optimizer, groups, step)
             for model, _, steps in groups:
                 if step + 1 == steps:
                     models.keep(model, position)
             for name, value in outputs.items():
                 value = value.detach()
                 totals[name] = totals[name] + value if name in totals else value
-        return {name: total / (step + 1) for name, total in totals.items()}
+        return {name: total / taken for name, total in totals.items()}
 
     def _differentiate(
         self, chunk: Chunk, batch: Batch, position: int, step: int
     ) -> dict[str, Tensor]:
         """Differentiate the loss of one client's local step, and return the outputs of the step.
 
-        An exception has a note of the round, the client and the step.
+        There are none if ``training_step`` skips the step. An exception has a note of the round,
+        the client and the step.
         """
         try:
             with self.settings.autocast():
                 outputs = as_outputs(chunk.objective.step(batch, step))
             outputs["loss"].backward()
+        except SkippedStepError:
+            chunk.skipped.setdefault(position, []).append(step)
+            return {}
         except Exception as error:
             chunk.add_note(error, [position], step)
             raise
         return outputs
+
+    def _move(
+        self,
+        client: Client,
+        optimizer: torch.optim.Optimizer,
+        groups: list[tuple[str, list[Tensor], int]],
+        step: int,
+    ) -> None:
+        """Let the optimizer move the models that still train, by their clipped gradients.
+
+        Args:
+            client: The algorithm.
+            optimizer: The optimizer of the client.
+            groups: The name, the parameters and the number of steps of each trained model.
+            step: The index of the step.
+        """
+        for model, own_parameters, steps in groups:
+            if step >= steps:
+                _clear_gradients(own_parameters)
+                continue
+            client.task.call_gradient_hooks(client.model(model), optimizer)
+            if self.settings.clipping.value:
+                self._clip(own_parameters, self.settings.clipping.value)
+        optimizer.step()
 
     def _clip(self, parameters: list[Tensor], value: float) -> None:
         if self.settings.clipping.algorithm == "value":

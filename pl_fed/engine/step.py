@@ -89,7 +89,7 @@ class LocalStep:
         self.casts = settings.casts(client.device)
         self.traced = compiled or self.casts
         self._client_graph: Callable[..., Any] | None = None  # the gradients of one client
-        self._pads: bool | None = None  # whether an embedding has a padding index
+        self._embeds: bool | None = None  # whether it has an embedding
 
     def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
         """Take the step, and return the gradients for an external optimizer, if there is one."""
@@ -212,7 +212,8 @@ class LocalStep:
                     gradients = _differentiate(outputs["loss"], leaves)
                 return gradients, {name: value.detach() for name, value in outputs.items()}
 
-            with self.settings.autocast():
+            embeddings = _OwnEmbeddings() if self.size is not None else nullcontext()
+            with self.settings.autocast(), embeddings:
                 return self.function(  # type: ignore[return-value]
                     tensors, Batch(**batch), index, draw, rows, read=differentiate
                 )
@@ -230,10 +231,10 @@ class LocalStep:
 
         with torch.enable_grad():
             leaves = _require_gradients(stack[0])
-            embeddings = None if self._pads is False else _PaddedEmbeddings()
+            embeddings = None if self._embeds is False else _OwnEmbeddings()
             with self.settings.autocast(), embeddings or nullcontext():
                 outputs = torch.vmap(client_outputs, in_dims=dims)(leaves, *stack[1:])
-            self._pads = embeddings is not None and embeddings.found
+            self._embeds = embeddings is not None and embeddings.found
             return _differentiate(outputs["loss"].sum(), leaves), outputs
 
     def _clip_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -313,37 +314,44 @@ def read_updates(objective: Objective, optimizer: torch.optim.Optimizer) -> list
     return [SgdUpdate.from_group(group) for group in optimizer.param_groups]
 
 
-class _PaddedEmbeddings(TorchFunctionMode):
-    """Padded embeddings: removes gradients from the padding rows of embeddings in a stack.
+class _OwnEmbeddings(TorchFunctionMode):
+    """Own embeddings: keeps the embeddings of a stack within each client's own table.
 
-    ``torch.vmap`` joins all clients' tables, and then excludes only the first client's padding row.
+    ``torch.vmap`` joins all clients' tables. Then an id beyond a table reads, and trains, a row of
+    another client: its embedding is NaN here, and breaks the upload of its own client alone. And
+    only the first client's padding row would be without a gradient.
 
     Attributes:
-        found: Whether an embedding has a padding index.
+        found: Whether there is an embedding.
     """
 
     found = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
         if func not in _EMBEDDINGS:
-            return result
-        arguments = {**dict(zip(_EMBEDDINGS[func], args)), **(kwargs or {})}
-        padding = arguments.get("padding_idx")
-        if padding is None or (padding < 0 and func is torch.embedding):
-            return result
+            return func(*args, **(kwargs or {}))
         self.found = True
-        ids = arguments["indices" if func is torch.embedding else "input"]
-        is_padding = ids == padding % len(arguments["weight"])
-        return torch.where(is_padding[..., None], result.detach(), result)
+        arguments = {**dict(zip(_EMBEDDINGS[func], args)), **(kwargs or {})}
+        name = "indices" if func is torch.embedding else "input"
+        ids, rows = arguments[name], len(arguments["weight"])
+        own_ids = ids.clamp(0, rows - 1)
+        result = func(**{**arguments, name: own_ids})
+        padding = arguments.get("padding_idx")
+        if padding is not None and (padding >= 0 or func is not torch.embedding):
+            is_padding = ids == padding % rows
+            result = torch.where(is_padding[..., None], result.detach(), result)
+        return torch.where((ids == own_ids)[..., None], result, torch.nan)
 
 
 _EMBEDDINGS = {
-    nn.functional.embedding: ("input", "weight", "padding_idx"),
-    torch.embedding: ("weight", "indices", "padding_idx"),
+    nn.functional.embedding: (
+        *("input", "weight", "padding_idx", "max_norm"),
+        *("norm_type", "scale_grad_by_freq", "sparse"),
+    ),
+    torch.embedding: ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse"),
 }
-"""Names of the first arguments of embeddings. In ``torch.embedding``, a negative padding index
-means no padding."""
+"""Names of the arguments of embeddings. In ``torch.embedding``, a negative padding index means no
+padding."""
 
 
 def read_options(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, Tensor]:

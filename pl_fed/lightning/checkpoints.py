@@ -185,13 +185,25 @@ def check_weights_only(weights_only: bool | None) -> None:
 
 def read_identity(path: str | Path | None) -> dict[str, Any]:
     """Return the identity of a checkpoint's federation; empty without a readable local file."""
+    identity = _read_leniently(path).get("federation", {}).get("identity")
+    return identity if isinstance(identity, dict) else {}
+
+
+def read_round(path: str | Path | None) -> int | None:
+    """Return the number of finished rounds in a checkpoint; ``None`` if it cannot be read."""
+    rounds = _read_leniently(path).get("global_step")
+    return rounds if isinstance(rounds, int) else None
+
+
+def _read_leniently(path: str | Path | None) -> dict[str, Any]:
+    """Return a checkpoint's content without its tensors' data; empty if it cannot be read."""
     file = None if path is None else local_path(path)
     if file is None or not file.is_file() or not zipfile.is_zipfile(file):
         return {}
     with contextlib.suppress(Exception):  # loading the checkpoint explains the error
         checkpoint = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-        identity = checkpoint["federation"]["identity"]
-        return identity if isinstance(identity, dict) else {}
+        if isinstance(checkpoint, dict) and isinstance(checkpoint.get("federation", {}), dict):
+            return checkpoint
     return {}
 
 

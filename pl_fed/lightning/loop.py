@@ -3,8 +3,9 @@
 It needs these private names, which ``tests/test_lightning.py`` checks: ``_FitLoop``;
 ``_call_lightning_module_hook``; the trainer's ``_logger_connector`` and ``_signal_connector``;
 ``_SignalConnector`` and its ``_sigterm_notifier_fn``; the module's ``_current_fx_name``; of the
-epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``. It also changes the progress
-counters of the loops, which are public but undocumented.
+epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``; of ``ModelCheckpoint``
+``_last_global_step_saved`` and ``_last_checkpoint_saved``. It also changes the progress counters of
+the loops, which are public but undocumented.
 """
 
 import time
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.call import _call_lightning_module_hook
@@ -63,7 +64,9 @@ class FederatedLoop(_FitLoop):
     optimizer's step, so ``trainer.global_step`` counts rounds.
 
     A resumed run continues within a round: training and validation that the checkpoint contains
-    are not repeated.
+    are not repeated. A run that resumes after its last round starts and ends as any other, with the
+    hooks ``on_train_start`` and ``on_train_end``: Lightning would call neither, and a callback such
+    as ``WeightAveraging`` changes the model in the latter.
 
     Args:
         trainer: The trainer; this loop replaces its fit loop and keeps its epoch loop.
@@ -84,7 +87,7 @@ class FederatedLoop(_FitLoop):
         self.within_round = False
         self.ends_together = False
         self._cohort = torch.empty(0, dtype=torch.int64)
-        self._validated = self._was_validated = False
+        self._validated = self._was_validated = self._is_restored = False
         self._validated_names: list[str] | None = None  # until the monitors are checked
         self._metrics: dict[str, Tensor] = {}
         self._row_queues: list[WaitingRows] = []
@@ -116,6 +119,7 @@ class FederatedLoop(_FitLoop):
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
         """Restore the progress counters."""
         super().load_state_dict(state_dict, prefix)
+        self._is_restored = True
         self._set_counters()
 
     def reset(self) -> None:
@@ -154,6 +158,11 @@ class FederatedLoop(_FitLoop):
         """Whether to stop; a started round is finished first."""
         return not self._unfinished and (bool(super().done) or self.federation.budget_is_spent())
 
+    @property
+    def skip(self) -> bool:
+        """Whether to train nothing and call no hook: a new run without rounds."""
+        return self.trainer.limit_train_batches == 0 or (self.done and not self._is_restored)
+
     # A round
 
     def setup_data(self) -> None:
@@ -166,6 +175,7 @@ class FederatedLoop(_FitLoop):
         try:
             super().run()
         finally:
+            self._is_restored = False
             self.write_rows()
 
     def on_run_end(self) -> None:
@@ -179,7 +189,7 @@ class FederatedLoop(_FitLoop):
         self._row_queues = [
             logger.waiting
             if isinstance(logger, RunCSV)
-            else WaitingRows(logger.log_metrics, logger.save)
+            else WaitingRows(logger.log_metrics, logger.save, drops_undefined=True)
             for logger in self.trainer.loggers
         ]
         # without its wrapper, DDP does not synchronise the gradients of local steps
@@ -194,10 +204,25 @@ class FederatedLoop(_FitLoop):
             check_private_monitors(self.trainer)
         check_monitors(self.trainer, self.trainer.lightning_module, names)
         self._validated_names = names
+        if self._is_restored:
+            self._restore_saved_marks()
         self.trainer.lightning_module.train()
         with warnings.catch_warnings():  # only frozen parts are in eval mode
             warnings.filterwarnings("ignore", message="Found .* in eval mode at the start")
             super().on_run_start()
+
+    def _restore_saved_marks(self) -> None:
+        """Tell checkpoint callbacks what they have saved: Lightning's state of them lacks it.
+
+        Otherwise they would save ``last.ckpt`` again as training ends, after other callbacks have
+        changed the model.
+        """
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                saved = callback.last_model_path or callback.best_model_path
+                callback._last_checkpoint_saved = saved
+                if self.done:  # the run resumes from the file of this round
+                    callback._last_global_step_saved = self.trainer.global_step
 
     def on_advance_start(self) -> None:
         """Begin a round, unless the checkpoint contains its beginning."""

@@ -35,8 +35,10 @@ from pl_fed.data.module import FederatedData
 from pl_fed.distributed.processes import (
     Processes,
     announce_launcher,
+    end_launched_processes,
     end_with_launcher,
     explain_lost_process,
+    limit_meeting,
 )
 from pl_fed.engine import Clipping, LocalSettings
 from pl_fed.federation import Federation
@@ -45,6 +47,7 @@ from pl_fed.lightning.checkpoints import (
     check_source,
     check_weights_only,
     read_identity,
+    read_round,
 )
 from pl_fed.lightning.compatibility import (
     check_data,
@@ -53,7 +56,7 @@ from pl_fed.lightning.compatibility import (
     choose_accelerator,
 )
 from pl_fed.lightning.loop import FederatedLoop
-from pl_fed.loggers import RunCSV
+from pl_fed.loggers import RunCSV, begin_own_wandb_runs, postpone_experiments
 from pl_fed.rounds.identity import check_identity, federation_identity
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.run_folder import (
@@ -200,6 +203,16 @@ class Trainer(LightningTrainer):
         )
 
     @property
+    def logger(self) -> Logger | None:
+        """The first logger of the user, for the ``experiment`` of modules; else ``metrics.csv``."""
+        users = [logger for logger in self.loggers if not isinstance(logger, RunCSV)]
+        return next(iter([*users, *self.loggers]), None)
+
+    @logger.setter
+    def logger(self, logger: Logger | None) -> None:
+        self.loggers = [] if logger is None else [logger]
+
+    @property
     def estimated_stepping_batches(self) -> int | float:
         """The number of rounds, for learning-rate schedules."""
         limits = [n for n in (self.max_epochs, self.max_steps) if n is not None and n >= 0]
@@ -216,8 +229,17 @@ class Trainer(LightningTrainer):
 
     @contextmanager
     def _hold_run_dir(self) -> Iterator[None]:
-        """Lock the run's folder, and explain the loss of another process in one sentence."""
-        with self._lock, explain_lost_process(self.processes):
+        """Lock the run's folder; see :meth:`_watch_processes`."""
+        with self._lock, self._watch_processes():
+            begin_own_wandb_runs(self, self.run_dir)
+            yield
+
+    @contextmanager
+    def _watch_processes(self) -> Iterator[None]:
+        """End all processes if one is lost or fails, and explain the loss in one sentence."""
+        limit_meeting(self.processes)
+        launcher = self.strategy.launcher
+        with end_launched_processes(launcher), explain_lost_process(self.processes):
             yield
 
     def fit(  # type: ignore[override]
@@ -249,12 +271,25 @@ class Trainer(LightningTrainer):
             check_identity(
                 saved, federation_identity(model, datamodule.clients, self.federation.seed)
             )
+        self._check_rounds(read_round(path))
         check_weights_only(weights_only)
         with self._hold_run_dir():
             if path is None and self.is_global_zero and not self._has_fitted:
                 check_holds_no_run(self.run_dir)
             self._has_fitted = True
+            if path is not None:
+                postpone_experiments(self.loggers)
             super().fit(model, datamodule=datamodule, ckpt_path=path, weights_only=True)
+
+    def _check_rounds(self, finished: int | None) -> None:
+        """Refuse to resume after more rounds than the run has."""
+        rounds = self.estimated_stepping_batches
+        if finished is not None and finished > rounds:
+            name = "max_steps" if self.max_steps == rounds else "max_epochs"
+            raise ValueError(
+                f"Expected argument `trainer.{name}` to be at least {finished}, the number of"
+                f" rounds in the checkpoint, but got {rounds}: raise it, or start a new run."
+            )
 
     def validate(  # type: ignore[override]
         self,
@@ -300,7 +335,7 @@ class Trainer(LightningTrainer):
         """See ``lightning.Trainer.predict``; ``ckpt_path`` as in :meth:`fit`."""
         path = self._evaluation_checkpoint(model, ckpt_path)
         settings = _require_weights_only(kwargs)
-        with explain_lost_process(self.processes):
+        with self._watch_processes():
             return super().predict(
                 model, dataloaders, datamodule, return_predictions, path, **settings
             )

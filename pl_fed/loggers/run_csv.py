@@ -2,12 +2,14 @@
 
 import csv
 import io
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from pl_fed.loggers.waiting_rows import WaitingRows
@@ -16,8 +18,9 @@ from pl_fed.loggers.waiting_rows import WaitingRows
 class RunCSV(Logger):
     """CSV logger: one row of ``metrics.csv`` for each round.
 
-    Metrics logged later for the same round, such as a validation, go into the same row. A killed
-    run leaves complete rows, and a resumed run continues after the round of its checkpoint.
+    Metrics logged later for the same round, such as a validation, go into the same row. An
+    undefined number, NaN, is an empty cell. A killed run leaves complete rows, and a resumed run
+    continues after the round of its checkpoint.
 
     Args:
         folder: The run's folder.
@@ -49,6 +52,11 @@ class RunCSV(Logger):
         """The run's folder."""
         return str(self.path.parent)
 
+    @property
+    def experiment(self) -> Any:
+        """An object whose methods do nothing: a module may draw where no logger of its is set."""
+        return DummyLogger().experiment
+
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: ``config.yaml`` has the hyperparameters."""
@@ -71,7 +79,7 @@ class RunCSV(Logger):
         if self._row.get("round") != round:
             self._row = {"round": round}
             self._offset = self.path.stat().st_size
-        values = {k: f"{v:.9g}" for k, v in metrics.items() if k not in ("epoch", "round")}
+        values = {k: _format(v) for k, v in metrics.items() if k not in ("epoch", "round")}
         self._row |= values
         new_columns = [name for name in values if name not in self._columns]
         if new_columns:
@@ -133,6 +141,11 @@ class RunCSV(Logger):
             file.seek(self._offset)
             file.write(line.getvalue().encode())
             file.truncate()
+
+
+def _format(value: float) -> str:
+    """Return a number as text; an undefined one, NaN, is an empty cell."""
+    return "" if math.isnan(value) else f"{value:.9g}"
 
 
 def _read_rows(content: bytes) -> list[dict[str, str]]:

@@ -1,5 +1,6 @@
 """Rows of rounds that are written later, without losing any."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -20,6 +21,7 @@ class WaitingRows:
     Args:
         log: Writes a row with its numbers and its step, as a logger's ``log_metrics``.
         save: Called after rows were written, as a logger's ``save``.
+        drops_undefined: Whether to leave out undefined numbers, NaN.
 
     Example:
         >>> rows = WaitingRows(print)
@@ -34,8 +36,10 @@ class WaitingRows:
         self,
         log: Callable[[dict[str, float], int], object],
         save: Callable[[], object] = lambda: None,
+        drops_undefined: bool = False,
     ) -> None:
         self._log = log
+        self._drops_undefined = drops_undefined
         self._save = save
         self._rows: deque[tuple[Mapping[str, Tensor | float], int]] = deque()
         self._num_on_device = 0  # rows that may hold tensors, the last ones
@@ -75,6 +79,8 @@ class WaitingRows:
             while self._rows:
                 row, step = self._rows[0]
                 numbers = {name: float(value) for name, value in row.items()}
+                if self._drops_undefined:
+                    numbers = {n: value for n, value in numbers.items() if not math.isnan(value)}
                 self._log(numbers, int(numbers.pop("step", step)))
                 self._rows.popleft()
             self._num_on_device = 0

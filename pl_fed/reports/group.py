@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -134,17 +134,25 @@ class Group:
 
     def final(self, metric: str) -> Final | None:
         """Return the last value of a metric, or ``None`` if no run has it."""
-        values = self.finals(metric)
-        return Final.summarize(values) if values else None
+        return self.summarize(lambda run: run.final(metric))
 
     def finals(self, metric: str) -> list[float]:
-        """Return the last value of a metric for each seed; the mean of runs of one seed.
+        """Return the last value of a metric for each seed; the mean of runs of one seed."""
+        return self._results_by_seed(lambda run: run.final(metric))
+
+    def summarize(self, read: Callable[[Run], float | None]) -> Final | None:
+        """Return the statistics over the seeds of a result of each run, or ``None`` without any."""
+        values = self._results_by_seed(read)
+        return Final.summarize(values) if values else None
+
+    def _results_by_seed(self, read: Callable[[Run], float | None]) -> list[float]:
+        """Return a result for each seed; the mean of runs of one seed.
 
         Runs of one seed are no independent runs, so they would make a spread too small.
         """
         values: dict[str, list[float]] = {}
         for number, run in enumerate(self.runs):
-            if (value := run.final(metric)) is not None:
+            if (value := read(run)) is not None:
                 seed = configs.describe_seeds(run.config) or f"run {number}"
                 values.setdefault(seed, []).append(value)
         return [v[0] if len(v) == 1 else statistics.fmean(v) for v in values.values()]
@@ -226,20 +234,33 @@ def list_task_metrics(run: Run) -> list[str]:
     return task_metrics(name.split("/", 2)[-1] for name in run.metrics)
 
 
-def is_lower_better(runs: Iterable[Run], metric: str) -> bool:
-    """Return whether smaller values of a metric are better.
+def is_higher_better(runs: Iterable[Run], metric: str) -> bool | None:
+    """Return whether larger values of a metric are better; ``None`` if no run knows it.
 
-    For a task's own metric, the worst and the best 10 % of clients in the runs show it.
+    ``summary.json`` has the directions. In an earlier run without them, the worst and the best 10 %
+    of clients show that of a task's own metric.
     """
     if metric in ("accuracy", "loss"):
-        return metric == "loss"
+        return metric == "accuracy"
+    runs = list(runs)
+    for run in runs:
+        directions = run.summary.get("higher_is_better")
+        if isinstance(directions, Mapping) and isinstance(
+            is_higher := directions.get(metric), bool
+        ):
+            return is_higher
     for run in runs:
         for name in run.metrics:
             if name.endswith(f"/{metric}_worst10"):
                 worst, best = run.final(name), run.final(f"{name.removesuffix('worst10')}best10")
                 if worst is not None and best is not None and worst != best:
-                    return worst > best
-    return False
+                    return worst < best
+    return None
+
+
+def is_lower_better(runs: Iterable[Run], metric: str) -> bool:
+    """Return whether smaller values of a metric are better, for metrics with worst clients."""
+    return is_higher_better(runs, metric) is False
 
 
 def groups_with_metric(groups: Iterable[Group], metric: str) -> Iterator[Group]:

@@ -183,11 +183,17 @@ def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
             "Runs that differ only in the seed are one group. Tables show the mean over its runs"
             " ± one standard deviation (n − 1); pictures show the mean and the range."
         )
+    diverged = [run.name for group in groups for run in group.runs if run.is_diverged]
+    if diverged:
+        notes.append(f"Diverged runs (NaN or infinity), without a test: {', '.join(diverged)}.")
     unfinished = [run.name for group in groups for run in group.runs if not run.is_finished]
     if unfinished:
         notes.append(f"Unfinished runs, shown with their results so far: {', '.join(unfinished)}.")
     damaged = [run for group in groups for run in group.runs if run.damage]
     notes += [f"Damaged data, left out: {run.name}: {', '.join(run.damage)}." for run in damaged]
+    counts = {run.name: run.rounds_without_step for group in groups for run in group.runs}
+    if texts := [f"{count} in {name}" for name, count in counts.items() if count]:
+        notes.append(f"Rounds without a step, because the cohort was small: {', '.join(texts)}.")
     notes += _note_untrained([run for group in groups for run in group.runs])
     notes += [f"Not shown: {sentence}" for sentence in skipped]
     return [*notes, "All numbers are over benign clients; Byzantine clients are left out."]

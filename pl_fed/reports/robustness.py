@@ -5,8 +5,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from pl_fed.reports import configs
 from pl_fed.reports.group import Final, Group, describe_restart, list_models, main_metric
@@ -52,11 +54,13 @@ class _Points(NamedTuple):
         label: The name of the line.
         place: The place of its colour, from 0.
         finals: The results by share of Byzantine clients.
+        has_other_clients: Whether a run lacks the results of its clients.
     """
 
     label: str
     place: int
     finals: dict[float, Final]
+    has_other_clients: bool
 
 
 def draw_robustness(groups: Sequence[Group]) -> Iterator[Picture]:
@@ -70,12 +74,17 @@ def draw_robustness(groups: Sequence[Group]) -> Iterator[Picture]:
         return
     metric = main_metric(groups, "test")
     for model in list_models(groups, "test"):
-        name = f"test/{model}/{metric}"
-        curves = [points for line in lines if (points := _points(line, name)).finals]
+        curves = [points for line in lines if (points := _points(line, model, metric)).finals]
         if not curves:
             continue
         title = f"Robustness of {model} models"
-        caption = f"Test {metric} of benign clients (mean) against the share of Byzantine clients."
+        caption = (
+            f"Test {metric} (mean over clients) against the share of Byzantine clients. The points"
+            " of a line compare the same clients: those that are benign at each of its shares, for"
+            " each seed."
+        )
+        if any(curve.has_other_clients for curve in curves):
+            caption += " Runs without `per_client.csv` have the mean over their own benign clients."
         if any(len(line.groups) == 1 for line in lines):
             caption += " A single dot has no other run that differs only in its Byzantine clients."
         if any(value.std is not None for curve in curves for value in curve.finals.values()):
@@ -251,11 +260,45 @@ def _is_within(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _points(line: Line, metric: str) -> _Points:
-    finals = {share: group.final(metric) for share, group in line.groups.items()}
+def _points(line: Line, model: str, metric: str) -> _Points:
+    """Return the results of a line, over the clients that are benign at each of its shares."""
+    runs = [run for group in line.groups.values() for run in group.tested_runs]
+    common = _common_clients(runs)
+    column, name = f"{model}_{metric}", f"test/{model}/{metric}"
+
+    def read(run: Run) -> float | None:
+        """Return a run's mean over the common clients; over its own ones without their results."""
+        value = _mean_over(run, column, common.get(_clients_key(run)))
+        return run.final(name) if value is None else value
+
+    finals = {share: group.summarize(read) for share, group in line.groups.items()}
+    known_finals = {share: final for share, final in finals.items() if final is not None}
     place = [group.number for group in line.groups.values()][-1] - 1
-    known_finals = {share: value for share, value in finals.items() if value is not None}
-    return _Points(line.label, place, known_finals)
+    has_other_clients = len(known_finals) > 1 and any(column not in run.clients for run in runs)
+    return _Points(line.label, place, known_finals, has_other_clients)
+
+
+def _common_clients(runs: Sequence[Run]) -> dict[tuple[str, int], NDArray[np.bool_]]:
+    """Return the clients that are benign in each run of a seed, bool [clients], by that seed."""
+    masks: dict[tuple[str, int], NDArray[np.bool_]] = {}
+    for run in runs:
+        key = _clients_key(run)
+        masks[key] = masks.get(key, np.ones(len(run.benign), dtype=bool)) & run.benign
+    return masks
+
+
+def _clients_key(run: Run) -> tuple[str, int]:
+    """Return the key of runs with the same clients: their seeds and number of clients."""
+    return configs.describe_seeds(run.config), len(run.benign)
+
+
+def _mean_over(run: Run, column: str, clients: NDArray[np.bool_] | None) -> float | None:
+    """Return the mean of a column of ``per_client.csv`` over some clients with a finite value."""
+    if clients is None or column not in run.clients:
+        return None
+    values = run.clients[column][clients]
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else None
 
 
 @apply_style

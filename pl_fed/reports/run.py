@@ -139,17 +139,28 @@ class Run:
         )
 
     @property
+    def is_diverged(self) -> bool:
+        """Whether the run ended because uploads held NaN or infinity: a result, and no damage."""
+        return bool(self.summary.get("diverged")) and not self.has_test
+
+    @property
     def is_finished(self) -> bool:
         """Whether the run has a test, which may follow an early stop, or all planned rounds.
 
-        A run without a config counts as finished.
+        A run without a config counts as finished, and so does one that diverged.
         """
-        return self.has_test or not self.config or self.num_rounds == self.planned_rounds
+        has_ended = self.has_test or self.is_diverged or not self.config
+        return has_ended or self.num_rounds == self.planned_rounds
 
     @property
     def num_clients(self) -> int | None:
         """The number of clients, or ``None`` if neither the files nor the config have it."""
         return len(self.benign) or configs.flatten(self.config).get("data.num_clients")
+
+    @property
+    def rounds_without_step(self) -> int:
+        """The number of rounds with too small a cohort for the aggregator."""
+        return int(self.counts.get("rounds_without_step") or 0)
 
     @property
     def untrained_clients(self) -> int:
@@ -246,6 +257,8 @@ def _read_fit(folder: Path) -> Run:
 
 def _reason_unusable(folder: Path) -> str:
     """Return the reason why a report cannot show a run, or an empty string if it can."""
+    if _read_summary(folder / "summary.json", []).get("diverged"):
+        return ""
     if not (folder / "metrics.csv").is_file():
         has_predictions = (folder / "predictions.csv").is_file()
         return "only predictions" if has_predictions else "no metrics.csv, so no round was run"
@@ -358,6 +371,8 @@ def _read_metrics(path: Path, damage: list[str]) -> MetricTable:
         path: The path of ``metrics.csv``.
         damage: A list that a description of damaged rows and cells is added to.
     """
+    if not path.is_file():  # a run that diverged in its first round
+        return MetricTable([], {})
     with _open_csv(path) as file:
         table = MetricTable.read(file)
     damage += _describe_damage(path, table.damaged_rows, table.damaged_cells)

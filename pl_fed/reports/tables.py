@@ -15,7 +15,7 @@ from pl_fed.reports.answers import Answer
 from pl_fed.reports.group import (
     Final,
     Group,
-    is_lower_better,
+    is_higher_better,
     list_models,
     main_metric,
 )
@@ -56,7 +56,7 @@ def describe_run(group: Group, run: Run) -> dict[str, str]:
     return {
         "number": str(group.number),
         "run": run.name,
-        "state": "" if run.is_finished else "unfinished",
+        "state": "diverged" if run.is_diverged else "" if run.is_finished else "unfinished",
         "algorithm": configs.algorithm(run.config) if run.config else none,
         "net": describe_setting("model", "init_args", "net"),
         "data": describe_setting("data", "dataset"),
@@ -178,7 +178,10 @@ def _best_group(groups: Sequence[Group], model: str, metric: str) -> int | None:
     runs = [run for group in groups for run in group.runs]
     base, _, statistic = metric.partition("_")
     is_spread = statistic.endswith(("std", "var")) or metric == "backdoor_success"
-    sign = -1 if is_spread or is_lower_better(runs, base) else 1
+    is_higher = False if is_spread else is_higher_better(runs, base)
+    if is_higher is None:
+        return None
+    sign = 1 if is_higher else -1
     order = sorted(known_finals, key=lambda number: sign * known_finals[number].mean)
     first, second = known_finals[order[-1]], known_finals[order[-2]]
     gap = abs(first.mean - second.mean)
@@ -300,7 +303,7 @@ def _line(
     for place, cell in enumerate(cells):
         short = "short" if len(cell) < _SHORT else "text"
         kind = "name" if place == 0 else "number" if _is_number(cell) else short
-        cell_class = "unfinished" if cell == "unfinished" else kind
+        cell_class = "unfinished" if cell in ("unfinished", "diverged") else kind
         text = html.escape(cell)
         if place < len(bold) and bold[place]:
             text = f"<strong>{text}</strong>"

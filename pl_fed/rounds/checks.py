@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -34,6 +34,7 @@ from pl_fed.rounds.features import compute_features, keeps_features
 from pl_fed.rounds.module_trial import try_steps
 from pl_fed.rounds.trained_cohort import UploadStatus
 from pl_fed.tasks import LightningTask
+from pl_fed.text import first_line
 from pl_fed.trees import Tree, count_samples, describe, leaves, select
 from pl_fed.types import Batch, ClientContext, RoundContext
 
@@ -554,6 +555,14 @@ def check_aggregator(aggregator: Aggregator, context: RoundContext) -> None:
             raise
 
 
+def describe_client_error(errors: Mapping[int, Exception]) -> str:
+    """Return the first exception of a client in words, with the place in its note."""
+    client, error = next(iter(errors.items()))
+    notes = [note.rstrip(".") for note in getattr(error, "__notes__", [])]
+    place = notes[-1] if notes else f"In client {client}"
+    return f"{place}: {type(error).__name__}: {first_line(error)}"
+
+
 def check_broken_share(
     status: Tensor,
     benign: Tensor,
@@ -561,6 +570,7 @@ def check_broken_share(
     clients: Tensor,
     round: int,
     max_rejected: float,
+    errors: Mapping[int, Exception] | None = None,
 ) -> int:
     """Stop a run if too many of a round's benign clients are broken.
 
@@ -571,6 +581,7 @@ def check_broken_share(
         clients: The clients' ids, int64 [cohort].
         round: The round.
         max_rejected: The largest share of the benign clients that may be broken, in [0, 1].
+        errors: The exceptions of this process's clients, by id.
 
     Returns:
         The number of broken benign clients.
@@ -598,6 +609,10 @@ def check_broken_share(
                 " [clients, numbers] on the model's device, and keep the dtypes and lengths of"
                 " states"
             )
+        if int(status[first]) == UploadStatus.FAILED:
+            expected, got = "local work without an exception", "one"
+            error = (errors or {}).get(int(clients[first]))
+            cause = describe_client_error({int(clients[first]): error}) if error else "see above"
         others = f", as did {num_broken - 1} more of {num_benign}" if num_broken > 1 else ""
         raise NonFiniteLossError(
             f"Expected {expected} but in round {round} client {int(clients[first])} got"

@@ -2,9 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,12 +13,15 @@ from torch import Tensor
 from pl_fed.clients.client_rounds import read_rates
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.round_rules import StepRows
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.read_ahead import read_ahead
 from pl_fed.devices import numbers_on
 from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Workload
 from pl_fed.engine.base import name_clients
+from pl_fed.engine.choice import TRIED_CLIENTS
+from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.nets.rows import finite_rows, usable_rows
 from pl_fed.rounds.byzantine_clients import ByzantineClients
@@ -73,6 +77,8 @@ class LocalTraining:
         augment: Applied to the inputs of each minibatch.
         settings: Precision and gradient clipping of the local steps.
         seed: The seed of the federation.
+        leaves_out: Whether a client that raises an exception is left out of the round;
+            otherwise the exception ends the run.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class LocalTraining:
         augment: Callable[[Tensor], Tensor] | None,
         settings: LocalSettings,
         seed: int,
+        leaves_out: bool = False,
     ) -> None:
         self.states = states
         self.client = states.client
@@ -93,6 +100,7 @@ class LocalTraining:
         self.augment = augment
         self.settings = settings
         self.seed = seed
+        self.leaves_out = leaves_out
         self.watch = ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
 
@@ -105,7 +113,7 @@ class LocalTraining:
         share, client = self._share_work(plan), self.client
         own = CohortResults(len(share.clients), self._upload_buffer)
         if plan.measures_start_losses and len(share.clients):
-            own.start_losses = self._start_losses(share.clients, plan.round)
+            own.start_losses = self._start_losses(share.clients, plan.round, own.errors)
         remote = share.fetch_states(self.states.store)
         with ModelGuard(client, {"global", *client.trained}) as before:
             broadcast = ModelRows(before.rows["global"], before.statistics["global"])
@@ -146,18 +154,22 @@ class LocalTraining:
         """Train this process's clients chunk by chunk, and collect their results."""
         cohort = share.clients
 
-        def load_chunk(clients: Tensor) -> Chunk:
-            return self._load_chunk(plan, clients, broadcast, remote)
+        def load_chunk(clients: Tensor, reads_steps: bool = True) -> Chunk:
+            return self._load_chunk(plan, clients, broadcast, remote, reads_steps)
 
         def count_steps(clients: Tensor) -> dict[str, list[int]]:
             return self.count_steps(clients, plan.rule)
 
+        tried = self._replace_failing(cohort, load_chunk, plan.optimizer, own)
+        if len(own.errors) == len(cohort) > 0:
+            self._leave_out(own, cohort, [torch.arange(len(cohort))])
+            return
         self.engine.choose(
             Workload(
                 client=self.client,
                 optimizer=plan.optimizer,
-                cohort=cohort,
-                load=load_chunk,
+                cohort=tried,
+                load=partial(load_chunk, reads_steps=False),
                 rounds=plan.rounds_left,
                 seconds=plan.seconds_left,
                 steps=count_steps,
@@ -165,7 +177,7 @@ class LocalTraining:
                 agree=self.states.processes.select_first,
             )
         )
-        chunks = deque(self._split_cohort(cohort, plan.rule))
+        chunks = deque(self._leave_out(own, cohort, self._split_cohort(cohort, plan.rule)))
         num_done = 0
         while chunks:
             positions = chunks.popleft()
@@ -173,18 +185,133 @@ class LocalTraining:
                 chunks.extendleft(reversed(positions.split(self.engine.size)))
                 continue
             self._prefetch(plan, cohort[chunks[0]] if chunks else None)
-            chunk = load_chunk(cohort[positions])
             scale = len(share.cohort) / len(cohort)
-            chunk.on_done = _scale_progress(num_done, plan.on_clients_done, scale)
+            on_done = _scale_progress(num_done, plan.on_clients_done, scale)
+
+            def train(positions: Tensor, on_done: Callable[[int], None] = on_done) -> ChunkResults:
+                """Train a chunk, from ``begin`` to ``end_round``."""
+                chunk = load_chunk(cohort[positions])
+                chunk.on_done = on_done
+                return self._end_chunk(chunk, positions, self._train(chunk, plan.optimizer))
+
             try:
-                metrics = self.engine.run(self.client, plan.optimizer, chunk)
+                self._train_chunk(train, cohort, positions, own)
             except torch.OutOfMemoryError:
                 if len(positions) == 1 or not self.engine.halve():
                     raise
                 chunks.appendleft(positions)
                 continue
-            own.add(self._end_chunk(chunk, positions, metrics))
             num_done += len(positions)
+
+    def _replace_failing(
+        self,
+        cohort: Tensor,
+        load: Callable[[Tensor], Chunk],
+        optimizer: torch.optim.Optimizer,
+        own: CohortResults,
+    ) -> Tensor:
+        """Return the cohort for the trial of an engine: a client that fails has a substitute.
+
+        Otherwise the data of a client that fails would choose the engine of all others. If all
+        fail, their exceptions are added to the results.
+
+        Args:
+            cohort: The ids of this process's clients.
+            load: Makes a chunk of clients, given their ids.
+            optimizer: The local optimizer.
+            own: The results of this process's clients.
+        """
+        if not self.leaves_out or self.engine.is_settled:
+            return cohort
+        engine, errors = OneByOne(self.settings), {}
+        for number, client in enumerate(cohort.split(1), 1):
+            try:
+                engine.run(self.client, optimizer, load(client))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                errors[int(client)] = error
+            if number >= TRIED_CLIENTS and len(errors) < number:
+                break
+        is_running = torch.tensor([client not in errors for client in cohort.tolist()])
+        if is_running.any():
+            return torch.where(is_running, cohort, cohort[is_running][0])
+        own.errors.update(errors)
+        return cohort
+
+    def _train_chunk(
+        self,
+        train: Callable[[Tensor], ChunkResults],
+        cohort: Tensor,
+        positions: Tensor,
+        own: CohortResults,
+    ) -> None:
+        """Train a chunk, possibly without clients that raise an exception.
+
+        After an exception, each client of the chunk is tried alone. Another client takes the place
+        of one that fails, so that a stack keeps its shape: the numbers of the others are those
+        without a failure.
+
+        Args:
+            train: Trains clients, by their positions.
+            cohort: The ids of this process's clients.
+            positions: The positions of the clients in the chunk.
+            own: The results of this process's clients; those of the chunk are added.
+
+        Raises:
+            Exception: The exception of the chunk if no client fails alone, or if clients that fail
+                end the run.
+        """
+        try:
+            own.add(train(positions))
+            return
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if not self.leaves_out:
+                raise
+            failed = _find_failed(train, positions, error)
+        own.errors.update({int(cohort[position]): error for position, error in failed.items()})
+        others = torch.tensor([position not in failed for position in positions.tolist()])
+        self._leave_out(own, cohort, [positions])
+        if others.any():
+            filled = torch.where(others, positions, positions[others][0])
+            own.add(train(filled).select(others.nonzero().flatten()))
+
+    def _leave_out(
+        self, own: CohortResults, cohort: Tensor, chunks: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Count failed clients of some chunks as broken, and return the chunks without them."""
+        if not own.errors:
+            return list(chunks)
+        like, healthy = self.client.row("global").data, []
+        for positions in chunks:
+            failed = torch.tensor([client in own.errors for client in cohort[positions].tolist()])
+            for position in positions[failed].tolist():
+                own.add(ChunkResults.build_failed(position, like))
+            healthy.append(positions[~failed])
+        return [positions for positions in healthy if len(positions)]
+
+    def _train(self, chunk: Chunk, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Let the engine take the local steps of a chunk, and return the means of their outputs.
+
+        The means are 0 for a client that takes no step.
+        """
+        models, zero = chunk.round.models, chunk.round.broadcast.parameters.new_zeros(())
+        none = {"loss": zero.expand(len(chunk.clients))}
+        if chunk.batches.max_steps:
+            metrics = none | self.engine.run(self.client, optimizer, chunk)
+            if chunk.skipped:
+                for model, counts in chunk.count_taken_steps().items():
+                    rows = chunk.round.steps[model]
+                    chunk.round.steps[model] = numbers_on(rows, counts)[:, None]
+            if not any(chunk.idle):
+                return metrics
+            idle = numbers_on(metrics["loss"], chunk.idle, torch.bool)
+            return {name: values.masked_fill(idle, 0) for name, values in metrics.items()}
+        for model in chunk.objective.trained:
+            models[model] = models[model].clone()
+        return none
 
     def _prefetch(self, plan: RoundPlan, clients: Tensor | None) -> None:
         """Read rows and samples ahead: of the next chunk, or of the next round's first chunk.
@@ -238,7 +365,12 @@ class LocalTraining:
         return max(1, len(cohort) * _READ_BYTES // num_bytes)
 
     def _load_chunk(
-        self, plan: RoundPlan, clients: Tensor, broadcast: ModelRows, remote: RemoteRows
+        self,
+        plan: RoundPlan,
+        clients: Tensor,
+        broadcast: ModelRows,
+        remote: RemoteRows,
+        reads_steps: bool,
     ) -> Chunk:
         """Return a chunk of clients at the start of their round.
 
@@ -247,8 +379,23 @@ class LocalTraining:
             clients: Ids of the clients, int64 [clients].
             broadcast: The global model w^t at the start of the round.
             remote: Rows of clients with another home process.
+            reads_steps: Whether clients take the numbers of steps that ``begin`` sets; a trial
+                before training takes the planned ones.
         """
         client, steps = self.client, self.count_steps(clients, plan.rule)
+        step_rows = {
+            model: numbers_on(broadcast.parameters, counts)[:, None]
+            for model, counts in steps.items()
+        }
+        lr = read_rates(plan.optimizer, broadcast.parameters)
+        with _note_errors(plan.round, clients, "begin"):
+            planned = StepRows(step_rows)
+            start = self.states.begin(clients, broadcast, remote, step_rows, lr)
+            if reads_steps and (changed := planned.read_changed(start)):
+                steps |= self._limit_steps(clients, changed, plan.rule)
+                for model in changed:
+                    rows = numbers_on(broadcast.parameters, steps[model])
+                    start.steps[model] = rows[:, None]
         poison = self.byzantine_clients.poison(clients, plan.round)
         batches = Batches(
             self.states.data,
@@ -260,14 +407,18 @@ class LocalTraining:
             poison,
             self.augment,
         )
-        step_rows = {
-            model: numbers_on(broadcast.parameters, counts)[:, None]
+        return Chunk(clients, client.objective, batches, steps, start)
+
+    def _limit_steps(
+        self, clients: Tensor, steps: dict[str, list[int]], rule: BatchRule
+    ) -> dict[str, list[int]]:
+        """Return numbers of steps, with 0 for clients without a minibatch."""
+        sizes = self.states.loaded.train.sizes[clients].tolist()
+        has_batch = [rule.batches_per_pass(size) > 0 for size in sizes]
+        return {
+            model: [count * has for count, has in zip(counts, has_batch)]
             for model, counts in steps.items()
         }
-        lr = read_rates(plan.optimizer, broadcast.parameters)
-        with _note_errors(plan.round, clients, "begin"):
-            start = self.states.begin(clients, broadcast, remote, step_rows, lr)
-        return Chunk(clients, client.objective, batches, steps, start)
 
     @staticmethod
     def _max_steps(steps: dict[str, list[int]]) -> list[int]:
@@ -315,7 +466,10 @@ class LocalTraining:
         status = torch.full_like(finite, UploadStatus.MALFORMED, dtype=torch.int8)
         if usable.all_usable:
             status.fill_(UploadStatus.NOT_FINITE).masked_fill_(finite, UploadStatus.VALID)
-        return ChunkResults(positions, chunk.clients, metrics, status, uploads, proposals, states)
+        idle = torch.tensor(chunk.idle)
+        return ChunkResults(
+            positions, chunk.clients, metrics, status, idle, uploads, proposals, states
+        )
 
     def _check_proposals(self, end: ClientRound, usable: "_UsableRows") -> dict[str, Tensor]:
         """Return the clients' proposals of new server states by name, [clients, length] each."""
@@ -328,11 +482,57 @@ class LocalTraining:
             proposals[GLOBAL_STATISTICS] = usable.check(end.global_statistics, length)
         return proposals
 
-    def _start_losses(self, clients: Tensor, round: int) -> Tensor:
-        """Return the mean loss of w^t over all training data of each client, [clients]."""
-        with self.settings.autocast():
-            poison = self.byzantine_clients.poison(clients, round)
-            return self.evaluator.start_losses(self.states.data, clients, poison)
+    def _start_losses(self, clients: Tensor, round: int, errors: dict[int, Exception]) -> Tensor:
+        """Return the mean loss of w^t over all training data of each client, [clients].
+
+        It is NaN for a client that raises an exception, if such clients are left out.
+
+        Args:
+            clients: The ids of this process's clients.
+            round: The round.
+            errors: The exceptions of clients by their ids; new ones are added.
+        """
+        try:
+            with self.settings.autocast():
+                poison = self.byzantine_clients.poison(clients, round)
+                return self.evaluator.start_losses(self.states.data, clients, poison)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if not self.leaves_out:
+                raise
+            if len(clients) == 1:
+                errors[int(clients)] = error
+                return self.client.row("global").data.new_full((1,), math.nan)
+        return torch.cat([self._start_losses(part, round, errors) for part in clients.split(1)])
+
+
+def _find_failed(
+    train: Callable[[Tensor], ChunkResults], positions: Tensor, error: Exception
+) -> dict[int, Exception]:
+    """Return the exceptions of the clients of a chunk that fail alone, by their positions.
+
+    Args:
+        train: Trains clients, by their positions.
+        positions: The positions of the clients in the chunk.
+        error: The exception of the chunk.
+
+    Raises:
+        Exception: The exception of the chunk if no client fails alone.
+    """
+    if len(positions) == 1:
+        return {int(positions): error}
+    failed: dict[int, Exception] = {}
+    for position in positions.tolist():
+        try:
+            train(torch.tensor([position]))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as own_error:
+            failed[position] = own_error
+    if not failed:
+        raise error
+    return failed
 
 
 @contextmanager

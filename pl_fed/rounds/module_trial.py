@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from pl_fed.clients.base import Client
@@ -24,6 +25,7 @@ from pl_fed.nets.modes import evaluation_mode, training_mode
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.explanations import call_or_explain
 from pl_fed.tasks import LightningTask
+from pl_fed.tasks.base import SkippedStepError
 from pl_fed.tasks.directions import Directions, guess_direction
 from pl_fed.tasks.lightning_task import choose_stage
 from pl_fed.tasks.step_logs import StepLogs, name_metrics
@@ -166,8 +168,14 @@ def _try_training(net: nn.Module, task: LightningTask, batch: Batch) -> None:
     task.step_names, task.logged_names = None, {"train": {}}
     mode = training_mode(net) if task.needs_training_mode else nullcontext()
     with task.training_logs(0) as logs, mode, torch.enable_grad():
-        _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
-    names = name_metrics({"train": tuple(logs[id(net)])})["train"]
+        try:
+            _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
+        except SkippedStepError:
+            rank_zero_warn(
+                f"`training_step` of {type(net).__name__} returned None for the first minibatch, so"
+                " pl_fed skips such steps as Lightning does: return the loss if that is not wanted."
+            )
+    names = name_metrics({"train": tuple(logs.get(id(net), ()))})["train"]
     for logged_name, name in names.items():
         if name in ROUND_NUMBERS or name == "update_norm":
             raise ValueError(

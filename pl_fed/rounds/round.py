@@ -17,7 +17,7 @@ from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.random import generator
 from pl_fed.rounds.byzantine_clients import ByzantineClients
-from pl_fed.rounds.checks import check_aggregator, check_broken_share
+from pl_fed.rounds.checks import check_aggregator, check_broken_share, describe_client_error
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.local_training import LocalTraining, RoundPlan
 from pl_fed.rounds.privacy import RoundPrivacy
@@ -25,6 +25,7 @@ from pl_fed.rounds.privacy_checks import try_buckets
 from pl_fed.rounds.root_training import RootTraining
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.small_cohorts import SmallCohortRule, SmallCohorts
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort
 from pl_fed.rounds.uploads import Uploads
 from pl_fed.samplers import Sampler
@@ -63,7 +64,10 @@ class RoundRunner:
         batch_rule: How samples become minibatches.
         max_rejected: The largest share of a round's benign clients that may be broken, in [0, 1].
         seed: The seed of the federation.
+        small_cohort: Effect of a cohort that is too small for the aggregator.
         privacy: Clips the uploads and adds noise; ``None`` for a run without privacy.
+        leaves_out: Whether a client that raises an exception is left out; with privacy
+            it always is, because the end of a run would tell that the client took part.
     """
 
     def __init__(
@@ -79,7 +83,9 @@ class RoundRunner:
         batch_rule: BatchRule,
         max_rejected: float,
         seed: int,
+        small_cohort: SmallCohortRule,
         privacy: RoundPrivacy | None = None,
+        leaves_out: bool = False,
     ) -> None:
         client: Client = states.client
         self.states = states
@@ -97,9 +103,21 @@ class RoundRunner:
         self.seed = seed
         self.privacy = privacy
         self.local_training = LocalTraining(
-            states, engine, evaluator, byzantine_clients, datamodule.augment, settings.local, seed
+            states,
+            engine,
+            evaluator,
+            byzantine_clients,
+            datamodule.augment,
+            settings.local,
+            seed,
+            leaves_out or privacy is not None,
         )
         self.root_training = RootTraining(client, seed, datamodule.augment)
+        self.small_cohorts = SmallCohorts(
+            small_cohort,
+            server.new_aggregator,
+            lambda size: self.build_context(torch.arange(size), torch.empty(0), 0),
+        )
         self._cohorts: dict[int, Tensor] = {}  # the last cohort: the loop and the round draw it
         self._has_warned = False
 
@@ -132,6 +150,7 @@ class RoundRunner:
         report = self._report_training(trained)
         # 2. The run stops if too many benign clients are broken.
         self._check_broken_share(trained, round)
+        is_small = not len(trained.clients) and self.privacy is None
         if trained.has_uploads or self.privacy is not None:
             uploads = self._collect_uploads(trained, round, optimizer, notes)
             # 3. The attackers replace their uploads.
@@ -139,10 +158,16 @@ class RoundRunner:
             # 4. Broken uploads are left out.
             notes("rejected", float(uploads.leave_out_broken(self.client)))
             # 5. With privacy, uploads are clipped and noise is added. The server merges the valid
-            # uploads and moves the global model.
-            report |= self._merge(uploads, trained.proposed, hooks, notes)
+            # uploads and moves the global model. Too few uploads make no step.
+            is_small = self._must_skip(uploads)
+            if not is_small:
+                report |= self._merge(uploads, trained.proposed, hooks, notes)
         # 6. The states of all valid clients are stored: those of the whole round, or none.
-        self._store_states(trained)
+        if is_small:
+            notes("small_cohort", 1.0)
+            notes("benign_distance", math.nan)
+        else:
+            self._store_states(trained)
         report |= self._traffic(len(trained.clients))
         return {**report, **notes.report, "time/round": time.perf_counter() - started}
 
@@ -188,8 +213,10 @@ class RoundRunner:
             "byzantine": int(byzantine.count_nonzero()),
             "rejected": trained.num_broken,
         }
-        if numbers["byzantine"] or numbers["rejected"]:
+        if numbers["byzantine"] or numbers["rejected"] or trained.idle is not None:
             counted = trained.valid & ~byzantine.to(trained.valid.device)
+            if trained.idle is not None:
+                counted &= ~trained.idle
             metrics = {name: values[counted] for name, values in metrics.items()}
         report: Report = {}
         if len(metrics["loss"]):
@@ -202,16 +229,24 @@ class RoundRunner:
             return
         benign = ~self.byzantine_clients.is_byzantine[trained.clients]
         num_broken = check_broken_share(
-            trained.status, benign, trained.losses, trained.clients, round, self.max_rejected
+            trained.status,
+            benign,
+            trained.losses,
+            trained.clients,
+            round,
+            self.max_rejected,
+            trained.own.errors,
         )
         if num_broken and not self._has_warned:
             self._has_warned = True
             broken = ~trained.valid.cpu() & benign
+            reason = "they contain NaN or infinity, have a wrong length, or are not real numbers"
+            if errors := trained.own.errors:
+                reason = f"of an exception ({describe_client_error(errors)})"
             rank_zero_warn(
                 f"pl_fed left out the uploads of clients {trained.clients[broken].tolist()} in"
-                f" round {round}, because they contain NaN or infinity, have a wrong length, or are"
-                " not real numbers. This warning appears once; `train/rejected` counts the broken"
-                " uploads of every round."
+                f" round {round}, because {reason}. This warning appears once; `train/rejected`"
+                " counts the broken uploads of every round."
             )
 
     def _collect_uploads(
@@ -244,7 +279,14 @@ class RoundRunner:
             round: The round, from 0.
         """
         num_byzantine = self.byzantine_clients.count_expected_byzantine(len(cohort))
-        return RoundContext(self.seed, round, num_byzantine, clients=cohort, losses=losses)
+        return RoundContext(
+            self.seed,
+            round,
+            num_byzantine,
+            clients=cohort,
+            losses=losses,
+            num_clients=self.states.loaded.num_clients,
+        )
 
     def try_aggregator(self) -> None:
         """Run a new aggregator on short random uploads: of a cohort, or of the buckets of privacy.
@@ -274,10 +316,22 @@ class RoundRunner:
         statistics = self.client.statistics("global").data
         return {GLOBAL_STATISTICS: statistics, **self.states.server_states}
 
+    def _must_skip(self, uploads: Uploads) -> bool:
+        """Return whether the uploads are too few for a step; with privacy, noise is a step."""
+        return self.privacy is None and self.small_cohorts.must_skip(uploads.context)
+
+    def describe_small_cohorts(self) -> str | None:
+        """Return a sentence about the chance of too small a cohort; ``None`` if it is 0."""
+        clients = self.states.loaded.num_clients
+        probabilities = self.sampler.size_probabilities(clients)
+        if probabilities is None or self.privacy is not None:
+            return None
+        return self.small_cohorts.describe(probabilities, self.settings.rounds)
+
     def _forge(self, uploads: Uploads, notes: "_Notes") -> None:
         """Let the attackers of the cohort replace their uploads."""
         cohort, round = uploads.share.cohort, uploads.context.round
-        if self.byzantine_clients.forges(cohort, round):
+        if self.byzantine_clients.forges(cohort, round) and not self._must_skip(uploads):
             notes("forged", float(self.byzantine_clients.mark_attackers(cohort, round).sum()))
             uploads.forge(
                 self.server,
@@ -298,8 +352,6 @@ class RoundRunner:
         server, share = self.server, uploads.share
         if self.privacy is not None:
             return self._merge_privately(self.privacy, uploads, hooks, notes)
-        if not len(share.cohort):
-            return {}
         try:
             update = server.step(
                 self.client.row("global").data,

@@ -122,6 +122,41 @@ def find_step_facts(
     return _read_facts(client, runs, leaks)
 
 
+def find_step_error(
+    client: Client,
+    data: ClientData,
+    prepare: Callable[[Client, Batch], Batch],
+    new_round: Callable[[Client, ClientData, int], ClientRound],
+    augment: Callable[[Tree], Tree] | None,
+    settings: LocalSettings,
+    number: int,
+    samples: int,
+) -> Exception | None:
+    """Return the error of local steps on minibatches of some samples; ``None`` without one.
+
+    Args:
+        client: The algorithm; nothing of it changes.
+        data: The clients' data.
+        prepare: Returns a batch as in local steps, for an algorithm.
+        new_round: Returns the first round of one client, for an algorithm.
+        augment: Changes the inputs of each minibatch.
+        settings: Precision and clipping of the local steps.
+        number: The client.
+        samples: Samples in a minibatch.
+    """
+    lay_rows(client)
+    guard = ValueGuard(kept_parts(client))
+    try:
+        _Trial(client, data, samples, prepare, new_round, augment, settings).run(number)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return error
+    finally:
+        guard.restore()
+    return None
+
+
 def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
     """Return the facts of the four runs: A, B, and on another copy B, A."""
     first_a, second_b, first_b, second_a = runs

@@ -1,5 +1,6 @@
 """The results of a round's local work: of this process's clients, and of the whole cohort."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,6 +22,7 @@ class UploadStatus(IntEnum):
     VALID = 0
     NOT_FINITE = 1
     MALFORMED = 2
+    FAILED = 3
 
 
 @dataclass
@@ -33,6 +35,7 @@ class ChunkResults:
         metrics: Means over the local steps of the values that ``training_step`` returned,
             [clients] each.
         status: The :class:`UploadStatus` of each client, int8 [clients].
+        idle: A mask of the clients that took no step, bool [clients], on the CPU.
         uploads: The uploads, [clients, numel]; ``None`` if the clients send nothing.
         proposals: Proposals of new server states by name, [clients, length] each.
         states: The clients' new states by name, [clients, length] each.
@@ -42,9 +45,47 @@ class ChunkResults:
     clients: Tensor
     metrics: dict[str, Tensor]
     status: Tensor
+    idle: Tensor
     uploads: Tensor | None
     proposals: dict[str, Tensor]
     states: dict[str, Tensor]
+
+    @classmethod
+    def build_failed(cls, position: int, like: Tensor) -> "ChunkResults":
+        """Return the results of a client that raised an exception: it has none.
+
+        Args:
+            position: Its position in this process's part of the cohort.
+            like: A tensor with the models' dtype and device.
+        """
+        return cls(
+            positions=torch.tensor([position]),
+            clients=torch.empty(0, dtype=torch.int64),
+            metrics={"loss": like.new_full((1,), math.nan)},
+            status=torch.full((1,), UploadStatus.FAILED, dtype=torch.int8, device=like.device),
+            idle=torch.zeros(1, dtype=torch.bool),
+            uploads=None,
+            proposals={},
+            states={},
+        )
+
+    def select(self, places: Tensor) -> "ChunkResults":
+        """Return the results of some clients, by their places in the chunk, int64 [n]."""
+
+        def rows(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            """Select rows of clients."""
+            return {name: tensor[places] for name, tensor in tensors.items()}
+
+        return ChunkResults(
+            self.positions[places],
+            self.clients[places],
+            rows(self.metrics),
+            self.status[places],
+            self.idle[places],
+            None if self.uploads is None else self.uploads[places],
+            rows(self.proposals),
+            rows(self.states),
+        )
 
 
 class CohortResults:
@@ -61,11 +102,13 @@ class CohortResults:
             [clients] each.
         status: The :class:`UploadStatus` of each client, int8 [clients]; ``None`` without clients.
         has_upload: A mask of the clients that send an upload, bool [clients].
+        idle: A mask of the clients that took no step, bool [clients].
         uploads: The uploads, [clients, numel]; ``None`` if no client sends one.
         proposals: Proposals of new server states by name, [clients, length] each.
         start_losses: The mean loss of w^t over all training data of each client, [clients]; or
             ``None``.
         states: The clients' ids and new states, for each chunk.
+        errors: The exceptions of clients that failed, by id.
     """
 
     def __init__(self, num_clients: int, buffer: Tensor | None) -> None:
@@ -74,19 +117,25 @@ class CohortResults:
         self.metrics: dict[str, Tensor] = {}
         self.status: Tensor | None = None
         self.has_upload = torch.zeros(num_clients, dtype=torch.bool)
+        self.idle = torch.zeros(num_clients, dtype=torch.bool)
         self.uploads: Tensor | None = None
         self.proposals: dict[str, Tensor] = {}
         self.start_losses: Tensor | None = None
         self.states: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self.errors: dict[int, Exception] = {}
         self._proposers: dict[str, list[Tensor]] = {}
 
     def add(self, chunk: ChunkResults) -> None:
         """Add the results of a chunk."""
         positions = _as_slice(chunk.positions)
         for name, values in chunk.metrics.items():
-            self.metrics[name] = self._insert(self.metrics.get(name), positions, values)
+            # zeros: a chunk of clients without a step has no outputs of steps
+            rows = self.metrics.get(name, values.new_zeros(self.num_clients))
+            self.metrics[name] = self._insert(rows, positions, values)
         self.status = self._insert(self.status, positions, chunk.status)
-        self.states.append((chunk.clients, chunk.states))
+        self.idle[positions] = chunk.idle
+        if len(chunk.clients):
+            self.states.append((chunk.clients, chunk.states))
         if chunk.uploads is None:
             return
         self.has_upload[positions] = True
@@ -149,6 +198,7 @@ class TrainedCohort:
         has_uploads: Whether any client sends an upload.
         start_losses: The mean loss of w^t over all training data of each client, [cohort]; or
             empty.
+        idle: A mask of the clients that took no step, bool [cohort]; ``None`` if there are none.
         proposed: Names of the server states with a proposal of any client.
         own: The results of this process's clients, with their uploads.
     """
@@ -159,6 +209,7 @@ class TrainedCohort:
     status: Tensor
     has_uploads: bool
     start_losses: Tensor
+    idle: Tensor | None
     proposed: list[str]
     own: CohortResults
 
@@ -181,6 +232,8 @@ class TrainedCohort:
         tables = {("metrics", name): values for name, values in own.metrics.items()}
         if own.status is not None:
             tables["status", ""], tables["has_upload", ""] = own.status, own.has_upload
+        if own.idle.any():
+            tables["idle", ""] = own.idle
         if own.start_losses is not None:
             tables["start_losses", ""] = own.start_losses
         tables |= {("proposals", name): own.has_upload for name in own.proposals}
@@ -189,9 +242,10 @@ class TrainedCohort:
         joined = share.join_tables(tables, device)
         metrics = {name: values for (kind, name), values in joined.items() if kind == "metrics"}
         status, has_upload = joined["status", ""], joined["has_upload", ""].cpu()
-        num_uploads = int(has_upload.count_nonzero())
+        num_uploads, idle = int(has_upload.count_nonzero()), joined.get(("idle", ""))
         if num_uploads < len(has_upload) and (num_uploads or "global" in trained):
-            status = torch.where(to_device(has_upload, status), status, UploadStatus.MALFORMED)
+            is_known = to_device(has_upload, status) | (status == UploadStatus.FAILED)
+            status = torch.where(is_known, status, UploadStatus.MALFORMED)
         return cls(
             share=share,
             broadcast=broadcast,
@@ -199,6 +253,7 @@ class TrainedCohort:
             status=status,
             has_uploads=num_uploads > 0,
             start_losses=joined.get(("start_losses", ""), metrics["loss"][:0]),
+            idle=None if idle is None else to_device(idle, status),
             proposed=[name for kind, name in joined if kind == "proposals"],
             own=own,
         )
@@ -208,7 +263,7 @@ class TrainedCohort:
         """Return the results of a cohort without clients."""
         nothing = broadcast.new_empty(0)
         status = torch.empty(0, dtype=torch.int8, device=broadcast.device)
-        return cls(share, broadcast, {"loss": nothing}, status, False, nothing, [], own)
+        return cls(share, broadcast, {"loss": nothing}, status, False, nothing, None, [], own)
 
     @property
     def clients(self) -> Tensor:
@@ -217,8 +272,9 @@ class TrainedCohort:
 
     @property
     def losses(self) -> Tensor:
-        """Mean training loss of each client over its local steps, [cohort]."""
-        return self.metrics["loss"]
+        """Mean training loss of each client over its local steps, [cohort]; NaN without steps."""
+        losses = self.metrics["loss"]
+        return losses if self.idle is None else losses.masked_fill(self.idle, math.nan)
 
     @cached_property
     def valid(self) -> Tensor:

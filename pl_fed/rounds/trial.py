@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
+from pl_fed.clients.round_rules import StepRows
+from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import LocalSettings, as_outputs
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.checks import explain_log, place_batch
 from pl_fed.rounds.features import compute_features, keeps_features
-from pl_fed.rounds.step_facts import StepFacts, copy_client, find_step_facts
+from pl_fed.rounds.step_facts import StepFacts, copy_client, find_step_error, find_step_facts
+from pl_fed.text import first_line
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
@@ -77,6 +81,46 @@ def try_steps(
     return find_step_facts(client, data, _prepare_batch, _new_round, augment, settings, batch_size)
 
 
+def explain_smallest_minibatch(
+    client: Client,
+    data: ClientData,
+    augment: Callable[[Tensor], Tensor] | None,
+    settings: LocalSettings,
+    rule: BatchRule,
+) -> str | None:
+    """Return the sentence about minibatches of one sample, if the net fails on them.
+
+    A net with BatchNorm does.
+
+    Args:
+        client: The algorithm, after :func:`try_steps`.
+        data: The clients' data.
+        augment: Changes the inputs of each minibatch.
+        settings: Precision and gradient clipping of the local steps.
+        rule: How samples become minibatches.
+
+    Returns:
+        The number of clients with such a minibatch, and the remedy; ``None`` if there is none, or
+        if a step fails on two samples, too.
+    """
+    sizes = data.train.sizes.tolist()
+    single = [number for number, size in enumerate(sizes) if rule.smallest_batch(size) == 1]
+    if not single:
+        return None
+    largest = max(range(len(sizes)), key=sizes.__getitem__)
+    find_error = partial(
+        find_step_error, client, data, _prepare_batch, _new_round, augment, settings, largest
+    )
+    error = find_error(samples=1)
+    if error is None or find_error(samples=2) is not None:
+        return None
+    return (
+        f"Expected local steps of {type(client.global_model).__name__} to take minibatches of one"
+        f" sample, which {len(single)} of {len(sizes)} clients have, but that failed"
+        f" ({first_line(error)}): set `data.min_batch` to 2, which leaves such minibatches out."
+    )
+
+
 def _copy(client: Client) -> Client | None:
     """Return a copy with the same trainer, or ``None`` if Python cannot copy the algorithm."""
     try:
@@ -94,7 +138,9 @@ def _run(
         batch = batch._replace(inputs=augment(batch.inputs))
     lengths = {name: len(row) for name, row in trial.state_defaults().items()}
     with _note_errors(client_id, "begin"):
-        round = trial.run_begin(_new_round(trial, data, client_id))
+        round = _new_round(trial, data, client_id)
+        planned = StepRows(round.steps)
+        planned.read_changed(trial.run_begin(round))
         _check_names("begin", trial, round)
         for name, model in round.models.items():
             numel = trial.row("global").layout.numel
@@ -159,7 +205,7 @@ def _prepare_batch(trial: Client, batch: Batch) -> Batch:
 
 def _check_names(hook: str, trial: Client, round: ClientRound) -> None:
     """Refuse undeclared states and models, and extra rows with a reserved name."""
-    models = ("global", *trial.trained, *trial.evaluated)
+    models = ("global", *trial.trained, *trial.evaluated, *trial.validated)
     states = [name for name in trial.state_defaults() if name.isidentifier() and name not in models]
     _check_declared(hook, "states", round.states, states, "add_state")
     _check_declared(hook, "models", round.models, models, "models=")

@@ -55,6 +55,13 @@ class Sampler(Configurable, ABC):
             ValueError: If the federation is too small.
         """
 
+    def size_probabilities(self, num_clients: int) -> Tensor | None:
+        """Return the probability of each size of a cohort, from 0, float64 [num_clients + 1].
+
+        ``None`` for cohorts of one size, or of an unknown distribution.
+        """
+        return None
+
     def min_separation(self, num_clients: int) -> int:
         """Return the number of consecutive rounds in which a client takes part at most once."""
         return 1

@@ -11,6 +11,7 @@ Poisson sampling need exactly this.
 import torch
 from torch import Tensor
 
+from pl_fed.functional.binomial import binomial_probabilities
 from pl_fed.samplers.base import Sampler
 
 
@@ -53,6 +54,10 @@ class Poisson(Sampler):
     def size_of_cohort(self, num_clients: int) -> int:
         """Return the expected size of a cohort, rounded, and at least 1."""
         return max(1, round(self.rate * num_clients))
+
+    def size_probabilities(self, num_clients: int) -> Tensor:
+        """Return the binomial distribution of a cohort's size, float64 [num_clients + 1]."""
+        return binomial_probabilities(num_clients, self.rate)
 
     def sample(self, num_clients: int, sizes: Tensor, generator: torch.Generator) -> Tensor:
         """Return the ids of the clients whose coin selects them."""

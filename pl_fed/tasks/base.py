@@ -19,6 +19,10 @@ from pl_fed.types import Batch
 _NO_LOGS: AbstractContextManager[Any] = nullcontext({})
 
 
+class SkippedStepError(Exception):
+    """Error: ``training_step`` returned ``None``, which skips the step as in Lightning."""
+
+
 class Task(Configurable, ABC):
     """Task: a kind of learning problem, with its loss, predictions and metrics.
 

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -14,7 +14,7 @@ from torchmetrics import Metric, MetricCollection
 from pl_fed.arguments import check_choice
 from pl_fed.nets.calls import Net
 from pl_fed.nets.modes import training_mode
-from pl_fed.tasks.base import Task, as_floats
+from pl_fed.tasks.base import SkippedStepError, Task, as_floats
 from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local, raise_device_error
 from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, list_hooks
 from pl_fed.tasks.one_process import one_process
@@ -152,6 +152,8 @@ class LightningTask(Task):
             example = self.build_batch(batch.inputs, batch.targets)
             output = call_step(net, "training_step", example, self._batch_idx)
         loss = read_loss(output)
+        if output is None:
+            raise SkippedStepError("`training_step` returned None, which skips the step")
         if loss is None:
             raise TypeError(
                 "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but"
@@ -334,8 +336,9 @@ class LightningTask(Task):
         with self.without_logs(), mode, torch.enable_grad():  # a step may contain a gradient
             for index, batch in enumerate(batches):
                 self._batch_idx = index
-                total += float(self.loss(module, batch).detach()) * batch.size
-                size += batch.size
+                with suppress(SkippedStepError):
+                    total += float(self.loss(module, batch).detach()) * batch.size
+                    size += batch.size
         return total / max(1, size)
 
     def metric_inputs(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:

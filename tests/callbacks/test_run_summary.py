@@ -20,13 +20,14 @@ from pl_fed.callbacks.run_summary import read_history, write_json
 from pl_fed.callbacks.versions import read_commit
 from pl_fed.clients import Ditto
 from pl_fed.data import FederatedData
+from pl_fed.rounds.checks import NonFiniteLossError
 
 SIZES = [20, 30, 25, 15, 35]
 
 
-def fit(folder, rounds=2, ckpt_path=None, **options):
+def fit(folder, rounds=2, ckpt_path=None, lr=0.1, **options):
     """Train 5 clients of which 0 to 3 take part; return the trainer and the arguments of a test."""
-    client = Ditto(seeded(mlp), optimizer=sgd())
+    client = Ditto(seeded(mlp), optimizer=sgd(lr))
     trainer = pl_fed.Trainer(
         pl_fed.Federation(Only(0, 1, 2, 3), seed=7, **sections(engine="one_by_one", **options)),
         run_dir=folder,
@@ -73,6 +74,7 @@ def test_summary_of_a_fit_and_its_test(tmp_path):
     assert summary["metrics"]["test"] == {"round": 2, **last_row(tmp_path, "test")}
     assert summary["metrics"]["val"] == {"round": 1, **last_row(tmp_path, "val")}
     assert summary["counts"] == {
+        "rounds_without_step": 0,
         "clients": 5,
         "benign": 4,
         "byzantine": 1,
@@ -144,7 +146,14 @@ def test_history_of_a_run_without_rounds_is_empty(tmp_path):
         "val": {},
         "uploads": {},
         "seconds": [],
+        "small_cohorts": 0,
     }
+
+
+def test_rounds_without_a_step_are_counted(tmp_path):
+    content = "round,train/cohort,train/small_cohort\n0,2,1\n1,8,\n2,0,1\n"
+    (tmp_path / "metrics.csv").write_text(content)
+    assert read_history(tmp_path / "metrics.csv")["small_cohorts"] == 2
 
 
 def git(folder, *arguments):
@@ -215,3 +224,13 @@ def test_run_without_a_test_has_no_clients(tmp_path):
 def test_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`folder` to be a run's folder, .* but got"):
         pl_fed.read_run(tmp_path)
+
+
+def test_summary_of_a_fit_that_diverges_says_so(tmp_path):
+    with pytest.raises(NonFiniteLossError):
+        fit(tmp_path, lr=1e30)
+    summary = read(tmp_path)
+    assert summary["stage"] == "fit"
+    assert summary["diverged"].startswith("Expected finite losses but in round")
+    fit(tmp_path)
+    assert read(tmp_path)["diverged"] is None

@@ -26,7 +26,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import pl_fed
 from pl_fed import EngineOptions, Federation
-from pl_fed.clients import Client, Ditto
+from pl_fed.clients import Client, Ditto, FedAvg
 from pl_fed.clients.contract import Model, ModelRows
 from pl_fed.data.batches import LocalWork
 from pl_fed.samplers import All, Uniform
@@ -613,3 +613,34 @@ class UnknownModel(OwnParts):
 def test_models_and_states_of_a_wrong_length_are_refused_before_training(kind, match):
     with pytest.raises(ValueError, match=match):
         Federation(All(), seed=0).setup(kind(seeded(mlp)), make_data(), "fit")
+
+
+class Compared(FedAvg):
+    """FedAvg that keeps the validation losses of two models that no step trains."""
+
+    def __init__(self, net, **kwargs):
+        super().__init__(net, **kwargs)
+        candidate = Model(trained=False, evaluated=False, validated=True)
+        self.set_models({**self.models, "old": candidate, "shifted": candidate})
+        self.add_state("losses", torch.zeros(2))
+
+    def begin(self, client):
+        super().begin(client)
+        client.models["shifted"].parameters += 1.0
+
+    def end_round(self, client):
+        losses = client.validation_losses
+        client.states["losses"] = torch.stack([losses["old"], losses["shifted"]], 1)
+        return super().end_round(client)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_models_that_no_step_trains_are_validated(engine):
+    """Points at 2 and 4 and a model at 0: their losses are half of the squared distances."""
+    client = Compared(Point().double(), criterion=HalfSquares(), optimizer=sgd(0.5), local_steps=1)
+    data = shared_out(points([2.0] * 4, [4.0] * 4), val_fraction=0.5)
+    federation = Federation(All(), engine=EngineOptions(engine), seed=0)
+    federation.setup(client, data, "fit")
+    federation.run_round(0, client.configure_optimizers())
+    losses = federation.store.read("losses", torch.arange(2))
+    assert losses.tolist() == [[2.0, 0.5], [8.0, 4.5]]

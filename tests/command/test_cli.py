@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -78,7 +77,7 @@ def test_fit_prints_a_table_and_its_folder(tmp_path, capsys):
     parts = dict(pair for pair in words if len(pair) == 2)
     assert parts["algorithm"].startswith("Ditto(lam=0.1, local_epochs=2), MLP (2,410 trained")
     assert parts["rounds"] == "2 rounds, 10 of 12 clients per round (Uniform)"
-    assert (parts["attack"], parts["defence"]) == ("none", "none (Mean)")
+    assert (parts["attack"], parts["defence"]) == ("none", "none (Mean, equal weights)")
     assert "2 rounds in " in out
     assert out.splitlines()[-1] == f"Next: python -m pl_fed report {run.parent}"
     assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2"]
@@ -130,14 +129,86 @@ def test_predict_warns_about_untrained_models(tmp_path):
         main(["predict", *QUICKSTART, *short(tmp_path)])
 
 
+def read_files(folder):
+    """Return the content of all files by their path."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def unfinish(run):
+    """Turn a finished run into one that was killed in its test; return its folder as text."""
+    (run / "summary.json").unlink()
+    return str(run)
+
+
 def test_refused_resume_changes_no_file(run, tmp_path, capsys):
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    more = ["--trainer.max_epochs", "3", "--ckpt_path", "last"]
+    more = ["--trainer.max_epochs", "3", "--ckpt_path", unfinish(run)]
+    before = read_files(run)
     for other in (["--model.net.hidden", "[16]"], ["--model", "FedAvg"]):
         with pytest.raises(SystemExit):
             main(["fit", *QUICKSTART, *short(tmp_path), *other, *more])
         assert "Expected a checkpoint with the" in capsys.readouterr().err
-        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+        assert read_files(run) == before
+
+
+@pytest.mark.parametrize("place", ["last", "folder"])
+def test_results_of_a_finished_run_stay_unless_it_gets_more_rounds(run, tmp_path, capsys, place):
+    before = read_files(run)
+    arguments = ["fit", *QUICKSTART, *short(tmp_path)]
+    path = ["--ckpt_path", "last" if place == "last" else str(run)]
+    for more in ([], ["--trainer.max_epochs", "1"]):
+        main([*arguments, *more, *path])  # a command that is repeated until it succeeds
+    for more in (["--model.lam", "5"], ["--model.lam", "5", "--trainer.max_epochs", "4"]):
+        with pytest.raises(SystemExit):
+            main([*arguments, *more, *path])
+        error = capsys.readouterr().err
+        assert f"{run} (already finished; model.lam 0.1 → 5), so this config trains" in error
+    assert read_files(run) == before
+    assert [*tmp_path.iterdir()] == [run]
+    main([*arguments, "--trainer.max_epochs", "3", *path])
+    assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2", "3"]
+
+
+def test_last_is_the_newest_unfinished_run_with_the_same_config(tmp_path, capsys):
+    """Each of several stopped seeds continues in its folder; other runs stay as they are."""
+    one_by_one = ["--federation.engine.name", "one_by_one"]
+    runs = [fit(tmp_path, *one_by_one, "--seed_everything", str(seed)) for seed in (0, 1, 2)]
+    results = [(run / "per_client.csv").read_text() for run in runs]
+    for run in runs[:2]:
+        unfinish(run)
+        (run / "per_client.csv").unlink()
+    other = read_files(runs[2])
+    for seed in (0, 1):
+        more = [*one_by_one, "--seed_everything", str(seed), "--ckpt_path", "last"]
+        main(["fit", *QUICKSTART, *short(tmp_path), *more])
+        assert (runs[seed] / "per_client.csv").read_text() == results[seed]
+    assert {*tmp_path.iterdir()} == {*runs}
+    assert read_files(runs[2]) == other
+    more = ["--seed_everything", "5", "--ckpt_path", "last"]
+    with pytest.raises(SystemExit):
+        main(["fit", *QUICKSTART, *short(tmp_path), *one_by_one, *more])
+    error = capsys.readouterr().err
+    assert f"{runs[0]} (already finished; seed_everything 0 → 5)" in error
+    assert "leave it out to start a new run" in error
+
+
+def test_evaluations_take_the_run_with_their_config(tmp_path):
+    older, newer = fit(tmp_path), fit(tmp_path, "--model.lam", "1")
+    name = "test/personal/accuracy"
+    for arguments, run in (([], older), (["--model.lam", "1"], newer)):
+        before = {*tmp_path.iterdir()}
+        main(["test", *QUICKSTART, *short(tmp_path), *arguments, "--ckpt_path", "last"])
+        (new,) = {*tmp_path.iterdir()} - before
+        assert rows(new / "metrics.csv")[-1][name] == rows(run / "metrics.csv")[-1][name]
+    with pytest.warns(UserWarning, match=r"under another config \(model\.lam 1 → 2\)"):
+        main(["test", *QUICKSTART, *short(tmp_path), "--model.lam", "2", "--ckpt_path", str(newer)])
+
+
+def test_folder_without_a_run_is_refused(run, tmp_path, capsys):
+    for folder, remedy in ((run / "checkpoints", f" Give {run} instead."), (tmp_path, "")):
+        with pytest.raises(SystemExit):
+            main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", str(folder)])
+        sentence = f"but got {folder}: a folder without checkpoints/last.ckpt.{remedy}\n"
+        assert capsys.readouterr().err.endswith(sentence)
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -145,22 +216,10 @@ def test_refused_resume_starts_no_wandb_run(tmp_path, capsys, started):
     wandb = ["--config", str(ROOT / "configs" / "wandb.yaml")]
     run = fit(tmp_path, *(wandb if started else []))
     pytest.importorskip("wandb").finish()
+    more = ["--seed_everything", "5", "--trainer.max_epochs", "3", "--ckpt_path", unfinish(run)]
     before = {*run.rglob("*")}
     with pytest.raises(SystemExit):
-        main(
-            [
-                "fit",
-                *QUICKSTART,
-                *wandb,
-                *short(tmp_path),
-                "--seed_everything",
-                "5",
-                "--trainer.max_epochs",
-                "3",
-                "--ckpt_path",
-                "last",
-            ]
-        )
+        main(["fit", *QUICKSTART, *wandb, *short(tmp_path), *more])
     assert "Expected a checkpoint with the seed 5 but got one with 0" in capsys.readouterr().err
     assert {*run.rglob("*")} == before
 
@@ -183,7 +242,7 @@ def test_saved_config_of_a_resumed_run_starts_a_new_run(run, tmp_path):
 
 def test_failed_resumes_keep_the_config_of_the_finished_rounds(run, tmp_path, capsys):
     before = (run / "config.yaml").read_text()
-    more = ["--trainer.max_epochs", "4", "--ckpt_path", "last", "--model.lam"]
+    more = ["--trainer.max_epochs", "4", "--ckpt_path", unfinish(run), "--model.lam"]
     with pytest.raises(SystemExit):
         main(["fit", *QUICKSTART, *short(tmp_path), *more, "1e30"])
     assert "Expected finite losses" in capsys.readouterr().err
@@ -195,10 +254,11 @@ def test_failed_resumes_keep_the_config_of_the_finished_rounds(run, tmp_path, ca
 
 def test_old_config_resumes_after_a_failed_resume_with_another(run, tmp_path):
     before = (run / "config.yaml").read_text()
-    more = ["--trainer.max_epochs", "4", "--ckpt_path", "last"]
+    more = ["--trainer.max_epochs", "4", "--ckpt_path"]
+    failing = [*more, unfinish(run), "--model.lam", "1e30"]
     with pytest.raises(SystemExit):
-        main(["fit", *QUICKSTART, *short(tmp_path), *more, "--model.lam", "1e30"])
-    main(["fit", *QUICKSTART, *short(tmp_path), *more])
+        main(["fit", *QUICKSTART, *short(tmp_path), *failing])
+    main(["fit", *QUICKSTART, *short(tmp_path), *more, "last"])
     assert not (run / "config_to_round_2.yaml").exists()
     assert (run / "config.yaml").read_text() == before.replace("max_epochs: 2", "max_epochs: 4")
 
@@ -218,34 +278,31 @@ def test_resume_refuses_a_run_that_another_process_locks(run, tmp_path, capsys, 
         remove_checkpoint(run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     arguments = ["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"]
+    arguments += ["--trainer.max_epochs", "3"]
     with lock_run(run), pytest.raises(SystemExit):
         main(arguments)
     output = capsys.readouterr().err
     assert "Expected the folder of a run that no other process writes into but got" in output
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert {*tmp_path.iterdir()} == {run}
-    main([*arguments, "--trainer.max_epochs", "3"])
+    main(arguments)
     assert [row["round"] for row in rows(run / "metrics.csv")][-1] == "3"
 
 
 def test_resume_with_another_config_warns_and_keeps_both_configs(run, tmp_path):
     before = (run / "config.yaml").read_text()
-    more = ["--trainer.max_epochs", "4", "--model.lam", "3", "--ckpt_path", "last"]
+    more = ["--trainer.max_epochs", "4", "--model.lam", "3", "--ckpt_path", unfinish(run)]
     warning = r"from round 2 on \(trainer\.max_epochs 2 → 4, model\.lam 0\.1 → 3\)"
     with pytest.warns(UserWarning, match=warning):
         main(["fit", *QUICKSTART, *short(tmp_path), *more])
     assert (run / "config_to_round_2.yaml").read_text() == before
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["lam"] == 3
     before = (run / "config.yaml").read_text()
-    more[3] = "5"
-    warning = r"The run was already finished, so this config \(model\.lam 3 → 5\)"
+    more[3:] = ["5", "--ckpt_path", unfinish(run)]
+    warning = r"The run has no round left, so this config \(model\.lam 3 → 5\) trains nothing"
     with pytest.warns(UserWarning, match=warning):
         main(["fit", *QUICKSTART, *short(tmp_path), *more])
     assert (run / "config.yaml").read_text() == before
-    more[3] = "3"
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*The run was already finished.*")
-        main(["fit", *QUICKSTART, *short(tmp_path), *more])
 
 
 def test_run_stopped_before_its_first_checkpoint_restarts_in_its_folder(tmp_path):
@@ -345,7 +402,7 @@ def test_run_folder_is_locked_until_the_last_file_is_written(tmp_path, monkeypat
         assert acquired, "the lock is released at the end"
 
 
-INTERRUPTS = {"Ctrl-C": (KeyboardInterrupt, 1), "SIGTERM": (SIGTERMException, 143)}
+INTERRUPTS = {"Ctrl-C": (KeyboardInterrupt, 130), "SIGTERM": (SIGTERMException, 143)}
 
 
 @pytest.mark.filterwarnings("ignore:.*was stopped before its first checkpoint")
@@ -387,7 +444,8 @@ def test_interrupted_run_prints_the_command_that_resumes_it(
 
 def test_resume_command_names_one_checkpoint():
     arguments = ["fit", "--ckpt_path", "a", "--x", "--ckpt_path=b", "--y", "z"]
-    assert _resume_arguments(arguments) == ["fit", "--x", "--y", "z", "--ckpt_path", "last"]
+    expected = ["fit", "--x", "--y", "z", "--ckpt_path", "runs/a b"]
+    assert _resume_arguments(arguments, Path("runs/a b")) == expected
 
 
 @pytest.mark.parametrize("subcommand", ["partition", "report", "export"])
@@ -433,7 +491,7 @@ def test_full_disk_error_names_the_run_folder(run, tmp_path, monkeypatch, capsys
         main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last", "--trainer.max_epochs=3"])
     output = capsys.readouterr().err
     assert f"Expected disk space for the files of the run in {run} but got: No space left" in output
-    assert "free disk space and resume from its last checkpoint: --ckpt_path last." in output
+    assert f"free disk space and resume from its last checkpoint: --ckpt_path {run}." in output
 
 
 def test_resume_in_a_read_only_folder_is_refused(run, tmp_path, monkeypatch, capsys):
@@ -442,7 +500,7 @@ def test_resume_in_a_read_only_folder_is_refused(run, tmp_path, monkeypatch, cap
     monkeypatch.setattr("pl_fed.arguments.TemporaryFile", Mock(side_effect=error))
     monkeypatch.setattr(Path, "unlink", Mock(side_effect=error))
     with pytest.raises(SystemExit):
-        main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last"])
+        main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last", "--trainer.max_epochs=3"])
     output = capsys.readouterr().err
     assert f"`run_dir` to be a folder that can be written but got {run}: Read-only file" in output
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

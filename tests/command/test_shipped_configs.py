@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 import pl_fed
 from pl_fed.command import shipped_configs
 from pl_fed.command.main import main
-from pl_fed.command.shipped_configs import find_configs, resolve_config_names
+from pl_fed.command.shipped_configs import (
+    find_configs,
+    put_configs_first,
+    resolve_config_names,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,3 +70,45 @@ def test_project_has_the_version_and_the_console_script():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == pl_fed.__version__
     assert project["scripts"] == {"pl_fed": "pl_fed.__main__:main"}
+
+
+@given(st.lists(st.sampled_from(["--config", "--config=b", "-c", "a", "--model", "--x=1"])))
+def test_configs_come_first_in_their_order(words):
+    words = ["fit", *words]
+    arranged = put_configs_first(words)
+    assert sorted(arranged) == sorted(words)
+    assert put_configs_first(arranged) == arranged
+    names = [word for word in words if word.startswith("--config=")]
+    assert [word for word in arranged if word.startswith("--config=")] == names
+
+
+def test_options_before_a_config_win_over_it(capsys):
+    """It has batch_size 10 and 60 rounds, and names a class of model."""
+    options = ["--data.batch_size", "77", "--trainer.max_epochs=3", "--model", "FedAvg"]
+    with pytest.raises(SystemExit):
+        main(["fit", *options, "--config", "quickstart", "--print_config"])
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["data"]["batch_size"] == 77
+    assert config["trainer"]["max_epochs"] == 3
+    assert config["model"]["class_path"] == "pl_fed.clients.FedAvg"
+
+
+def test_options_of_the_sampler_need_no_class(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--config=fedavg", "--federation.sampler.cohort_size", "7", "--print_config"])
+    sampler = yaml.safe_load(capsys.readouterr().out)["federation"]["sampler"]
+    assert sampler == {"class_path": "pl_fed.samplers.Uniform", "init_args": {"cohort_size": 7}}
+
+
+@pytest.mark.slow
+def test_console_script_imports_from_the_current_folder(tmp_path):
+    (tmp_path / "mine_only.py").write_text(
+        "from pl_fed.clients import FedAvg\n\n\nclass Mine(FedAvg):\n    'Mine: a copy.'\n"
+    )
+    script = "import pl_fed.__main__ as m; m.main()"
+    command = [sys.executable, "-c", f"import sys; sys.path.remove(''); {script}"]
+    done = subprocess.run(
+        [*command, "fit", "--config", "quickstart", "--model", "mine_only.Mine", "--print_config"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "class_path: mine_only.Mine" in done.stdout, done.stderr

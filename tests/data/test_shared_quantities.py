@@ -180,7 +180,13 @@ def test_every_option_of_the_data_is_known_here():
     harmless = {
         *("dataset", "partitioner", "num_clients", "seed"),  # the data and the simulation
         *("split", "val_fraction", "test_fraction", "root_samples"),  # a draw by client
-        *("batch_size", "drop_last", "augment", "skew"),  # of one client's minibatches or samples
+        *(
+            "batch_size",
+            "drop_last",
+            "min_batch",
+            "augment",
+            "skew",
+        ),  # of one client's minibatches or samples
         *("clients_per_eval_batch", "predict_clients"),  # of the evaluation
     }
     tried = {key for settings, _ in OPTIONS.values() for key in settings}

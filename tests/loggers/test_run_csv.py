@@ -45,3 +45,11 @@ def test_truncated_last_row_is_no_damage(tmp_path, content):
     RunCSV(tmp_path).keep(2)
     assert not [*tmp_path.glob("metrics_damaged*")]
     assert (tmp_path / "metrics.csv").read_bytes().startswith(b"round")
+
+
+def test_undefined_number_is_an_empty_cell(tmp_path):
+    logger = RunCSV(tmp_path)
+    logger.log_metrics({"round": 0, "train/loss": 1.5, "train/benign_distance": float("nan")})
+    logger.log_metrics({"round": 1, "train/loss": float("inf"), "train/benign_distance": 0.25})
+    expected = "round,train/loss,train/benign_distance\n0,1.5,\n1,inf,0.25\n"
+    assert (tmp_path / "metrics.csv").read_text() == expected

@@ -1,5 +1,7 @@
 """Rows that wait to be written keep their numbers, and few tensors."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -42,3 +44,13 @@ def test_rows_after_a_write_are_read_again():
         rows.add(row(step), step)
     rows.write()
     assert written == [*range(80), *range(100, 180)]
+
+
+def test_undefined_numbers_are_left_out_if_asked():
+    written = []
+    for drops in (True, False):
+        rows = WaitingRows(lambda row, _: written.append(row), drops_undefined=drops)
+        rows.add({"a": torch.tensor(torch.nan), "b": 1.0}, 0)
+        rows.write()
+    assert written[0] == {"b": 1.0}
+    assert math.isnan(written[1]["a"])

@@ -1,12 +1,21 @@
 """Groups of runs that differ only in their seeds."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import yaml
 from run_folders import CONFIG, with_changes, write_run
 
-from pl_fed.reports.group import group_runs, list_models, main_metric
+from pl_fed.reports import page, tables
+from pl_fed.reports.group import (
+    group_runs,
+    is_higher_better,
+    is_lower_better,
+    list_models,
+    main_metric,
+)
 from pl_fed.reports.run import find_runs
 
 
@@ -95,3 +104,43 @@ def test_runs_of_one_seed_are_no_independent_runs(tmp_path):
     final = group.final("test/global/accuracy")
     assert (final.mean, final.runs) == (pytest.approx(0.45), 2)
     assert final.std == pytest.approx(0.3 / math.sqrt(2))
+
+
+def test_summary_has_the_direction_of_a_metric(tmp_path):
+    """The worst and best clients are equal, so that only the summary knows."""
+    write_run(tmp_path / "a", extra={"test/global/ape_worst10": 1.0, "test/global/ape_best10": 1.0})
+    (run,) = find_runs([tmp_path])[0]
+    assert is_higher_better([run], "ape") is None
+    for known in (True, False):
+        told = replace(run, summary={"higher_is_better": {"ape": known, "other": None}})
+        assert is_higher_better([run, told], "ape") is known
+        assert is_lower_better([run, told], "ape") is not known
+        assert is_higher_better([told], "other") is None
+
+
+def test_metric_of_unknown_direction_has_no_best_group(tmp_path):
+    for seed, gain in itertools.product((0, 1), (0.0, 1.0)):
+        folder = tmp_path / f"{seed}{gain}"
+        changes = {"seed_everything": seed, "model.init_args.lam": gain}
+        write_run(folder, with_changes(changes), extra={"test/global/ape": gain})
+    groups = group_runs(find_runs([tmp_path])[0])
+    assert tables._best_group(groups, "global", "ape") is None
+    for group in groups:
+        for run in group.runs:
+            run.summary["higher_is_better"] = {"ape": False}
+    assert tables._best_group(groups, "global", "ape") == groups[0].number
+
+
+def test_diverged_run_is_a_result(tmp_path):
+    write_run(tmp_path / "a", tested=False, rounds=2)
+    write_run(tmp_path / "b", tested=False)
+    (tmp_path / "a" / "summary.json").write_text('{"diverged": "Expected finite losses"}')
+    (tmp_path / "b" / "summary.json").write_text('{"diverged": "Expected finite losses"}')
+    (tmp_path / "b" / "metrics.csv").unlink()
+    runs, skipped = find_runs([tmp_path / "a", tmp_path / "b"])
+    assert skipped == []
+    assert [run.is_diverged and run.is_finished for run in runs] == [True, True]
+    assert [run.num_rounds for run in runs] == [2, 0]
+    (group,) = group_runs(runs)
+    assert tables.describe_run(group, runs[1])["state"] == "diverged"
+    assert "Diverged runs (NaN or infinity), without a test: a, b." in page._notes([group], [])

@@ -639,3 +639,32 @@ def test_lines_contrast_with_the_page(page):
         if colour != BLACK:
             levels = sorted((luminance(colour), luminance(page)))
             assert (levels[1] + 0.05) / (levels[0] + 0.05) >= 3, colour
+
+
+def test_points_of_a_robustness_line_compare_the_same_clients(make_groups):
+    """Client 0 is an attacker at 0.25, clients 0 and 1 are at 0.5: only 2 and 3 are at each."""
+    groups = make_groups(
+        ({}, {"accuracy": (0.1, 0.3, 0.5, 0.9)}),
+        (
+            {**ATTACKS["RandomLabels"], "federation.adversary.fraction": 0.25},
+            {"accuracy": (0.0, 0.2, 0.4, 0.8), "byzantine": [0]},
+        ),
+        (
+            {**ATTACKS["RandomLabels"], "federation.adversary.fraction": 0.5},
+            {"accuracy": (0.0, 0.0, 0.3, 0.7), "byzantine": [0, 1]},
+        ),
+    )
+    personal, _ = robustness.draw_robustness(groups)
+    found = {row["byzantine"]: row["accuracy"] for row in personal.rows}
+    assert found == pytest.approx({0.0: 0.7, 0.25: 0.6, 0.5: 0.5})
+    assert "The points of a line compare the same clients" in personal.caption
+    assert "per_client.csv" not in personal.caption
+
+
+def test_robustness_without_tables_of_clients_says_so(make_groups):
+    make_groups(({}, {"accuracy": (0.5, 0.9)}), attacked_run("RandomLabels", 0.5, 0.4, clients=2))
+    for folder in make_groups.folder.iterdir():
+        (folder / "per_client.csv").unlink()
+    personal, _ = robustness.draw_robustness(group_runs(find_runs([make_groups.folder])[0]))
+    assert next(row["accuracy"] for row in personal.rows) == pytest.approx(0.7)
+    assert "Runs without `per_client.csv` have the mean over their own" in personal.caption

@@ -144,6 +144,66 @@ WRONG = {
         ValueError,
         r"`end_round` to leave the proposal of `shared` of shape \[1, 2\] .* got shape \[1, 3\]",
     ),
+    "a learning rate": (
+        "begin",
+        lambda self, client: client.lr.update({"global": client.lr["global"] * 0}),
+        ValueError,
+        r"`begin` to leave `client.lr\['global'\]` as it is .*: the optimizer has",
+    ),
+    "a learning rate in place": (
+        "begin",
+        lambda self, client: client.lr["global"].mul_(0),
+        ValueError,
+        r"`begin` to leave `client.lr\['global'\]` as it is .*: the optimizer has",
+    ),
+    "another broadcast": (
+        "begin",
+        lambda self, client: client.broadcast.parameters.add_(1),
+        ValueError,
+        r"`begin` to leave `client.broadcast.parameters` as it is .*: all clients share",
+    ),
+    "the start of the global model": (
+        "begin",
+        lambda self, client: client.models.update({"global": client.broadcast.expand(1)}),
+        ValueError,
+        r"`begin` to leave `client.models\['global'\]` as it is .*: it begins each round",
+    ),
+    "the server's state": (
+        "end_round",
+        lambda self, client: client.server_states["shared"].add_(1),
+        ValueError,
+        r"`end_round` to leave `client.server_states\['shared'\]` as it is .*: only the server",
+    ),
+    "steps after the steps": (
+        "end_round",
+        lambda self, client: client.steps["global"].add_(1),
+        ValueError,
+        r"`end_round` to leave `client.steps\['global'\]` as it is .*: it is read in `begin` alone",
+    ),
+    "half a step": (
+        "begin",
+        lambda self, client: client.steps.update({"global": client.steps["global"] * 0.5}),
+        ValueError,
+        r"`client.steps\['global'\]` to integers of shape .* got float32 \[1, 1\]: round",
+    ),
+    "steps of one for all": (
+        "begin",
+        lambda self, client: client.steps.update({"global": torch.tensor([3, 4])}),
+        ValueError,
+        r"`client.steps\['global'\]` to integers of shape .* got int64 \[2\]: round",
+    ),
+    "fewer steps than none": (
+        "begin",
+        lambda self, client: client.steps["global"].fill_(-1),
+        ValueError,
+        r"`client.steps\['global'\]` to integers of shape \[clients, 1\], at least 0, but got -1",
+    ),
+    "steps of a model that is not trained": (
+        "begin",
+        lambda self, client: client.steps.update({"personal": client.steps["global"]}),
+        ValueError,
+        r"`begin` to leave `client.steps` for the trained models .* got global, personal",
+    ),
     "a proposal of what is not declared": (
         "end_round",
         make_hook("own", "proposals", torch.zeros(1, 2)),
@@ -188,7 +248,7 @@ class Draws(Client):
         self.calls = []
 
     def begin(self, client):
-        client.broadcast.parameters += torch.randn_like(client.broadcast.parameters)
+        client.models["personal"].parameters += torch.randn_like(client.broadcast.parameters)
         self.calls.append("begin")
 
     def training_step(self, batch, batch_idx):
@@ -202,7 +262,7 @@ def test_trial_changes_nothing():
     client = Draws(seeded(batch_norm_dropout_net), optimizer=sgd(0.1)).train()
     before = copy.deepcopy(client.state_dict())
     state, key = torch.get_rng_state(), client.draws.key
-    federation = set_up(client, val_fraction=0.3)
+    federation = set_up(client, val_fraction=0.3, min_batch=2)
     for name, tensor in client.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     assert torch.equal(torch.get_rng_state(), state)

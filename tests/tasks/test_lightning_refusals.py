@@ -109,8 +109,8 @@ REFUSED = {
         r"`training_step` of LitImages to take inputs \[4\] .* but that failed:",
     ),
     "no loss": (
-        lambda: fedavg_round(make_module(training_step=lambda self, batch, batch_idx: None)),
-        "`training_step` to return a loss, or a dict with the tensor `loss`, but got NoneType",
+        lambda: fedavg_round(make_module(training_step=lambda self, batch, batch_idx: "no")),
+        "`training_step` to return a loss, or a dict with the tensor `loss`, but got str",
     ),
     "a logged tensor": (
         lambda: fedavg_round(

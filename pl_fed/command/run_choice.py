@@ -1,0 +1,193 @@
+"""The run that a command continues or evaluates: ``--ckpt_path last`` or the folder of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from pl_fed.command.run_files import CONFIG
+from pl_fed.command.saved_config import (
+    PREVIOUS_CONFIG,
+    find_changes,
+    find_model_changes,
+    is_longer,
+)
+from pl_fed.lightning.checkpoints import read_round
+from pl_fed.run_folder import StoredRun, find_runs, no_run_error
+
+LAST = "last"
+_MAX_LISTED = 5  # most runs in a sentence
+
+
+class FinishedRunError(Exception):
+    """Finished run: a fit has nothing to do, because the run has ended under this config.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"{folder} is already finished under this config: nothing is left to train, and its"
+            " files stay as they are. Raise `trainer.max_epochs` to train on."
+        )
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Candidate: a run that a fit may continue.
+
+    Attributes:
+        run: The run.
+        changes: The differences of the command's config from the run's, other than length and
+            processes; empty if the configs match.
+        is_longer: Whether the command's config asks for more rounds than the run's.
+    """
+
+    run: StoredRun
+    changes: str
+    is_longer: bool
+
+    @classmethod
+    def compare(cls, run: StoredRun, config: dict[str, Any]) -> "Candidate":
+        """Compare a run with the config of a command."""
+        file = _find_config(run)
+        unknown = run.checkpoint is None and not file.exists()  # stopped within its start
+        changes = "" if unknown else find_changes(file, config)
+        return cls(run, changes, is_longer(file, config))
+
+    @property
+    def matches(self) -> bool:
+        """Whether the run continues under this config, and no results of it are overwritten."""
+        return not self.changes and (self.is_longer or not self.run.is_finished)
+
+    def __str__(self) -> str:
+        """The run's folder, its state and the differences of the configs."""
+        state = "already finished" if self.run.is_finished else "unfinished"
+        return f"{self.run.folder} ({'; '.join(filter(None, (state, self.changes)))})"
+
+
+def _find_config(run: StoredRun) -> Path:
+    """Return the config of a run's saved rounds.
+
+    A resume under another config that saved no round has left its own as ``config.yaml``.
+    """
+    if run.checkpoint is not None and any(run.folder.glob(PREVIOUS_CONFIG.format("*"))):
+        previous = run.folder / PREVIOUS_CONFIG.format(read_round(run.checkpoint))
+        if previous.is_file():
+            return previous
+    return run.folder / CONFIG
+
+
+def choose_run(path: str, root: str | Path, config: dict[str, Any]) -> StoredRun:
+    """Return the run that a fit continues.
+
+    ``last`` is the newest unfinished run with the command's config. If there is none, it is the
+    newest finished run with this config and fewer rounds. A folder is that of the run in it, also
+    with another config; a finished run then needs the same config with more rounds.
+
+    Args:
+        path: ``last``, or the folder of a run.
+        root: The parent folder of the runs.
+        config: The config of the command, in the form of ``config.yaml``.
+
+    Raises:
+        FileNotFoundError: If there is no run.
+        FinishedRunError: If the run has ended under this config.
+        ValueError: If no run can continue under this config.
+    """
+    if path != LAST:
+        return _choose_folder(Path(path), config)
+    candidates = [Candidate.compare(run, config) for run in find_runs(root)]
+    if not candidates:
+        raise no_run_error(root)
+    matching = [candidate for candidate in candidates if candidate.matches]
+    unfinished = [candidate for candidate in matching if not candidate.run.is_finished]
+    if matching:
+        return [*unfinished, *matching][0].run
+    _leave_finished_run(candidates)
+    raise ValueError(
+        f"Expected argument `ckpt_path` = last to find an unfinished run with this config under"
+        f" {root} but got {_list(candidates)}, so this config trains nothing: set `ckpt_path` to"
+        " the folder of an unfinished run to continue it under this config, or leave it out to"
+        " start a new run."
+    )
+
+
+def _choose_folder(folder: Path, config: dict[str, Any]) -> StoredRun:
+    """Return the run in a folder."""
+    candidate = Candidate.compare(read_run(folder), config)
+    run, changes = candidate.run, candidate.changes
+    if candidate.matches or not (run.is_finished or (run.checkpoint is None and changes)):
+        return run
+    _leave_finished_run([candidate])
+    if run.checkpoint is None:
+        raise ValueError(
+            f"Expected the config of {folder} to restart this run, which was stopped before its"
+            f" first checkpoint, but got another ({changes}): start a new run without `ckpt_path`."
+        )
+    raise ValueError(
+        "Expected argument `ckpt_path` to be the folder of an unfinished run, or of a finished one"
+        f" with the same config and fewer rounds, but got {candidate}, so this config trains"
+        f" nothing: to train on in a new folder, set `ckpt_path` to {run.checkpoint}."
+    )
+
+
+def _leave_finished_run(candidates: Sequence[Candidate]) -> None:
+    """Raise ``FinishedRunError`` if a run has ended under the same config, with as many rounds."""
+    for candidate in candidates:
+        if not candidate.changes and candidate.run.is_finished:
+            raise FinishedRunError(candidate.run.folder)
+
+
+def read_run(folder: Path) -> StoredRun:
+    """Return the run in a folder.
+
+    Raises:
+        ValueError: If the folder holds no run.
+    """
+    run = StoredRun.read(folder)
+    if run is None:
+        inner = f" Give {folder.parent} instead." if StoredRun.read(folder.parent) else ""
+        raise ValueError(
+            "Expected argument `ckpt_path` to be a checkpoint, last or the folder of a run but got"
+            f" {folder}: a folder without checkpoints/last.ckpt.{inner}"
+        )
+    return run
+
+
+def choose_evaluated_run(path: str, root: str | Path, config: dict[str, Any]) -> StoredRun:
+    """Return the run whose models a command evaluates: with its config if there is one.
+
+    Args:
+        path: ``last``, the newest run, or the folder of a run.
+        root: The parent folder of the runs.
+        config: The config of the command, in the form of ``config.yaml``.
+
+    Raises:
+        FileNotFoundError: If there is no run with a checkpoint.
+        ValueError: If the folder holds no run, or its run has no checkpoint.
+    """
+    runs = find_runs(root) if path == LAST else [read_run(Path(path))]
+    saved = {run.folder: run for run in runs if run.checkpoint is not None}
+    if not saved:
+        raise no_run_error(root if path == LAST else path)
+    changes = {
+        folder: find_model_changes(_find_config(run), config) for folder, run in saved.items()
+    }
+    folder = next((folder for folder, change in changes.items() if not change), next(iter(saved)))
+    if changes[folder]:
+        rank_zero_warn(
+            f"The models of {folder} were trained under another config ({changes[folder]})."
+        )
+    return saved[folder]
+
+
+def _list(candidates: Sequence[Candidate]) -> str:
+    """Describe runs, the newest first."""
+    more = len(candidates) - _MAX_LISTED
+    texts = [*map(str, candidates[:_MAX_LISTED]), *([f"{more} older"] if more > 0 else [])]
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

@@ -1,0 +1,181 @@
+"""One client's exception: it ends the run, or the client is left out and harms only itself."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from torch import nn
+
+from pl_fed import DifferentialPrivacy
+from pl_fed.aggregators import QFFL
+from pl_fed.clients import Ditto, FedAvg, FedBN
+from pl_fed.rounds.checks import NonFiniteLossError
+from pl_fed.samplers import Poisson
+
+SIZES = [8, 8, 12, 5]
+SLOW = pytest.mark.slow
+FAILING = 2
+
+
+class Fails:
+    """An algorithm with a client whose work fails in one place."""
+
+    fails_in = "begin"
+
+    def _fail(self, client, place):
+        if self.fails_in == place and FAILING in client.ids.tolist() and client.steps:
+            raise OSError("a broken file")
+
+    def begin(self, client):
+        super().begin(client)
+        self._fail(client, "begin")
+
+    def end_round(self, client):
+        self._fail(client, "end_round")
+        return super().end_round(client)
+
+    def training_step(self, batch, batch_idx):
+        if self.fails_in == "training_step" and bool((self.read("client") == FAILING).any()):
+            raise OSError("a broken file")
+        return super().training_step(batch, batch_idx)
+
+
+class Embeds(nn.Module):
+    """A net that looks its inputs up in a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(4, 3), nn.Linear(12, 3)
+
+    def look_up(self, x):
+        return self.table(x)
+
+    def forward(self, x):
+        return self.last(self.look_up(x).flatten(-2))
+
+
+class Indexes(Embeds):
+    """A net that fails on an index out of range: also in a stack."""
+
+    def look_up(self, x):
+        return self.table.weight[x]
+
+
+def failing(place, kind=Ditto, **settings):
+    client = kind(seeded(mlp), optimizer=sgd(0.1), **settings)
+    client.__class__ = type(kind.__name__, (Fails, kind), {"fails_in": place})
+    return client
+
+
+def healthy(kind=Ditto):
+    """The same federation in which the client has no upload: its loss is infinite."""
+    client = kind(seeded(mlp), optimizer=sgd(0.1))
+
+    def training_step(self, batch, batch_idx):
+        is_failing = (self.read("client") == FAILING).any()
+        loss = kind.training_step(self, batch, batch_idx)
+        return torch.where(is_failing, torch.inf, 0.0) + loss
+
+    client.__class__ = type(kind.__name__, (kind,), {"training_step": training_step})
+    return client
+
+
+def data():
+    return shared_out(classes(SIZES))
+
+
+PLACES = ["begin", "training_step", "end_round"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_exception_ends_the_run_with_client_and_round(place):
+    with pytest.raises(OSError, match="a broken file") as caught:
+        run_rounds(failing(place), data(), chunk_size=1)
+    assert any("round 0, client 2" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 3])
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("place", PLACES)
+def test_failing_client_harms_only_itself(place, engine, chunk_size):
+    if place == "training_step" and engine == "stacked":
+        pytest.skip("a branch on data does not stack: see the test of embeddings")
+    settings = {"engine": engine, "chunk_size": chunk_size}
+    with pytest.warns(UserWarning, match=r"clients \[2\] in round 0.*OSError: a broken file"):
+        outcome = run_rounds(failing(place), data(), on_client_error="leave_out", **settings)
+    with pytest.warns(UserWarning, match="NaN"):
+        expected = run_rounds(healthy(), data(), **settings)
+    assert outcome.distance(expected) == 0
+    assert [report["train/rejected"] for report in outcome.reports] == [1, 1]
+
+
+def run_with_ids(net, ids, engine, **settings):
+    """Run a federation whose client 2 has some ids as inputs."""
+    inputs = torch.randint(0, 4, (sum(SIZES), 4), generator=torch.Generator().manual_seed(1))
+    inputs[sum(SIZES[:FAILING]) :][: SIZES[FAILING]] = ids
+    data = shared_out(replace(classes(SIZES), inputs=inputs))
+    return run_rounds(FedAvg(seeded(net), optimizer=sgd(0.1)), data, engine=engine, **settings)
+
+
+def test_failure_in_a_stack_leaves_the_numbers_of_the_others():
+    """The failing client's place in the stack is taken, so that the others' rounding stays."""
+    settings = {"engine": "stacked", "on_client_error": "leave_out"}
+    with pytest.warns(UserWarning, match=r"clients \[2\] .* because of an exception"):
+        one, other = (run_with_ids(Indexes, ids, **settings) for ids in (4, 7))
+    assert one.distance(other) == 0
+    alone = run_with_ids(Indexes, 4, "one_by_one", on_client_error="leave_out")
+    assert one.distance(alone) < 1e-12
+
+
+@pytest.mark.parametrize("engine", ["stacked", pytest.param("stacked_compiled", marks=SLOW)])
+@pytest.mark.parametrize("ids", [4, 9, -1])
+def test_id_beyond_an_embedding_reaches_no_other_clients_table(ids, engine):
+    """``torch.vmap`` joins the tables: such an id would be a row of another client."""
+    with pytest.warns(UserWarning, match=r"clients \[2\] in round 0"):
+        stacked = run_with_ids(Embeds, ids, engine)
+    with pytest.warns(UserWarning, match=r"clients \[2\] .* because of an exception"):
+        alone = run_with_ids(Embeds, ids, "one_by_one", on_client_error="leave_out")
+    assert [report["train/rejected"] for report in stacked.reports] == [1, 1]
+    assert stacked.distance(alone) < 1e-12
+
+
+def test_too_many_failures_end_the_run_with_the_exception():
+    class AllFail(FedAvg):
+        def end_round(self, client):
+            if len(client) and client.steps and bool(client.samples.sum() > 2):
+                raise LookupError("no such file")
+            return super().end_round(client)
+
+    client = AllFail(seeded(mlp), optimizer=sgd(0.1))
+    message = "work without an exception but in round 0 client 0 got one, as did 3 more of 4: .*no"
+    with pytest.raises(NonFiniteLossError, match=message):
+        run_rounds(client, data(), on_client_error="leave_out")
+
+
+def test_start_loss_that_fails_leaves_the_client_out():
+    """q-FFL reads the loss of w^t on the data of each client."""
+    with pytest.warns(UserWarning, match=r"clients \[2\]"):
+        outcome = run_with_ids(
+            Indexes, 4, "one_by_one", on_client_error="leave_out", aggregator=QFFL(1.0)
+        )
+    assert outcome.w.isfinite().all()
+    assert [report["train/rejected"] for report in outcome.reports] == [1, 1]
+
+
+def batch_norm():
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def test_private_run_goes_on_with_a_warning_before_and_in_the_round():
+    """Client 3 has 5 samples, so a minibatch of one, on which BatchNorm fails."""
+    privacy = DifferentialPrivacy(clip_norm=0.1, noise_multiplier=1.0, delta=0.01)
+    with pytest.warns(UserWarning, match="because of an exception") as warned:
+        outcome = run_rounds(
+            FedBN(seeded(batch_norm), optimizer=sgd(0.1)), data(), rounds=4,
+            sampler=Poisson(0.9), privacy=privacy, model_selection=None,
+        )  # fmt: skip
+    texts = [str(warning.message) for warning in warned]
+    assert any("one sample, which 1 of 4 clients have" in text for text in texts)
+    assert outcome.w.isfinite().all()
+    assert sum(float(report["train/rejected"]) for report in outcome.reports) > 0
