@@ -77,7 +77,7 @@ def make_data(
     Args:
         samples: Each client's inputs and classes.
         root_samples: The number of samples of the server.
-        last: The client whose samples come last. Ids of samples key the draws of attacks on data:
+        last: The client with the last samples. Ids of samples key the draws of attacks on data:
             the ids of the other clients do not depend on its number of samples.
     """
     order = sorted(range(len(samples)), key=lambda client: client == last)
@@ -142,8 +142,9 @@ class Rounds:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies of the released tensors, all clients' states and the server's memory."""
-        federation, everyone = self.federation, torch.arange(self.federation.data.num_clients)
-        store = {name: federation.store.read(name, everyone) for name in federation.store.defaults}
+        federation = self.federation
+        clients = torch.arange(federation.data.num_clients)
+        store = {name: federation.store.read(name, clients) for name in federation.store.defaults}
         memory = federation.server.aggregator.state_dict()
         memory = {name: value for name, value in memory.items() if isinstance(value, Tensor)}
         released = {f"released {place}": row.clone() for place, row in enumerate(self.released)}

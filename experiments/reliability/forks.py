@@ -124,7 +124,7 @@ class Command:
 
     @property
     def output(self) -> str:
-        """What the command has printed."""
+        """The printed text."""
         return self._log.read_text(errors="replace") if self._log.is_file() else ""
 
     def fault(self) -> str:

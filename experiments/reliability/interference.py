@@ -48,8 +48,8 @@ PRIVACY: tuple[dict[str, Any], ...] = ({"target_quantile": 0.5}, {"buckets": 3})
 
 
 def run(draw: random.Random, _: Path) -> tuple[str, str]:
-    """Return a federation and a change of one client's data, and what the change reached."""
-    name, position = draw.choice(_list_algorithms()), draw.randrange(CLIENTS)
+    """Return a federation and a change of one client's data, and the values that it reached."""
+    name, position = _draw_algorithm(draw), draw.randrange(CLIENTS)
     neighbour, change = draw.choice(list(NEIGHBOURS.items()))
     engine, chunk_size = draw.choice([("one_by_one", 1), ("stacked", 3), ("stacked", 6)])
     settings, words = _draw_settings(draw)
@@ -67,15 +67,14 @@ def run(draw: random.Random, _: Path) -> tuple[str, str]:
     return description, ", ".join(reached[:5])
 
 
-def _list_algorithms() -> list[str]:
-    """Return the algorithms in which no client reads the states of others."""
-    names = []
-    for name, kind in ALGORITHMS.items():
-        client = make_client(kind)
+def _draw_algorithm(draw: random.Random) -> str:
+    """Return an algorithm in which no client reads the states of others."""
+    while True:
+        name = draw.choice(list(ALGORITHMS))
+        client = make_client(ALGORITHMS[name])
         client.population = Population(CLIENTS, CLIENTS, CLIENTS * SAMPLES)
         if refuse_algorithm(client) is None:
-            names.append(name)
-    return names
+            return name
 
 
 def _draw_settings(draw: random.Random) -> tuple[Callable[[], dict[str, Any]], str]:
@@ -115,7 +114,7 @@ def _observe(
     settings: Callable[[], dict[str, Any]],
     released: list[tuple[list[Tensor], Any]] | None = None,
 ) -> tuple[list[dict[int, dict[str, Tensor]]], list[tuple[list[Tensor], Any]]]:
-    """Run rounds, and return the results of each client and what each round released.
+    """Run rounds, and return the results of each client and each round's released tensors.
 
     Args:
         name: The algorithm.
@@ -123,7 +122,7 @@ def _observe(
         engine: The engine.
         chunk_size: The number of clients that it trains at once.
         settings: Makes the arguments of the federation.
-        released: What the rounds of another federation released; it is taken over.
+        released: The released tensors of another federation, to take over.
     """
     rounds = Rounds(make_client(ALGORITHMS[name]), data, engine, chunk_size, **settings())
     training, seen = rounds.federation.session.rounds.local_training, []

@@ -84,7 +84,7 @@ TABLES = ("metrics.csv", "per_client.csv", "per_client_validation.csv", "per_cla
 
 
 def run(draw: random.Random, folder: Path) -> tuple[str, str]:
-    """Return a kind of state and the signals, and what differs after the resume."""
+    """Return a kind of state with the signals, and the differences after the resume."""
     state = draw.choice(list(STATES))
     signals = [draw.choice(SIGNALS) for _ in range(draw.choice([1, 1, 2, 3]))]
     description = f"{state}: {', '.join(signal.Signals(number).name for number in signals)}"
@@ -113,13 +113,13 @@ def run_on_full_disk(draw: random.Random, folder: Path) -> tuple[str, str]:
     command.wait()
     if command.status and (fault := command.fault()):
         return description, fault
-    if left := [path.name for path in folder.rglob("*.tmp")]:
-        return description, f"files are left: {left}"
+    if remainder := [path.name for path in folder.rglob("*.tmp")]:
+        return description, f"files are left: {remainder}"
     return description, resume(state, folder, reference)
 
 
 def resume(state: str, folder: Path, reference: Path) -> str:
-    """Resume a stopped run, and return what differs from the run left alone."""
+    """Resume a stopped run, and return its differences from the run left alone."""
     command = Command(_arguments(state, folder), folder)
     if command.wait() != 0:
         return f"the resume ended with {command.status}: {command.output[-300:]}"

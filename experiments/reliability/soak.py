@@ -19,7 +19,7 @@ MOST = 2_000_000  # bytes: 10 KB a round
 
 
 def run(draw: random.Random, _: Path) -> tuple[str, str]:
-    """Return an algorithm, and what grew between two rounds."""
+    """Return an algorithm, and the resources that grew."""
     name = draw.choice(list(ALGORITHMS))
     engine, chunk_size = draw.choice([("one_by_one", 1), ("stacked", 4)])
     data = make_data([draw_samples(6, seed) for seed in range(CLIENTS)])

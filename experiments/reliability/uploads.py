@@ -26,7 +26,7 @@ from pl_fed.clients import FLAME, Client, Ditto, FedAvg, Scaffold
 
 SIZES = (9, 4, 6, 11, 5, 8, 7, 6, 5, 9, 8)
 COHORT = (5, 0, 3, 2, 4, 6, 7, 8, 9, 10)
-HOSTILE, ROUND, ROUNDS = 3, 1, 3
+HOSTILE, ROUND, ROUNDS = 3, 0, 2  # one more round shows the memory of an aggregator
 TOLERANCE = 1e-5
 
 BROKEN: dict[str, Callable[[Tensor], Any]] = {
@@ -95,7 +95,7 @@ def list_aggregators() -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def run(draw: random.Random, _: Path) -> tuple[str, str]:
-    """Return what a client sends to which aggregator, and the fault."""
+    """Return an upload and an aggregator, and the fault."""
     aggregator, defence = draw.choice(list(list_aggregators().items()))
     name, replace = draw.choice(list((BROKEN | CAST).items()))
     kind = draw.choice(KINDS)
@@ -109,7 +109,7 @@ def run(draw: random.Random, _: Path) -> tuple[str, str]:
     if rejected != 1:
         return description, f"{rejected} uploads were left out"
     others = tuple(client for client in COHORT if client != HOSTILE)
-    expected, _ = _run(kind, None, [COHORT, others, COHORT], defence())
+    expected, _ = _run(kind, None, [others, COHORT], defence())
     far = {
         name: float((hostile[name].double() - tensor.double()).abs().max())
         for name, tensor in expected.items()

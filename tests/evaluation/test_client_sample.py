@@ -85,7 +85,7 @@ def test_validation_sees_the_sample_and_test_all_clients(tmp_path):
     assert not any("_se" in name for name in all_rows[0])
     tests = {name: value for name, value in rows[-1].items() if name.startswith("test/")}
     assert tests == {name: all_rows[-1][name] for name in tests}
-    assert trainer.federation.evaluated_clients("test").tolist() == list(range(7))
+    assert trainer.federation.list_evaluated_clients("test").tolist() == list(range(7))
 
 
 def test_training_does_not_depend_on_the_sample(tmp_path):
