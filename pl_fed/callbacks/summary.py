@@ -59,7 +59,7 @@ class Summary(Callback):
 
     def _print(self, trainer: Trainer, part: str) -> None:
         values = {
-            model: {**_logged_numbers(trainer, f"{part}/{model}/"), **metrics.compute()}
+            model: {**_find_logged(trainer, f"{part}/{model}/"), **metrics.compute()}
             for model, metrics in self.federation.metrics(part).items()
         }
         if not trainer.is_global_zero:
@@ -86,7 +86,7 @@ class Summary(Callback):
                 console.print(f"Next: {self.next_command}", soft_wrap=True, markup=False)
 
 
-def _logged_numbers(trainer: Trainer, prefix: str) -> dict[str, Tensor]:
+def _find_logged(trainer: Trainer, prefix: str) -> dict[str, Tensor]:
     """Return the numbers in the log by their names behind a prefix; users may log their own."""
     return {
         name.removeprefix(prefix): value

@@ -207,12 +207,15 @@ class ClientMetrics(Metric):
         return (*accuracies, *_LOSSES, *class_stds, *measures, *success)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the metrics by name, float64 scalars; empty if no benign client was evaluated."""
+        """Return the metrics by name, float64 scalars; empty if no benign client was evaluated.
+
+        They are on the CPU, where Lightning reads each number without waiting for a GPU.
+        """
         clients = self._columns()
-        included = self.benign & (clients["samples"] > 0)
+        included = clients.pop("benign") & (clients["samples"] > 0)
         if not included.any():
             return {}
-        trained = self.trained[included]
+        trained = clients.pop("trained")[included]
         clients = {name: column[included] for name, column in clients.items()}
         statistics = self._statistics_of_all(clients)
         statistics |= self._standard_errors(clients)
@@ -292,16 +295,17 @@ class ClientMetrics(Metric):
         Every process must call this method, like :meth:`compute`.
 
         Returns:
-            Columns ``samples`` and ``byzantine`` (int64; 1 for an attacker), ``accuracy``, ``loss``
-            and ``class_std`` (float64), each [num_clients]; NaN for a client without evaluated
-            samples. Accuracy and ``class_std`` are also NaN for targets without classes. A column
-            for each metric of the task. With ``backdoor``, the column ``backdoor_success``; NaN if
-            no sample could be misled.
+            Columns on the CPU: ``samples`` and ``byzantine`` (int64; 1 for an attacker),
+            ``accuracy``, ``loss`` and ``class_std`` (float64), each [num_clients]; NaN for a client
+            without evaluated samples. Accuracy and ``class_std`` are also NaN for targets without
+            classes. A column for each metric of the task. With ``backdoor``, the column
+            ``backdoor_success``; NaN if no sample could be misled.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             columns = self._columns()
-            del columns["correct"]
-            return columns | {"byzantine": (~self.benign).to(torch.int64)}
+            for name in ("correct", "trained"):
+                del columns[name]
+            return columns | {"byzantine": (~columns.pop("benign")).to(torch.int64)}
 
     def per_class(self) -> tuple[Tensor, Tensor]:
         """Return the accuracy of all clients, benign and Byzantine, in each class.
@@ -317,6 +321,14 @@ class ClientMetrics(Metric):
             return correct.double() / count, count.clone()
 
     def _columns(self) -> dict[str, Tensor]:
+        """Return the columns of the clients' table, on the CPU."""
+        columns = {**self._device_columns(), "benign": self.benign, "trained": self.trained}
+        if not self.benign.is_cuda:
+            return columns
+        joined = torch.stack([column.double() for column in columns.values()]).cpu()  # one copy
+        return {name: row.to(columns[name].dtype) for name, row in zip(columns, joined)}
+
+    def _device_columns(self) -> dict[str, Tensor]:
         samples = self.count.sum(dim=1)
         if self.num_classes == 0:
             accuracy = class_stds = torch.full_like(self.loss_sum, torch.nan)

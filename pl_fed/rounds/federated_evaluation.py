@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.batches import BatchRule
+from pl_fed.devices import to_device
 from pl_fed.engine import EngineChoice
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.client_sample import ClientSample
@@ -148,10 +149,13 @@ class FederatedEvaluation:
         clients = clients[self.states.processes.is_home(clients)]
         self.states.store.prefetch(clients)
         metrics, data = self.metrics(part), self.states.data
+        example = self.client.row("global").data
+        benign = to_device(~self.byzantine_clients.is_byzantine, example)
+        trained = to_device(~self.states.is_untrained, example)
         for metric in metrics.values():
             metric.to(data.device)
-            metric.benign.copy_(~self.byzantine_clients.is_byzantine)
-            metric.trained.copy_(~self.states.is_untrained)
+            metric.benign.copy_(benign)
+            metric.trained.copy_(trained)
         triggered = self.states.apply_trigger(part, self.byzantine_clients.attack)
         with self.settings.autocast():
             self.evaluator.evaluate(

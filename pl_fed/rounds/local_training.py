@@ -17,6 +17,7 @@ from pl_fed.clients.round_rules import StepRows
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.read_ahead import read_ahead
 from pl_fed.devices import numbers_on
+from pl_fed.distributed.table_layout import TableLayout
 from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Workload
 from pl_fed.engine.base import name_clients
@@ -103,6 +104,7 @@ class LocalTraining:
         self.leaves_out = leaves_out
         self.watch = ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
+        self._table_layout = TableLayout()
 
     def run(self, plan: RoundPlan) -> TrainedCohort:
         """Train a cohort, each process a share of its clients.
@@ -123,7 +125,9 @@ class LocalTraining:
         statistics = {GLOBAL_STATISTICS: broadcast.statistics}
         own.complete_proposals({**statistics, **self.states.server_states})
         self._upload_buffer = own.buffer
-        return TrainedCohort.join(share, own, broadcast.parameters, client.trained)
+        return TrainedCohort.join(
+            share, own, broadcast.parameters, client.trained, self._table_layout
+        )
 
     def _share_work(self, plan: RoundPlan) -> WorkShare:
         """Divide the cohort among the processes by the clients' numbers of local steps."""

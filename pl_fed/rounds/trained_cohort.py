@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.devices import to_device
+from pl_fed.distributed.table_layout import TableLayout
 from pl_fed.distributed.work_share import WorkShare
 
 GLOBAL_STATISTICS = "global.statistics"
@@ -215,7 +216,12 @@ class TrainedCohort:
 
     @classmethod
     def join(
-        cls, share: WorkShare, own: CohortResults, broadcast: Tensor, trained: tuple[str, ...]
+        cls,
+        share: WorkShare,
+        own: CohortResults,
+        broadcast: Tensor,
+        trained: tuple[str, ...],
+        layout: TableLayout,
     ) -> "TrainedCohort":
         """Join the results of all processes; every process gets the same results.
 
@@ -227,6 +233,7 @@ class TrainedCohort:
             own: The results of this process's clients.
             broadcast: The global model w^t at the start of the round, [numel].
             trained: Names of the trained models.
+            layout: The names of the results' tables, on which the processes agree.
         """
         device = broadcast.device
         tables = {("metrics", name): values for name, values in own.metrics.items()}
@@ -239,7 +246,7 @@ class TrainedCohort:
         tables |= {("proposals", name): own.has_upload for name in own.proposals}
         if not len(share.cohort):
             return cls._empty(share, own, broadcast)
-        joined = share.join_tables(tables, device)
+        joined = share.join_tables(tables, layout, device)
         metrics = {name: values for (kind, name), values in joined.items() if kind == "metrics"}
         status, has_upload = joined["status", ""], joined["has_upload", ""].cpu()
         num_uploads, idle = int(has_upload.count_nonzero()), joined.get(("idle", ""))
