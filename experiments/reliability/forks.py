@@ -81,6 +81,7 @@ class Command:
                 os.dup2(nothing.fileno(), 0)
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
+            sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.chdir(folder)

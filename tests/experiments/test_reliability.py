@@ -73,7 +73,7 @@ def test_upload_that_is_not_left_out_is_found(monkeypatch):
 @pytest.mark.parametrize(("kind", "number"), [("hostile upload", 60), ("non-interference", 30)])
 def test_sample_of_a_campaign_in_process(kind, number, tmp_path):
     torch.set_num_threads(1)
-    campaign.run_campaign(tmp_path / "cases.csv", 7, 30, [kind], number)
+    campaign.run_campaign(tmp_path / "cases.csv", 7, 12, [kind], number)
     rows = campaign.read_cases(tmp_path / "cases.csv")
     assert rows
     assert [row for row in rows if row["fault"]] == []
@@ -83,7 +83,7 @@ def test_sample_of_a_campaign_in_process(kind, number, tmp_path):
 @pytest.mark.parametrize("kind", ["mutated config", "broken file", "kill or signal", "full disk"])
 def test_sample_of_a_campaign_of_commands(kind, tmp_path):
     torch.set_num_threads(1)
-    campaign.run_campaign(tmp_path / "cases.csv", 7, 15, [kind], 4)
+    campaign.run_campaign(tmp_path / "cases.csv", 7, 8, [kind], 4)
     rows = campaign.read_cases(tmp_path / "cases.csv")
     assert rows
     assert [row for row in rows if row["fault"]] == []
