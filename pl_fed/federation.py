@@ -592,12 +592,12 @@ class Federation(Configurable):
         """Return the names of the metrics that a validation logs; none without validation data."""
         return self.session.evaluation.validated_names()
 
-    def evaluated_clients(self, part: str) -> Tensor:
+    def list_evaluated_clients(self, part: str) -> Tensor:
         """Return the ids of the clients that an evaluation of a part sees, int64, in order.
 
         These are all clients, or the drawn clients (``evaluate_clients``).
         """
-        return self.session.evaluation.evaluated_clients(part)
+        return self.session.evaluation.list_evaluated_clients(part)
 
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each evaluated model."""

@@ -75,7 +75,7 @@ class PerClient(Callback):
         Each has one entry per client, or per drawn client if a validation evaluates a sample.
         """
         data, rounds = self.federation.data, self.federation.participation
-        clients = self.federation.evaluated_clients(part)
+        clients = self.federation.list_evaluated_clients(part)
         owners = [", ".join(data.owners[client]) for client in clients.tolist() if data.owners]
         columns: dict[str, list[Any]] = {
             "client": clients.tolist(),

@@ -290,16 +290,16 @@ def _thin(curve: Curve) -> Curve:
     if number <= _MAX_POINTS:
         return curve
     edges = np.linspace(0, number, _INTERVALS + 1).astype(np.int64)
-    kept = {0, number - 1, *edges[:-1].tolist(), *(edges[1:] - 1).tolist()}
+    points = {0, number - 1, *edges[:-1].tolist(), *(edges[1:] - 1).tolist()}
     for line in (curve.mean, curve.low, curve.high):
         values = np.asarray(line)
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist()):
-            kept |= {
+            points |= {
                 begin + int(values[begin:end].argmin()),
                 begin + int(values[begin:end].argmax()),
             }
-    places = sorted(kept)
-    return Curve(*([column[place] for place in places] for column in curve))
+    order = sorted(points)
+    return Curve(*([column[place] for place in order] for column in curve))
 
 
 def describe_equal_lines(lines: Mapping[int, Sequence[float]]) -> str:

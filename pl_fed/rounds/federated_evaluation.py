@@ -133,7 +133,7 @@ class FederatedEvaluation:
         knows = any(higher is not None for higher in metric_directions(task).values())
         return knows or task.has_loss("val")
 
-    def evaluated_clients(self, part: str) -> Tensor:
+    def list_evaluated_clients(self, part: str) -> Tensor:
         """Return the ids of the clients that an evaluation of a part sees, int64, in order."""
         if (sample := self._sample_of(part)) is not None:
             return sample.is_drawn.nonzero().flatten()

@@ -46,7 +46,7 @@ def make_federation(evaluate_clients, seed=0):
     return pl_fed.Federation(evaluate_clients=evaluate_clients, seed=seed)
 
 
-def run_fit(folder, evaluate_clients, rounds=2, ckpt_path=None):
+def run_fit(folder, evaluate_clients, rounds=2, ckpt_path=None, **options):
     trainer = pl_fed.Trainer(
         make_federation(evaluate_clients),
         run_dir=folder,
@@ -57,7 +57,8 @@ def run_fit(folder, evaluate_clients, rounds=2, ckpt_path=None):
         num_sanity_val_steps=0,
     )
     sizes = [size for size in SIZES if size]
-    data = FederatedData(Given(classes(sizes)), batch_size=5, val_fraction=0.2, seed=0)
+    options = {"batch_size": 5, "val_fraction": 0.2, "seed": 0, **options}
+    data = FederatedData(Given(classes(sizes)), **options)
     client = Ditto(seeded(mlp), optimizer=sgd(0.1))
     trainer.fit(client, data, ckpt_path=ckpt_path)
     trainer.test(client, data, verbose=False)
@@ -85,7 +86,7 @@ def test_validation_sees_the_sample_and_test_all_clients(tmp_path):
     assert not any("_se" in name for name in all_rows[0])
     tests = {name: value for name, value in rows[-1].items() if name.startswith("test/")}
     assert tests == {name: all_rows[-1][name] for name in tests}
-    assert trainer.federation.evaluated_clients("test").tolist() == list(range(7))
+    assert trainer.federation.list_evaluated_clients("test").tolist() == list(range(7))
 
 
 def test_training_does_not_depend_on_the_sample(tmp_path):
@@ -114,3 +115,15 @@ def test_sample_without_validation_data_is_refused():
     data = FederatedData(Given(classes([9, 9])), val_fraction=0.0, seed=0)
     with pytest.raises(ValueError, match=r"validation samples for `federation\.evaluate_clients`"):
         make_federation(2).setup(Ditto(seeded(mlp), optimizer=sgd(0.1)), data, "fit")
+
+
+def test_metrics_do_not_depend_on_the_size_of_evaluation_batches(tmp_path):
+    tables = []
+    for size in (1, 3, None):
+        run_fit(tmp_path / str(size), None, clients_per_eval_batch=size)
+        tables.append(read(tmp_path / str(size) / "per_client.csv"))
+    for rows in tables[1:]:
+        for row, expected in zip(rows, tables[0], strict=True):
+            numbers = {name: float(text) for name, text in row.items()}
+            own = {name: float(text) for name, text in expected.items()}
+            assert numbers == pytest.approx(own, rel=1e-6, nan_ok=True)
