@@ -410,11 +410,11 @@ REFUSED = {
     ),
     "checkpoint": (
         ["--ckpt_path=no.ckpt"],
-        "`ckpt_path` to be a checkpoint, last or best but got no.ckpt: no such file",
+        "`ckpt_path` to be a checkpoint, last or the folder of a run but got no.ckpt: no such file",
     ),
     "a run's folder": (
         ["--ckpt_path=."],
-        "but got .: a folder; checkpoints of a run are in its folder `checkpoints`",
+        "but got .: a folder without checkpoints/last.ckpt",
     ),
     "seed": (
         ["--seed_everything=-1"],
