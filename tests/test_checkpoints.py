@@ -183,7 +183,10 @@ def test_checkpoint_with_wrong_checksums_is_refused(run, server, capsys):
     ("address", "words"),
     [
         ("foo://x", "a URL that fsspec can read but got foo://x: Protocol not known: foo"),
-        ("file://nowhere", "to be a checkpoint, last or the folder of a run but got file://nowhere: no such file"),
+        (
+            "file://nowhere",
+            "to be a checkpoint, last or the folder of a run but got file://nowhere: no such file",
+        ),
         ("a\0b", r"the command line to have no NUL characters but got 'a\x00b'"),
         ("{server}/none.ckpt", "can be fetched but got {server}/none.ckpt: HTTP Error 404"),
         ("http://127.0.0.1:1/x.ckpt", "can be fetched but got http://127.0.0.1:1/x.ckpt: "),
