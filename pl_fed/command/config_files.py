@@ -148,7 +148,7 @@ def name_engine_in_text(text: str) -> str:
 
 
 def name_engine(arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which the engine has its name as ``federation.engine.name``.
+    """Return a command line with the name of an engine as ``federation.engine.name``.
 
     Example:
         >>> name_engine(["fit", "--federation.engine", "stacked"])

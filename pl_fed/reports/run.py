@@ -153,7 +153,7 @@ class Run:
 
     @property
     def rounds_without_step(self) -> int:
-        """The number of rounds whose cohort was too small for the aggregator."""
+        """The number of rounds with too small a cohort for the aggregator."""
         return int(self.counts.get("rounds_without_step") or 0)
 
     @property

@@ -40,7 +40,7 @@ def test_sentence_has_path_value_and_remedy(name, value, monkeypatch):
 
 @pytest.mark.parametrize("value", [[None], "x", 3, None])
 def test_section_of_another_kind_is_refused(value):
-    with pytest.raises(ValueError, match="`federation.storage` to be a mapping of arguments but"):
+    with pytest.raises(ValueError, match=r"`federation\.storage` to be a mapping of arguments but"):
         check_values({"federation": {"storage": value}})
 
 
