@@ -26,6 +26,7 @@ from pl_fed.distributed.processes import Processes
 from pl_fed.distributed.work_share import gather_states, select_home_states
 from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.evaluation.adaptation import Adaptation
+from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.metrics import ClientMetrics
@@ -125,6 +126,11 @@ class Federation(Configurable):
         untrained_models: The model that evaluations, predictions and exports use as the personal
             model of a client that never took part, and so has an untrained model of its own.
             ``"global"`` takes the global model. ``None`` takes the untrained model.
+        evaluate_clients: Number (an int) or share (a float in (0, 1]) of the clients with
+            validation data that validations evaluate, for federations with very many clients. They
+            are drawn once: each validation of a run sees the same clients. Each mean over clients
+            then has a standard error, such as ``val/global/accuracy_se``. Tests always evaluate all
+            clients. ``None`` validates all clients.
         privacy: Client-level differential privacy of the global model; ``None`` for no privacy.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
@@ -162,6 +168,7 @@ class Federation(Configurable):
         lower_is_better: list[str] | None = None,
         higher_is_better: list[str] | None = None,
         untrained_models: UntrainedModels = None,
+        evaluate_clients: int | float | None = None,
         privacy: DifferentialPrivacy | None = None,
         seed: int | None = None,
     ) -> None:
@@ -202,6 +209,9 @@ class Federation(Configurable):
         self.storage = storage
         self.model_selection = model_selection
         self.untrained_models = untrained_models
+        if evaluate_clients is not None:
+            _check_evaluated(evaluate_clients)
+        self.evaluate_clients = evaluate_clients
         check_instances(str, monitor=monitor)
         check_instances(DifferentialPrivacy, privacy=privacy)
         self.privacy = privacy
@@ -305,6 +315,11 @@ class Federation(Configurable):
         self.directions.check(client.task.metric_names())
         Monitor.from_name(self.monitor, client.task, classes)  # refuses an unknown name
         check_validation_loss(client, self.monitor)
+        if self.evaluate_clients is not None and not data.val.sizes.any():
+            raise ValueError(
+                "Expected the data to have validation samples for `federation.evaluate_clients` but"
+                " got none: set `data.val_fraction`, for example `0.1`, or leave the option out."
+            )
         check_mean(client, self.server.aggregator, self.server.only_adds)
         check_features(client, datamodule)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)
@@ -413,6 +428,9 @@ class Federation(Configurable):
                 self.byzantine_clients.poison,
                 datamodule.augment,
             )
+        sample = None
+        if self.evaluate_clients is not None:
+            sample = ClientSample.draw(self.evaluate_clients, data.val.sizes, self.seed)
         evaluation = FederatedEvaluation(
             states,
             self.engine_choice,
@@ -423,6 +441,7 @@ class Federation(Configurable):
             self.model_selection,
             self.monitor,
             self.untrained_models,
+            sample,
             before=previous_evaluation,
         )
         privacy = self._build_privacy(states, previous)
@@ -573,6 +592,13 @@ class Federation(Configurable):
         """Return the names of the metrics that a validation logs; none without validation data."""
         return self.session.evaluation.validated_names()
 
+    def evaluated_clients(self, part: str) -> Tensor:
+        """Return the ids of the clients that an evaluation of a part sees, int64, in order.
+
+        These are all clients, or the drawn clients (``evaluate_clients``).
+        """
+        return self.session.evaluation.evaluated_clients(part)
+
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each evaluated model."""
         self.session.evaluation.evaluate(part, clients)
@@ -662,3 +688,20 @@ def _check_sections(adversary: object, engine: object, storage: object) -> None:
                 f"Expected argument `federation.{name}` to be of type {kind.__name__} but got"
                 f" {section!r}: give pl_fed.{kind.__name__}(...)."
             )
+
+
+def _check_evaluated(evaluate_clients: object) -> None:
+    """Refuse anything but a number of clients or a share of them."""
+    is_number = isinstance(evaluate_clients, int | float) and not isinstance(evaluate_clients, bool)
+    if not is_number:
+        raise TypeError(
+            "Expected argument `federation.evaluate_clients` to be a number or share of clients but"
+            f" got {evaluate_clients!r}."
+        )
+    if isinstance(evaluate_clients, int):
+        check_integers(1, **{"federation.evaluate_clients": evaluate_clients})
+    elif isinstance(evaluate_clients, float) and not 0 < evaluate_clients <= 1:
+        raise ValueError(
+            "Expected argument `federation.evaluate_clients` to be an integer, or a share in (0,"
+            f" 1], but got {evaluate_clients}: set a number of clients, for example `1000`."
+        )

@@ -173,6 +173,7 @@ class RoundContext:
             attackers that train in their own way. ``None`` for aggregators.
         samples: Returns all training samples of an attacker, by its id, before any attack on data.
             ``None`` for aggregators.
+        num_clients: Number of clients of the federation; 0 if it is unknown.
         simulate_merge: Returns the server's merged update if the attackers upload some rows [b, d].
             ``None`` if the attackers do not know it, and for aggregators.
     """
@@ -192,6 +193,7 @@ class RoundContext:
     net: Callable[[], nn.Module] | None = None
     samples: Callable[[int], Batch] | None = None
     simulate_merge: Callable[[Tensor], Tensor] | None = None
+    num_clients: int = 0
 
     def select(self, index: Tensor) -> "RoundContext":
         """Return the context of some of the clients.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import lightning
@@ -133,6 +134,24 @@ def test_several_processes_end_as_one_process(one_process, several_processes, si
     assert_agree(
         one_process[name], [outcome[name] for outcome in several_processes[size]], tolerance
     )
+
+
+def test_rounds_after_the_first_send_no_pickled_objects(several_processes):
+    for size, outcomes in several_processes.items():
+        counts = {outcome["rounds without objects"] for outcome in outcomes}
+        assert len(counts) == 1
+        assert min(counts) >= len(NAMES[size])  # a few runs end in their first round
+
+
+def test_guard_refuses_pickled_objects_after_the_first_round():
+    guard = worlds.ObjectGuard(lambda runner: worlds.dist.all_gather_object([None], 1))
+    runner = SimpleNamespace()
+    run = guard.method()
+    with pytest.raises(ValueError, match="process group"):  # the real function
+        run(runner)
+    with pytest.raises(AssertionError, match="pickled objects"):
+        run(runner)
+    assert guard.rounds == 0
 
 
 @pytest.mark.parametrize(("size", "name"), RUNS)

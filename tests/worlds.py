@@ -2,13 +2,17 @@
 
 import copy
 import os
+import re
 import socket
 import traceback
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from forked_processes import fork_context
 from small_federations import Given, Only, classes, sections, seeded
 from stateful_modules import ACCEPTED
@@ -48,6 +52,7 @@ from pl_fed.data import FederatedData
 from pl_fed.distributed import work_share
 from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds.checks import NonFiniteLossError
+from pl_fed.rounds.round import RoundRunner
 from pl_fed.samplers import All, Poisson, Uniform
 
 SIZES = [9, 30, 12, 60, 15, 21, 45, 10, 33]
@@ -343,9 +348,47 @@ def _work(rank, size, nodes, port, jobs, folder):
 
     rank_zero_only.rank = rank  # the value that torchrun's environment gives
     outcomes = {}
+    guard = ObjectGuard(RoundRunner.run)
+    RoundRunner.run = guard.method()
     try:
         for name, arguments in jobs.items():
             outcomes[name] = run(**arguments, processes=size, nodes=nodes)
     except BaseException:
         outcomes["failed"] = traceback.format_exc()
+    outcomes["rounds without objects"] = guard.rounds
     torch.save(outcomes, folder / f"{rank}.pt")
+
+
+class ObjectGuard:
+    """Object guard: refuses collectives of pickled objects in rounds after a run's first.
+
+    Args:
+        run: ``RoundRunner.run``.
+
+    Attributes:
+        rounds: Number of rounds that have ended without such a collective.
+    """
+
+    def __init__(self, run):
+        self.run = run
+        self.rounds = 0
+
+    def method(self):
+        """Return a method that replaces ``RoundRunner.run``."""
+
+        def run(runner, *arguments, **settings):
+            if not vars(runner).setdefault("_had_a_round", False):
+                runner._had_a_round = True
+                return self.run(runner, *arguments, **settings)
+            with ExitStack() as stack:
+                for name in filter(re.compile("_object").search, dir(dist)):
+                    stack.enter_context(mock.patch.object(dist, name, self._refuse))
+                report = self.run(runner, *arguments, **settings)
+            self.rounds += 1
+            return report
+
+        return run
+
+    @staticmethod
+    def _refuse(*_, **__):
+        raise AssertionError("a round after the first one sends pickled objects")

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch  # noqa: F401
-from torch import Tensor, nn
+from torch import Tensor
 
+from pl_fed.aggregators.memory import Memory
 from pl_fed.configurable import Configurable
 from pl_fed.nets.rows import finite_rows
 from pl_fed.types import RoundContext
 
 
-class Aggregator(Configurable, nn.Module, ABC):
+class Aggregator(Configurable, Memory, ABC):
     """Aggregator: merges the uploads of a round into one row. This is the base class.
 
     Rules for subclasses:
@@ -21,8 +22,8 @@ class Aggregator(Configurable, nn.Module, ABC):
     - It never changes its input.
     - Its result does not depend on the order of the rows, unless its docstring gives a reason.
     - It computes in float32 or wider: bf16 and half uploads give a float32 row.
-    - Its memory between rounds lies in buffers, so that a checkpoint contains it. Buffers hold
-      copies of uploads, because the next round overwrites the uploads.
+    - It declares its memory between rounds by :meth:`~Memory.add_memory`, so that a checkpoint
+      contains it. Memory holds copies of uploads, because the next round overwrites the uploads.
     - Its result never contains NaN or infinity. The federation removes broken uploads beforehand.
       If an upload with NaN or infinity arrives nevertheless, the aggregator treats it as an outlier
       or raises an error.
@@ -172,7 +173,7 @@ class PreparedUploads(NamedTuple):
     context: RoundContext
 
 
-class PreAggregator(Configurable, nn.Module, ABC):
+class PreAggregator(Configurable, Memory, ABC):
     """Pre-aggregator: changes the uploads before an aggregator merges them. This is the base class.
 
     Rules for subclasses:
@@ -181,7 +182,7 @@ class PreAggregator(Configurable, nn.Module, ABC):
       because the next stage does not change its input either.
     - Its result does not depend on the order of the rows, unless its docstring gives a reason.
     - It computes in float32 or wider.
-    - Its memory between rounds lies in buffers.
+    - It declares its memory between rounds by :meth:`~Memory.add_memory`.
     - It reports events for the log of the round with ``context.note``.
 
     Shape:

@@ -11,9 +11,6 @@ Departs from the paper: there clients send the momentum of their gradients. Here
 uploads of their algorithm, and the server optimizer may have a momentum.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -63,7 +60,7 @@ class CenteredClipping(Aggregator):
         check_integers(1, num_steps=num_steps)
         self.tau = tau
         self.num_steps = num_steps
-        self.register_buffer("centre", torch.empty(0))
+        self.add_memory("centre")
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Merge uploads [n, d] into a row [d] near the last result."""
@@ -93,9 +90,3 @@ class CenteredClipping(Aggregator):
     def breakdown(self, num_uploads: int) -> int:
         """Return 0: τ bounds the result, but benign uploads may be much shorter than τ."""
         return 0
-
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        saved = state_dict.get(f"{prefix}centre")
-        if saved is not None:  # the buffer has its length from the first round on only
-            self.centre = torch.empty_like(saved, device=self.centre.device)
-        super()._load_from_state_dict(state_dict, prefix, *args)

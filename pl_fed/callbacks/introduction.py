@@ -116,7 +116,7 @@ class Introduction(Callback):
     def _describe_defence(self, parts: Mapping[str, Any]) -> str:
         aggregators = [*(parts.get("pre_aggregators") or []), parts.get("aggregator")]
         names = [describe_changes(aggregator) for aggregator in aggregators if aggregator]
-        return ", ".join(names) or "none (Mean)"
+        return ", ".join(names) or "none (Mean, equal weights)"
 
 
 def describe_changes(section: Any) -> str:

@@ -2,6 +2,7 @@
 
 import re
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -43,7 +44,7 @@ class Participation(Callback):
         untrained = len(self.federation.clients_without_training())
         if not untrained:
             return
-        module.log(f"{part}/untrained_clients", float(untrained), batch_size=1)
+        module.log(f"{part}/untrained_clients", torch.tensor(float(untrained)), batch_size=1)
         if trainer.state.fn in _WARNED_STAGES and not self._warned:
             self._warned = True
             rank_zero_warn(

@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,20 +70,25 @@ class PerClient(Callback):
         return None if getattr(trainer, "fast_dev_run", False) else self.folder
 
     def columns(self, part: str) -> dict[str, list[Any]]:
-        """Return the columns of the table of a part of the data, each with one entry per client."""
+        """Return the columns of the table of a part of the data.
+
+        Each has one entry per client, or per drawn client if a validation evaluates a sample.
+        """
         data, rounds = self.federation.data, self.federation.participation
+        clients = self.federation.evaluated_clients(part)
+        owners = [", ".join(data.owners[client]) for client in clients.tolist() if data.owners]
         columns: dict[str, list[Any]] = {
-            "client": list(range(data.num_clients)),
-            **({"owner": [", ".join(owners) for owners in data.owners]} if data.owners else {}),
-            "byzantine": self.federation.is_byzantine.int().tolist(),
-            **({} if rounds is None else {"rounds": rounds.tolist()}),
-            "train_samples": data.train.sizes.tolist(),
-            f"{part}_samples": data.part(part).sizes.tolist(),
+            "client": clients.tolist(),
+            **({"owner": owners} if data.owners else {}),
+            "byzantine": self.federation.is_byzantine[clients].int().tolist(),
+            **({} if rounds is None else {"rounds": rounds[clients].tolist()}),
+            "train_samples": data.train.sizes[clients].tolist(),
+            f"{part}_samples": data.part(part).sizes[clients].tolist(),
         }
         for model, metrics in self.federation.metrics(part).items():
             for name, values in metrics.per_client().items():
                 if name not in ("samples", "byzantine"):
-                    columns[f"{model}_{name}"] = values.tolist()
+                    columns[f"{model}_{name}"] = values[clients.to(values.device)].tolist()
         return columns
 
     def class_columns(self, part: str) -> dict[str, list[Any]]:
@@ -160,11 +166,12 @@ def _write_csv(path: Path, columns: dict[str, list[Any]]) -> None:
     with temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(zip(*(map(_format_cell, values) for values in columns.values())))
+        writer.writerows(zip(*map(_format_column, columns.values())))
     os.replace(temporary, path)
 
 
-def _format_cell(value: Any) -> Any:
-    if isinstance(value, float):
-        return f"{value:.9g}"
-    return csv_cell(value) if isinstance(value, str) else value
+def _format_column(values: list[Any]) -> Iterable[Any]:
+    """Return the cells of a column; its values have one type."""
+    if values and isinstance(values[0], float):
+        return map("{:.9g}".format, values)
+    return map(csv_cell, values) if values and isinstance(values[0], str) else values

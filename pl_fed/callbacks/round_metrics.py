@@ -60,7 +60,9 @@ class RoundMetrics(Callback):
         self._log_round(trainer, pl_module)
 
     def _log_round(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        pl_module.log("round", float(find_evaluated_round(trainer)), batch_size=1)
+        # a tensor on the CPU: Lightning would wait for a GPU to copy a number there and back
+        round = torch.tensor(float(find_evaluated_round(trainer)))
+        pl_module.log("round", round, batch_size=1)
 
 
 def find_evaluated_round(trainer: Trainer) -> int:

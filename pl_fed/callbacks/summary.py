@@ -59,7 +59,8 @@ class Summary(Callback):
 
     def _print(self, trainer: Trainer, part: str) -> None:
         values = {
-            model: metrics.compute() for model, metrics in self.federation.metrics(part).items()
+            model: {**_logged_numbers(trainer, f"{part}/{model}/"), **metrics.compute()}
+            for model, metrics in self.federation.metrics(part).items()
         }
         if not trainer.is_global_zero:
             return
@@ -83,6 +84,15 @@ class Summary(Callback):
             console.print(f"The run's files are in {self.folder}", soft_wrap=True, markup=False)
             if self._fitted and self.next_command:
                 console.print(f"Next: {self.next_command}", soft_wrap=True, markup=False)
+
+
+def _logged_numbers(trainer: Trainer, prefix: str) -> dict[str, Tensor]:
+    """Return the numbers in the log by their names behind a prefix; users may log their own."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in trainer.callback_metrics.items()
+        if name.startswith(prefix) and value.numel() == 1
+    }
 
 
 def _build_table(values: Mapping[str, Mapping[str, Tensor]], monitored: str) -> Table:

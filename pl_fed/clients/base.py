@@ -34,7 +34,7 @@ from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import Draws, key_dropouts
 from pl_fed.nets.rows import copy_trainable, count_as_numbers, trainable_parameters
 from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
-from pl_fed.tasks.module_steps import list_hooks
+from pl_fed.tasks.module_steps import build_layers, list_hooks
 from pl_fed.tasks.one_process import one_process
 from pl_fed.trees import Tree, count_samples, leaves, tree_map
 from pl_fed.types import Batch, Population
@@ -136,6 +136,7 @@ class Client(Configurable, ClientRounds, ABC):
         check_work(local_steps, local_epochs)
         check_builders(optimizer=optimizer, lr_scheduler=lr_scheduler)
         check_net(net)
+        build_layers(net)
         if "configure_optimizers" in list_hooks(net) and names_no_optimizer(optimizer):
             optimizer = ModuleOptimizer(net, schedules=lr_scheduler is None)
         self.optimizer = optimizer

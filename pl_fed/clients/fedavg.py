@@ -18,8 +18,11 @@ class FedAvg(Client):
     """FedAvg: one global model; a local step is a step on the client's own loss, F_k(w).
 
     The server does the other part of Algorithm 1: ``samplers.Uniform`` draws the cohort,
-    ``aggregators.Mean`` averages the updates (``weighting: samples`` is the paper's n_k / n), and
-    SGD with learning rate 1 adds the average. Any other server optimizer makes it FedOpt.
+    ``aggregators.Mean`` averages the updates, and SGD with learning rate 1 adds the average. Any
+    other server optimizer makes it FedOpt.
+
+    Departs from the paper: by default, all clients of a cohort weigh the same. The paper's weights
+    n_k / n are those of ``aggregators.Mean(weighting="samples")``.
 
     Args:
         net: The net that clients train: see :class:`Client`.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class FederationLike(Protocol):
     """The part of a federation that its clients call."""
 
+    max_rejected: float
+
     def setup(self, client: Any, datamodule: Any, stage: str, loads: bool, settings: Any) -> None:
         """Make the federation ready for a stage."""
 
@@ -52,6 +54,7 @@ class FederationModule(LightningModule):
     """
 
     lr_scheduler: LRSchedulerCallable | None
+    models: dict[str, Any]
 
     @property
     def objective(self) -> Objective:

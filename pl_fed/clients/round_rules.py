@@ -1,4 +1,4 @@
-"""What ``begin`` and ``end_round`` may change of a round: everything else is only to be read."""
+"""Rules for ``begin`` and ``end_round``: the fields of a round that they may only read."""
 
 from collections.abc import Iterator, Mapping
 
@@ -21,7 +21,7 @@ _END_ROUND_ONLY = ("validation_losses", "validation_scores", "step_means")
 
 
 class StepRows:
-    """Step rows: the planned numbers of local steps, which ``begin`` may change.
+    """Step rows: the planned numbers of local steps; ``begin`` may change them.
 
     Args:
         planned: The planned numbers of steps of each client, by trained model, [clients, 1] each.
@@ -73,7 +73,7 @@ def _read_counts(rows: object, model: str, clients: int) -> list[int]:
 
 
 class ReadOnlyFields:
-    """Read-only fields: finds a hook that changes what it may only read.
+    """Read-only fields: finds a hook that changes a field of the round that it may only read.
 
     Nothing reads such a change, or it reaches other clients: ``end_round`` would then read numbers
     that no local step has used. Changes are found by the identity and the version of each tensor,
@@ -89,7 +89,7 @@ class ReadOnlyFields:
         self._before = self._read(client)
 
     def check(self, client: ClientRound) -> None:
-        """Refuse a round whose read-only fields the hook has changed.
+        """Refuse a change of read-only fields by the hook.
 
         Raises:
             ValueError: If it has; with the name of the field.

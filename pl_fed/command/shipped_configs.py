@@ -41,7 +41,7 @@ def resolve_config_names(arguments: Sequence[str]) -> list[str]:
 
 
 def put_configs_first(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with its configs in front of the options, which win over them.
+    """Return a command line with its configs in front of its options: the options win.
 
     jsonargparse lets a later word win, so that a config would undo the options before it. Configs
     keep their order, and so do options.

@@ -10,7 +10,7 @@ class _UnreadOutput(io.RawIOBase):
     """Unread output: writes to a file descriptor, and to nowhere after its reader has ended.
 
     Args:
-        descriptor: The file descriptor, which stays open.
+        descriptor: The file descriptor; it stays open.
     """
 
     def __init__(self, descriptor: int) -> None:

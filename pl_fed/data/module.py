@@ -31,6 +31,7 @@ _INTEGERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 _UNSIGNED = (torch.uint32, torch.uint64)
 _BATCH_SIZE = 10  # of data without a dataloader
 _LARGE = 1 << 30  # largest size of images in float32, in bytes; larger images stay uint8
+_EVALUATED = (32, 4096)  # smallest and largest default number of clients in an evaluation batch
 _MANY_CLIENTS = 10_000  # with more clients, one draw shuffles the samples of all
 
 
@@ -72,7 +73,8 @@ class FederatedData(Configurable, LightningDataModule):
             a client's data leaves out a smaller last one, and a client with fewer samples in all
             takes no step: with 2, no BatchNorm layer gets a single sample.
         clients_per_eval_batch: Clients in an evaluation batch. Lightning counts these batches, for
-            example in ``limit_val_batches``.
+            example in ``limit_val_batches``. ``None`` takes a hundredth of the clients, but at
+            least 32 and at most 4,096: many small models are evaluated together.
         predict_clients: Ids of the clients to predict for; ``None`` means all.
         root_samples: Number of training samples that the server takes from the clients, at random,
             for aggregators such as FLTrust. The clients no longer have them.
@@ -98,7 +100,7 @@ class FederatedData(Configurable, LightningDataModule):
         augment: list[nn.Module] | None = None,
         drop_last: bool | None = None,
         min_batch: int = 1,
-        clients_per_eval_batch: int = 32,
+        clients_per_eval_batch: int | None = None,
         predict_clients: list[int] | None = None,
         root_samples: int = 0,
         seed: int | None = None,
@@ -108,7 +110,8 @@ class FederatedData(Configurable, LightningDataModule):
         check_instances(Partitioner, partitioner=partitioner)
         check_instances(Skew, skew=skew)
         size = _BATCH_SIZE if batch_size is None else batch_size
-        check_integers(1, batch_size=size, clients_per_eval_batch=clients_per_eval_batch)
+        evaluated = 1 if clients_per_eval_batch is None else clients_per_eval_batch
+        check_integers(1, batch_size=size, clients_per_eval_batch=evaluated)
         check_integers(1, size, min_batch=min_batch)
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not isinstance(share, float | int) or not 0 <= share < 1:
@@ -274,7 +277,11 @@ class FederatedData(Configurable, LightningDataModule):
         )
 
     def _evaluation_batches(self, clients: Sequence[int]) -> "ClientBatches":
-        return ClientBatches(clients, self.clients_per_eval_batch)
+        size = self.clients_per_eval_batch
+        if size is None:
+            smallest, largest = _EVALUATED
+            size = min(max(smallest, -(-self.clients.num_clients // 100)), largest)
+        return ClientBatches(clients, size)
 
     def _build_clients(self, arrays: Arrays) -> ClientData:
         self._report_split(arrays)

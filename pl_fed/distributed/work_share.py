@@ -12,22 +12,23 @@ processes takes half of this time. pl_fed sends rows nevertheless: this works on
 process needs memory for its own clients only, and the file would save only 1 % of the round.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
 from pl_fed.distributed.processes import Processes
+from pl_fed.distributed.table_layout import TableLayout
 from pl_fed.functional.aggregation import merging_dtype
 from pl_fed.functional.balance import balance_work
 from pl_fed.state import ClientStore, select_clients
 from pl_fed.types import RoundContext
 
-_Key = TypeVar("_Key")
+_Key = TypeVar("_Key", bound=Hashable)
 
 GATHERED_BYTES = 1 << 20
 """Every process gathers all uploads of a round if they have at most this many bytes."""
@@ -167,46 +168,68 @@ class WorkShare:
     # Results of the clients
 
     def join_tables(
-        self, tables: Mapping[_Key, Tensor], device: torch.device
+        self, tables: Mapping[_Key, Tensor], layout: TableLayout, device: torch.device
     ) -> dict[_Key, Tensor]:
         """Join small tables of all processes to tables of the whole cohort, in its order.
 
         A table that a process lacks has zeros for the clients of this process.
 
         Args:
-            tables: The tables of this process's clients, [clients, ...] each.
+            tables: The tables of this process's clients, [clients] each.
+            layout: The tables' names, on which the processes agree; kept from round to round.
             device: The device of the joined tables.
 
         Returns:
-            Tables [cohort, ...].
+            Tables [cohort].
         """
         if self.processes.size == 1:
             return dict(tables)
-        place = self.workers.argsort(stable=True).argsort()
-        counts = self._count(self.workers)
-        all_tables = self.processes.gather_objects(
-            {name: table.cpu() for name, table in tables.items()}
-        )
-        joined = {}
-        for name in dict.fromkeys(name for process in all_tables for name in process):
-            example = next(process[name] for process in all_tables if name in process)
-            pieces = [
-                process.get(name, example.new_zeros(count, *example.shape[1:]))
-                for process, count in zip(all_tables, counts)
-            ]
-            joined[name] = torch.cat(pieces)[place].to(device)
-        return joined
+        heads, rows = self._gather_pages(tables, layout, device)
+        if any(outside for outside, *_ in heads):
+            layout.agree(self.processes, tables)
+            heads, rows = self._gather_pages(tables, layout, device)
+        _, *is_present = map(any, zip(*heads))
+        return {
+            cast(_Key, name): column.to(dtype)
+            for (name, dtype), present, column in zip(layout.dtypes.items(), is_present, rows.T)
+            if present
+        }
+
+    def _gather_pages(
+        self, tables: Mapping[_Key, Tensor], layout: TableLayout, device: torch.device
+    ) -> tuple[list[list[float]], Tensor]:
+        """Return the first rows of all processes' pages, and the rows [cohort, tables]."""
+        page = layout.write_page(tables, len(self.clients), device)
+        length = 1 + self._max_clients
+        pages = self.processes.gather(page, length)
+        heads: list[list[float]] = pages[::length].tolist()
+        return heads, pages.index_select(0, self._places(length, 1).to(device))[:, 1:]
+
+    @property
+    def _max_clients(self) -> int:
+        """The largest number of clients of a process."""
+        return max(self._count(self.workers), default=0)
+
+    def _places(self, length: int, first: int = 0) -> Tensor:
+        """Return the places of the cohort's rows among all processes' rows, int64 [cohort].
+
+        Args:
+            length: Number of rows of each process.
+            first: Number of rows before the rows of a process's clients.
+        """
+        places = torch.zeros_like(self.workers)
+        for rank in range(self.processes.size):
+            is_worker = self.workers == rank
+            places[is_worker] = rank * length + first + torch.arange(int(is_worker.sum()))
+        return places
 
     def gather(self, rows: Tensor) -> Tensor:
         """Return the rows of the whole cohort, in its order, in every process."""
         if self.processes.size == 1:
             return rows
-        length = max(self._count(self.workers), default=0)
-        place = torch.zeros_like(self.workers)
-        for rank in range(self.processes.size):
-            is_worker = self.workers == rank
-            place[is_worker] = rank * length + torch.arange(int(is_worker.sum()))
-        return self.processes.gather(rows, length).index_select(0, place.to(rows.device))
+        length = self._max_clients
+        gathered = self.processes.gather(rows, length)
+        return gathered.index_select(0, self._places(length).to(rows.device))
 
     def merge(
         self,
@@ -332,7 +355,7 @@ def gather_states(processes: Processes, state: Mapping[str, Any]) -> dict[str, A
 def _gather_rows(processes: Processes, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Gather the rows of one state in process 0, a piece of each process at a time."""
     is_first, numel = processes.rank == 0, saved["default"].numel()
-    all_ids: list[Tensor] = processes.gather_objects(saved["clients"])
+    all_ids = _gather_ids(processes, saved["clients"])
     length = max(1, _PIECE // max(1, saved["default"].nbytes))
     clients, rows = [], []
     for begin in range(0, max(len(ids) for ids in all_ids), length):
@@ -349,6 +372,14 @@ def _gather_rows(processes: Processes, saved: Mapping[str, Any]) -> dict[str, An
         return {}
     all_clients = torch.cat([saved["clients"][:0], *clients])
     return {"default": saved["default"], "clients": all_clients, "rows": rows}
+
+
+def _gather_ids(processes: Processes, ids: Tensor) -> list[Tensor]:
+    """Return the ids of each process, by rank."""
+    counts = processes.gather(torch.tensor([len(ids)]), 1).tolist()
+    length = max(1, *counts)
+    pages = processes.gather(ids, length).split(length)
+    return [page[:count] for page, count in zip(pages, counts)]
 
 
 def _slice_pieces(pieces: list[Tensor], begin: int, end: int) -> list[Tensor]:

@@ -318,7 +318,7 @@ class _OwnEmbeddings(TorchFunctionMode):
     """Own embeddings: keeps the embeddings of a stack within each client's own table.
 
     ``torch.vmap`` joins all clients' tables. Then an id beyond a table reads, and trains, a row of
-    another client: its embedding is NaN here, which breaks the upload of its own client alone. And
+    another client: its embedding is NaN here, and breaks the upload of its own client alone. And
     only the first client's padding row would be without a gradient.
 
     Attributes:

@@ -86,6 +86,25 @@ def population_var(values: Tensor) -> Tensor:
     return values.var(correction=0)
 
 
+def standard_error(values: Tensor, share: float) -> Tensor:
+    """Return the standard error of the mean of clients drawn without replacement.
+
+    It is √((1 − f) s² / n) for n drawn values with the unbiased variance s², and 0 if all clients
+    are drawn (W. G. Cochran, "Sampling Techniques", third edition, 1977, equation 2.20).
+
+    Args:
+        values: The values of the drawn clients, shape [clients]; NaN for fewer than two.
+        share: The drawn share f of all clients, in [0, 1].
+
+    Example:
+        >>> standard_error(torch.tensor([0.0, 1.0]), share=0.5)
+        tensor(0.3536)
+    """
+    if len(values) < 2:
+        return values.new_tensor(torch.nan)
+    return ((1 - share) * population_var(values) / (len(values) - 1)).sqrt()
+
+
 def population_std(values: Tensor) -> Tensor:
     """Return the population standard deviation: the square root of :func:`population_var`.
 

@@ -204,7 +204,7 @@ class Trainer(LightningTrainer):
 
     @property
     def logger(self) -> Logger | None:
-        """The first logger of the user, whose ``experiment`` modules use; else ``metrics.csv``."""
+        """The first logger of the user, for the ``experiment`` of modules; else ``metrics.csv``."""
         users = [logger for logger in self.loggers if not isinstance(logger, RunCSV)]
         return next(iter([*users, *self.loggers]), None)
 

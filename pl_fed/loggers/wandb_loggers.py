@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import WandbLogger
 
 _OWN: "weakref.WeakSet[WandbLogger]" = weakref.WeakSet()
-"""The loggers whose W&B run a trainer of pl_fed has begun."""
+"""The loggers with a W&B run that a trainer of pl_fed has begun."""
 
 
 def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:

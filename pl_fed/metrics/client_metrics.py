@@ -21,6 +21,7 @@ from pl_fed.functional.fairness import (
     jain_index,
     population_std,
     population_var,
+    standard_error,
     worst_mean,
 )
 
@@ -33,6 +34,8 @@ STATISTICS = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
 _RANKED = ("_worst10", "_best10")
 TRAINED_STATISTICS = ("_trained", "_trained_std", "_trained_worst10")
 """Endings of the names of the statistics over the clients that took part in a round."""
+STANDARD_ERROR = "_se"
+"""Ending of the name of a mean's standard error, if the evaluated clients are a random sample."""
 
 
 class ClientMetrics(Metric):
@@ -62,6 +65,9 @@ class ClientMetrics(Metric):
             includes all.
         has_loss: Whether the evaluation gives a loss. Without one, the sums of losses are NaN, and
             no metric is about them.
+        sampled: Share of the clients that are drawn at random for the evaluation. With it, each
+            mean over clients has a standard error: ``accuracy_se``. ``None`` if all clients are
+            evaluated.
 
     Shape of :meth:`update`, with C = max(1, num_classes):
         - ``clients``: ids, int64 [n]; an id may occur more than once.
@@ -106,6 +112,7 @@ class ClientMetrics(Metric):
         measures: Mapping[str, bool | None] | None = None,
         trained: Tensor | None = None,
         has_loss: bool = True,
+        sampled: float | None = None,
     ) -> None:
         super().__init__()
         if num_clients < 1:
@@ -120,6 +127,7 @@ class ClientMetrics(Metric):
         self.num_classes = num_classes
         self.backdoor = backdoor
         self.has_loss = has_loss
+        self.sampled = sampled
         self.measures = dict(measures or {})
         for name, mask in (("benign", benign), ("trained", trained)):
             self.register_buffer(name, _copy_mask(name, mask, num_clients), persistent=False)
@@ -188,6 +196,8 @@ class ClientMetrics(Metric):
             for suffix in suffixes
             if higher_is_better is not None or suffix not in _RANKED
         ]
+        if self.sampled is not None:
+            measures += [f"{name}{STANDARD_ERROR}" for name in self._directions]
         if self.num_classes == 0:
             losses = dict.fromkeys((*_LOSSES, *(f"loss{suffix}" for suffix in STATISTICS)))
             return (*measures, *(losses if self.has_loss else ()))
@@ -197,14 +207,37 @@ class ClientMetrics(Metric):
         return (*accuracies, *_LOSSES, *class_stds, *measures, *success)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the metrics by name, float64 scalars; empty if no benign client was evaluated."""
+        """Return the metrics by name, float64 scalars; empty if no benign client was evaluated.
+
+        They are on the CPU, where Lightning reads each number without waiting for a GPU.
+        """
         clients = self._columns()
-        included = self.benign & (clients["samples"] > 0)
+        included = clients.pop("benign") & (clients["samples"] > 0)
         if not included.any():
             return {}
-        trained = self.trained[included]
+        trained = clients.pop("trained")[included]
         clients = {name: column[included] for name, column in clients.items()}
-        return self._statistics_of_all(clients) | self._statistics_of_trained(clients, trained)
+        statistics = self._statistics_of_all(clients)
+        statistics |= self._standard_errors(clients)
+        return statistics | self._statistics_of_trained(clients, trained)
+
+    @property
+    def _directions(self) -> dict[str, bool | None]:
+        """The metrics with one value for each client, and whether larger values are better."""
+        accuracies: dict[str, bool | None] = {"accuracy": True} if self.num_classes else {}
+        losses: dict[str, bool | None] = {"loss": False} if self.has_loss else {}
+        return {**accuracies, **losses, **self.measures}
+
+    def _standard_errors(self, clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the standard errors of the means over a sample of at least two clients."""
+        if self.sampled is None:
+            return {}
+        errors = {}
+        for name in self._directions:
+            values = clients[name] if name == "loss" else clients[name][~clients[name].isnan()]
+            if len(values) > 1:
+                errors[f"{name}{STANDARD_ERROR}"] = standard_error(values, self.sampled)
+        return errors
 
     def _statistics_of_all(self, clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the metrics over clients, from the columns of their table."""
@@ -247,12 +280,8 @@ class ClientMetrics(Metric):
         """
         if trained.all() or not trained.any():
             return {}
-        losses: dict[str, bool | None] = {"loss": False} if self.has_loss else {}
-        directions = {**losses, **self.measures}
-        if self.num_classes:
-            directions = {"accuracy": True, **directions}
         metrics = {}
-        for name, higher_is_better in directions.items():
+        for name, higher_is_better in self._directions.items():
             values, samples = clients[name][trained], clients["samples"][trained]
             statistics = _statistics(name, values, samples, higher_is_better)
             for ending in TRAINED_STATISTICS:
@@ -266,16 +295,17 @@ class ClientMetrics(Metric):
         Every process must call this method, like :meth:`compute`.
 
         Returns:
-            Columns ``samples`` and ``byzantine`` (int64; 1 for an attacker), ``accuracy``, ``loss``
-            and ``class_std`` (float64), each [num_clients]; NaN for a client without evaluated
-            samples. Accuracy and ``class_std`` are also NaN for targets without classes. A column
-            for each metric of the task. With ``backdoor``, the column ``backdoor_success``; NaN if
-            no sample could be misled.
+            Columns on the CPU: ``samples`` and ``byzantine`` (int64; 1 for an attacker),
+            ``accuracy``, ``loss`` and ``class_std`` (float64), each [num_clients]; NaN for a client
+            without evaluated samples. Accuracy and ``class_std`` are also NaN for targets without
+            classes. A column for each metric of the task. With ``backdoor``, the column
+            ``backdoor_success``; NaN if no sample could be misled.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             columns = self._columns()
-            del columns["correct"]
-            return columns | {"byzantine": (~self.benign).to(torch.int64)}
+            for name in ("correct", "trained"):
+                del columns[name]
+            return columns | {"byzantine": (~columns.pop("benign")).to(torch.int64)}
 
     def per_class(self) -> tuple[Tensor, Tensor]:
         """Return the accuracy of all clients, benign and Byzantine, in each class.
@@ -291,6 +321,14 @@ class ClientMetrics(Metric):
             return correct.double() / count, count.clone()
 
     def _columns(self) -> dict[str, Tensor]:
+        """Return the columns of the clients' table, on the CPU."""
+        columns = {**self._device_columns(), "benign": self.benign, "trained": self.trained}
+        if not self.benign.is_cuda:
+            return columns
+        joined = torch.stack([column.double() for column in columns.values()]).cpu()  # one copy
+        return {name: row.to(columns[name].dtype) for name, row in zip(columns, joined)}
+
+    def _device_columns(self) -> dict[str, Tensor]:
         samples = self.count.sum(dim=1)
         if self.num_classes == 0:
             accuracy = class_stds = torch.full_like(self.loss_sum, torch.nan)

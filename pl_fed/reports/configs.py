@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 Config = Mapping[str, Any]
@@ -27,6 +28,15 @@ class ClassPath(str):
         return self.rpartition(".")[2]
 
 
+class LoadedConfig(dict[str, Any]):
+    """Loaded config: the config of a run, which nobody changes; it is flattened once."""
+
+    @cached_property
+    def flat(self) -> dict[str, Any]:
+        """The values by their command-line keys."""
+        return dict(_entries(self, ""))
+
+
 def flatten(config: Config) -> dict[str, Any]:
     """Return the values of a config by their command-line keys.
 
@@ -36,7 +46,7 @@ def flatten(config: Config) -> dict[str, Any]:
         >>> flatten({"model": {"class_path": "pl_fed.clients.Ditto", "init_args": {"lam": 0.1}}})
         {'model': 'pl_fed.clients.Ditto', 'model.lam': 0.1}
     """
-    return dict(_entries(config, ""))
+    return dict(config.flat if isinstance(config, LoadedConfig) else _entries(config, ""))
 
 
 def _entries(value: Any, key: str) -> Iterator[tuple[str, Any]]:

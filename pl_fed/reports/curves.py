@@ -15,7 +15,7 @@ from pl_fed.reports.picture import (
     make_panels,
     name_groups,
     number_ends,
-    round_numbers,
+    round_number,
 )
 
 _UPLOADS = ("forged", "clipped", "dropped", "rejected")
@@ -122,15 +122,14 @@ def _describe_ends(group: Group, metrics: dict[str, str]) -> str:
 
 def _rows(group: Group, metric: str) -> Iterator[dict[str, Any]]:
     for round, mean, low, high, runs in zip(*group.curve(metric)):
-        yield round_numbers(
-            {
-                "group": group.number,
-                "label": group.label,
-                "metric": metric,
-                "round": round,
-                "mean": mean,
-                "min": low,
-                "max": high,
-                "runs": runs,
-            }
-        )
+        value = round_number(mean)
+        yield {
+            "group": group.number,
+            "label": group.label,
+            "metric": metric,
+            "round": round,
+            "mean": value,
+            "min": value if low == mean else round_number(low),
+            "max": value if high == mean else round_number(high),
+            "runs": runs,
+        }

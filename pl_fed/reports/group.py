@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from pl_fed.reports import configs
@@ -102,6 +103,20 @@ class Group:
 
     def curve(self, metric: str) -> Curve:
         """Return a metric over rounds, without infinite values."""
+        if metric not in self._curves:
+            self._curves[metric] = self._compute_curve(metric)
+        return self._curves[metric]
+
+    @cached_property
+    def _curves(self) -> dict[str, Curve]:
+        """The curves so far: a picture asks for a curve several times."""
+        return {}
+
+    def _compute_curve(self, metric: str) -> Curve:
+        if len(self.runs) == 1:
+            values = {r: v for r, v in self.runs[0].curve(metric).items() if math.isfinite(v)}
+            own = list(values.values())
+            return Curve(list(values), own, own, own, [1] * len(own))
         values_by_round: dict[int, list[float]] = {}
         for run in self.runs:
             for round, value in run.curve(metric).items():
@@ -185,8 +200,7 @@ def main_metric(groups: Sequence[Group], part: str) -> str:
     runs = [run for group in groups for run in group.runs]
     names = {
         name.split("/", 2)[2]
-        for run in runs
-        for name in run.metrics
+        for name in set().union(*(run.metrics for run in runs))
         if name.startswith(f"{part}/") and name.count("/") == 2
     }
     monitors = {str(configs.flatten(run.config).get("federation.monitor")) for run in runs}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -41,6 +42,7 @@ FEW = len(COLOURS)  # above this number of lines, each has its number at its end
 WIDTH = 5.2
 _LEGEND_LENGTH = 60  # letters of a group's name in a legend
 _DPI = 150
+_INTERVALS, _MAX_POINTS = 800, 10_000  # a picture is up to 780 pixels wide
 _MAX_NAME_LENGTH = 100  # of a file, without its digest
 _TITLE_LENGTH = 1500  # letters of the description of a picture on a page
 _PROLOG = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style .*?</style>", re.DOTALL)
@@ -163,14 +165,21 @@ def _round_path(path: re.Match[bytes]) -> bytes:
 def encode_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Return rows as the content of a CSV file; rows may have different columns."""
     file = io.StringIO(newline="")
-    columns = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
-    writer.writeheader()
+    columns = [*dict.fromkeys(name for names in dict.fromkeys(map(tuple, rows)) for name in names)]
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
     writer.writerows(
-        {name: csv_cell(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        [csv_cell(cell) if isinstance(cell, str) else cell for cell in _cells(row, columns)]
         for row in rows
     )
     return encode(file.getvalue())
+
+
+def _cells(row: Mapping[str, Any], columns: list[str]) -> Iterable[Any]:
+    """Return the cells of a row; empty where it lacks a column."""
+    if [*row] == columns:
+        return row.values()
+    return [row.get(name, "") for name in columns]
 
 
 def encode(text: str) -> bytes:
@@ -259,6 +268,7 @@ def draw_curves(axes: Axes, curves: Mapping[int, Curve]) -> None:
         curves: The curves by the number of their group.
     """
     for number, curve in curves.items():
+        curve = _thin(curve)
         style = line_style(number - 1)
         every = max(1, len(curve.rounds) // 8)
         axes.plot(
@@ -268,6 +278,28 @@ def draw_curves(axes: Axes, curves: Mapping[int, Curve]) -> None:
             axes.fill_between(
                 curve.rounds, curve.low, curve.high, color=style["color"], alpha=0.18, lw=0
             )
+
+
+def _thin(curve: Curve) -> Curve:
+    """Return the points of a long curve that determine its picture.
+
+    Of each of 800 intervals of rounds, narrower than a pixel, these are the first and the last
+    point and the extremes of each line.
+    """
+    number = len(curve.rounds)
+    if number <= _MAX_POINTS:
+        return curve
+    edges = np.linspace(0, number, _INTERVALS + 1).astype(np.int64)
+    kept = {0, number - 1, *edges[:-1].tolist(), *(edges[1:] - 1).tolist()}
+    for line in (curve.mean, curve.low, curve.high):
+        values = np.asarray(line)
+        for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist()):
+            kept |= {
+                begin + int(values[begin:end].argmin()),
+                begin + int(values[begin:end].argmax()),
+            }
+    places = sorted(kept)
+    return Curve(*([column[place] for place in places] for column in curve))
 
 
 def describe_equal_lines(lines: Mapping[int, Sequence[float]]) -> str:
@@ -354,6 +386,11 @@ def fit_scale(axes: Axes, values: Iterable[float]) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
+def round_number(value: float) -> float:
+    """Return a number rounded to six significant digits."""
+    return float(f"{value:.6g}")
+
+
 def round_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row with its floats rounded to six significant digits."""
-    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
+    return {k: round_number(v) if isinstance(v, float) else v for k, v in values.items()}

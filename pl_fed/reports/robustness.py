@@ -288,7 +288,7 @@ def _common_clients(runs: Sequence[Run]) -> dict[tuple[str, int], NDArray[np.boo
 
 
 def _clients_key(run: Run) -> tuple[str, int]:
-    """Return what runs with the same clients have in common: their seeds and number of clients."""
+    """Return the key of runs with the same clients: their seeds and number of clients."""
     return configs.describe_seeds(run.config), len(run.benign)
 
 

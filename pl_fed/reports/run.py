@@ -2,7 +2,7 @@
 
 import csv
 import json
-import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,9 +15,11 @@ import yaml
 from numpy.typing import NDArray
 
 from pl_fed.reports import configs
+from pl_fed.reports.metric_table import MetricTable, is_damaged, parse_number
 
 Columns = Mapping[str, NDArray[np.float64]]
 
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast with libyaml
 csv.field_size_limit(2**31 - 1)  # a client may have many owners in one cell
 
 _MAIN_METRICS = (["accuracy"], ["loss"])  # every model has one of them
@@ -50,7 +52,7 @@ class Run:
         folder: The run's folder.
         name: A name that differs from those of other runs.
         config: ``config.yaml``, or ``python_config.yaml`` of a run from Python; empty without any.
-        rows: The numbers in ``metrics.csv``, by round and metric.
+        table: The numbers in ``metrics.csv``.
         clients: The columns of ``per_client.csv``, each [clients]; empty before a test.
         benign: Whether each client is benign, bool [clients]. Read from ``per_client.csv``, or
             before a test from ``per_client_validation.csv``; empty without both.
@@ -66,7 +68,7 @@ class Run:
     folder: Path
     name: str
     config: configs.Config
-    rows: Mapping[int, Mapping[str, float]]
+    table: MetricTable
     clients: Columns
     benign: NDArray[np.bool_]
     classes: Columns
@@ -82,25 +84,29 @@ class Run:
         counts = self.summary.get("counts")
         return counts if isinstance(counts, Mapping) else {}
 
+    @property
+    def rows(self) -> Mapping[int, Mapping[str, float]]:
+        """The numbers in ``metrics.csv``, by round and metric."""
+        return self.table.rows
+
     def curve(self, metric: str) -> dict[int, float]:
         """Return a metric by round, without rounds that lack it."""
-        return {round: row[metric] for round, row in self.rows.items() if metric in row}
+        return self.table.curve(metric)
 
     def final(self, metric: str) -> float | None:
         """Return the value of a metric in the last round that has it, or ``None``.
 
         A test metric over trained clients is the metric over all clients if each took part.
         """
-        values = self.curve(metric)
-        if not values and metric.startswith("test/") and _TRAINED in metric:
+        if metric not in self.metrics and metric.startswith("test/") and _TRAINED in metric:
             is_same = "rounds" in self.clients and not self.untrained_clients
-            values = self.curve(metric.replace(_TRAINED, "")) if is_same else {}
-        return next(reversed(values.values()), None)
+            metric = metric.replace(_TRAINED, "") if is_same else metric
+        return self.table.last(metric)[1] if metric in self.metrics else None
 
     @cached_property
     def metrics(self) -> set[str]:
         """The names of all metrics."""
-        return {name for row in self.rows.values() for name in row}
+        return set(self.table.columns)
 
     def models(self, part: str) -> list[str]:
         """Return the models that were evaluated on ``"val"`` or ``"test"`` data."""
@@ -111,7 +117,7 @@ class Run:
     @property
     def has_test(self) -> bool:
         """Whether the run has been tested."""
-        return _has_test(self.rows)
+        return _has_test(self.table)
 
     @property
     def num_rounds(self) -> int:
@@ -119,9 +125,9 @@ class Run:
 
         An evaluation after the last round has this number as its round.
         """
-        trained = (n for n, row in self.rows.items() if "time/round" in row or "train/loss" in row)
-        default = max(self.rows, default=-1) + (0 if self.has_test else 1)
-        return max((n + 1 for n in trained), default=default)
+        names = [name for name in ("time/round", "train/loss") if name in self.table.columns]
+        default = max(self.table.rounds, default=-1) + (0 if self.has_test else 1)
+        return max((self.table.last(name)[0] + 1 for name in names), default=default)
 
     @property
     def planned_rounds(self) -> int | None:
@@ -271,17 +277,20 @@ def _read_header(path: Path) -> list[str]:
 
 def _unique_names(folders: list[Path]) -> list[str]:
     """Return a name for each folder: the shortest end of its path that no other folder has."""
-    names = []
-    for folder in folders:
-        ends = ["/".join(folder.parts[-length:]) for length in range(1, len(folder.parts) + 1)]
-        other_parts = [other.parts for other in folders if other != folder]
-        unique_ends = (
-            end
-            for length, end in enumerate(ends, 1)
-            if all(parts[-length:] != folder.parts[-length:] for parts in other_parts)
-        )
-        names.append(next(unique_ends, str(folder)))
-    return names
+    names = {folder: str(folder) for folder in folders}
+    remaining, length = list(names), 1
+    while remaining:
+        counts = Counter(folder.parts[-length:] for folder in names)
+        for folder in remaining:
+            if counts[folder.parts[-length:]] == 1:
+                names[folder] = "/".join(folder.parts[-length:])
+        remaining = [
+            folder
+            for folder in remaining
+            if counts[folder.parts[-length:]] > 1 and length < len(folder.parts)
+        ]
+        length += 1
+    return [names[folder] for folder in folders]
 
 
 def read_run(folder: Path, name: str | None = None) -> Run:
@@ -297,12 +306,12 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         NoFitError: If a fit cannot have written a file.
     """
     damage: list[str] = []
-    rows = _read_rounds(folder / "metrics.csv", damage)
+    table = _read_metrics(folder / "metrics.csv", damage)
     clients: Columns = {}
     classes: Columns = {}
     texts: dict[str, tuple[str, ...]] = {}
     config = _read_config(folder / "config.yaml") or _read_config(folder / configs.PYTHON_CONFIG)
-    has_test = _has_test(rows)
+    has_test = _has_test(table)
     if has_test:
         texts = _read_texts(folder / "per_client.csv")
         clients = _read_columns(folder / "per_client.csv", damage, "byzantine", texts=texts)
@@ -314,7 +323,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         folder=folder,
         name=name or folder.name,
         config=config,
-        rows=rows,
+        table=table,
         clients=clients,
         benign=validated.get("byzantine", np.empty(0)) == 0,
         classes=classes,
@@ -347,37 +356,27 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, OSError):
         config = None
     if not isinstance(config, dict) or "model" not in config:
         raise NoFitError(path.parent, f"{path.name} is not the config of a run")
-    return config
+    return configs.LoadedConfig(config)
 
 
-def _read_rounds(path: Path, damage: list[str]) -> dict[int, dict[str, float]]:
-    """Return the numbers of each round, by round and metric.
+def _read_metrics(path: Path, damage: list[str]) -> MetricTable:
+    """Return the numbers of each round.
 
     Args:
         path: The path of ``metrics.csv``.
         damage: A list that a description of damaged rows and cells is added to.
     """
-    rows: dict[int, dict[str, float]] = {}
-    damaged_rows = damaged_cells = 0
     if not path.is_file():  # a run that diverged in its first round
-        return rows
+        return MetricTable([], {})
     with _open_csv(path) as file:
-        for row in csv.DictReader(file):
-            damaged_cells += sum(_is_damaged(text) for name, text in row.items() if name)
-            numbers = {name: _parse_number(text) for name, text in row.items() if name}
-            round = numbers.pop("round", math.nan)
-            values = {name: value for name, value in numbers.items() if not math.isnan(value)}
-            if math.isfinite(round):
-                rows.setdefault(int(round), {}).update(values)
-            else:
-                damaged_rows += 1
-    damage += _describe_damage(path, damaged_rows, damaged_cells)
-    return dict(sorted(rows.items()))
+        table = MetricTable.read(file)
+    damage += _describe_damage(path, table.damaged_rows, table.damaged_cells)
+    return table
 
 
 def _describe_damage(path: Path, rows: int, cells: int) -> list[str]:
@@ -385,17 +384,6 @@ def _describe_damage(path: Path, rows: int, cells: int) -> list[str]:
     counts = {"row": rows, "cell": cells}
     parts = [f"{n} damaged {unit}{'s' if n > 1 else ''}" for unit, n in counts.items() if n]
     return [f"{path.name} has {' and '.join(parts)}"] if parts else []
-
-
-def _is_damaged(text: object) -> bool:
-    """Return whether a cell holds text that is not a number."""
-    if not isinstance(text, str) or not text:
-        return False
-    try:
-        float(text)
-    except ValueError:
-        return True
-    return False
 
 
 @contextmanager
@@ -408,12 +396,12 @@ def _open_csv(path: Path) -> Iterator[TextIO]:
         raise NoFitError(path.parent, f"{path.name} is not readable CSV") from None
 
 
-def _has_test(rows: Mapping[int, Mapping[str, float]]) -> bool:
+def _has_test(table: MetricTable) -> bool:
     """Return whether the last row is a test; it is empty if no benign client has test samples."""
-    if not rows:
+    if not table.rounds:
         return False
-    last = rows[max(rows)]
-    return not last or any(name.startswith("test/") for name in last)
+    names = table.names_of_last_round
+    return not names or any(name.startswith("test/") for name in names)
 
 
 def _read_texts(path: Path) -> dict[str, tuple[str, ...]]:
@@ -427,7 +415,7 @@ def _read_texts(path: Path) -> dict[str, tuple[str, ...]]:
     return {
         name: cells
         for name, cells in columns.items()
-        if name == _OWNER or all(_is_damaged(cell) for cell in cells)
+        if name == _OWNER or all(is_damaged(cell) for cell in cells)
     }
 
 
@@ -469,23 +457,15 @@ def _read_columns(
         rows = list(reader)
     complete = [row for row in rows if len(row) == len(names)]
     pairs = (pair for row in complete for pair in zip(names, row))
-    cells = sum(_is_damaged(text) for name, text in pairs if name not in texts)
+    cells = sum(is_damaged(text) for name, text in pairs if name not in texts)
     damage += _describe_damage(path, len(rows) - len(complete), cells)
-    numbers = [[_parse_number(text) for text in row] for row in complete]
+    numbers = [[parse_number(text) for text in row] for row in complete]
     table = np.array(numbers, dtype=np.float64).reshape(len(numbers), len(names))
     columns = {name: table[:, place] for place, name in enumerate(names)}
     for name in required:
         if columns and not (name in columns and np.isfinite(columns[name]).all()):
             raise NoFitError(path.parent, f"{path.name} lacks a number in its column `{name}`")
     return columns
-
-
-def _parse_number(text: str | None) -> float:
-    """Return the number in a cell, or NaN if it has none."""
-    try:
-        return float(text or "nan")
-    except (TypeError, ValueError):
-        return math.nan
 
 
 def _read_engine(folder: Path, damage: list[str]) -> str | None:

@@ -23,6 +23,7 @@ from pl_fed.reports.picture import FEW
 from pl_fed.reports.run import Run
 from pl_fed.reports.titles import result_titles
 
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # five times as fast with libyaml
 _NONE = configs.format_value(None)
 _COMMIT_LETTERS = 8
 _SHORT = 24  # letters of a cell without line breaks
@@ -252,7 +253,8 @@ def render_configs(groups: Sequence[Group]) -> str:
     parts = []
     for group in groups:
         for run in group.runs:
-            text = yaml.safe_dump(dict(run.config), sort_keys=False) if run.config else "none\n"
+            text = yaml.dump(dict(run.config), Dumper=_Dumper, sort_keys=False)
+            text = text if run.config else "none\n"
             title = f"{group.number} {run.name}: {group.label}"
             parts.append(
                 f"<details><summary>{html.escape(title)}</summary>"

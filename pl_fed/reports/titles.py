@@ -17,6 +17,12 @@ RESULTS = {  # titles of the metrics in a fit's summary and in a report
     "backdoor_success": "backdoor success rate",
 }
 
+_KNOWN = (*RESULTS, "class_std_mean", "class_std_std")
+_ENDINGS = (
+    *("_weighted", "_std", "_var", "_worst10", "_best10", "_jain"),
+    *("_trained", "_trained_std", "_trained_worst10", "_undefined"),
+)
+
 
 def result_titles(names: Collection[str], first: str | None = None) -> dict[str, str]:
     """Return the metrics of a summary or a report, with their titles.
@@ -44,5 +50,26 @@ def result_titles(names: Collection[str], first: str | None = None) -> dict[str,
         means[name] = f"{name}, mean over clients"
         if "accuracy" in names:
             means[f"{name}_worst10"] = f"{name}, worst 10 % of clients"
-    titles = {**accuracies, **statistics, **means, **remaining, **statistics}
+    own = {name: name for name in find_own_statistics(names)}
+    titles = {**accuracies, **statistics, **means, **remaining, **statistics, **own}
     return {name: title for name, title in titles.items() if name in names}
+
+
+def find_own_statistics(names: Collection[str]) -> list[str]:
+    """Return the numbers that a user logs for a model, as ``test/personal/gini``, in order.
+
+    Args:
+        names: The available metrics, without the part of the data and the model.
+
+    Example:
+        >>> find_own_statistics(["mae", "mae_std", "mae_worst10", "gini", "loss", "loss_var"])
+        ['gini']
+    """
+    return sorted(name for name in names if not _is_statistic(name, names))
+
+
+def _is_statistic(name: str, names: Collection[str]) -> bool:
+    """Return whether pl_fed itself computes a number: a metric, or its statistic over clients."""
+    bases = [name, *(name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending))]
+    metrics = {*_KNOWN, *(base for base in bases if any(base + e in names for e in _ENDINGS))}
+    return any(base in metrics for base in bases)

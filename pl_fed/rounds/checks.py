@@ -581,7 +581,7 @@ def check_broken_share(
         clients: The clients' ids, int64 [cohort].
         round: The round.
         max_rejected: The largest share of the benign clients that may be broken, in [0, 1].
-        errors: The exceptions of this process's clients whose local work failed, by id.
+        errors: The exceptions of this process's clients, by id.
 
     Returns:
         The number of broken benign clients.

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.batches import BatchRule
+from pl_fed.devices import to_device
 from pl_fed.engine import EngineChoice
 from pl_fed.evaluation.adaptation import Adaptation
+from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor, metric_directions
 from pl_fed.metrics import ClientMetrics
@@ -36,6 +38,7 @@ class FederatedEvaluation:
         monitor: The metric that selects it; ``None`` for the accuracy, or the task's first metric.
         untrained_models: The model that replaces untrained personal models: see
             :class:`pl_fed.Federation`.
+        sample: The clients that validations evaluate; ``None`` for all clients.
         before: The previous evaluation of the same clients, or ``None``. Its results stay readable.
     """
 
@@ -50,6 +53,7 @@ class FederatedEvaluation:
         model_selection: ModelSelection,
         monitor: str | None = None,
         untrained_models: UntrainedModels = None,
+        sample: ClientSample | None = None,
         before: "FederatedEvaluation | None" = None,
     ) -> None:
         self.states = states
@@ -61,6 +65,7 @@ class FederatedEvaluation:
         self.adaptation = adaptation
         self.model_selection = model_selection
         self.untrained_models = untrained_models
+        self.sample = sample
         stacked = None if before is None else before.evaluator.stacked
         self.evaluator: Evaluator = Evaluator(self.client, self._begin, stacked, monitor)
         self._metrics: dict[str, dict[str, ClientMetrics]] = {}
@@ -75,6 +80,7 @@ class FederatedEvaluation:
         """
         if part not in self._metrics:
             data, benign = self.states.loaded, ~self.byzantine_clients.is_byzantine
+            sample = self._sample_of(part)
             classes = self.client.count_classes(data)
             with torch.inference_mode(False):
                 self._metrics[part] = {
@@ -86,6 +92,7 @@ class FederatedEvaluation:
                         metric_directions(self.client.task),
                         ~self.states.is_untrained,
                         self.client.task.has_loss(part),
+                        None if sample is None else sample.share,
                     )
                     for model in (*self.client.evaluated, *self._hybrid_models(part))
                 }
@@ -126,23 +133,38 @@ class FederatedEvaluation:
         knows = any(higher is not None for higher in metric_directions(task).values())
         return knows or task.has_loss("val")
 
+    def evaluated_clients(self, part: str) -> Tensor:
+        """Return the ids of the clients that an evaluation of a part sees, int64, in order."""
+        if (sample := self._sample_of(part)) is not None:
+            return sample.is_drawn.nonzero().flatten()
+        return torch.arange(self.states.loaded.num_clients)
+
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each evaluated model.
 
-        Each process adds the clients at home in it.
+        Each process adds the clients at home in it. A validation adds clients of its sample only.
         """
+        if (sample := self._sample_of(part)) is not None:
+            clients = clients[sample.is_drawn[clients]]
         clients = clients[self.states.processes.is_home(clients)]
         self.states.store.prefetch(clients)
         metrics, data = self.metrics(part), self.states.data
+        example = self.client.row("global").data
+        benign = to_device(~self.byzantine_clients.is_byzantine, example)
+        trained = to_device(~self.states.is_untrained, example)
         for metric in metrics.values():
             metric.to(data.device)
-            metric.benign.copy_(~self.byzantine_clients.is_byzantine)
-            metric.trained.copy_(~self.states.is_untrained)
+            metric.benign.copy_(benign)
+            metric.trained.copy_(trained)
         triggered = self.states.apply_trigger(part, self.byzantine_clients.attack)
         with self.settings.autocast():
             self.evaluator.evaluate(
                 data, part, clients, metrics, self._hybrid_models(part), triggered
             )
+
+    def _sample_of(self, part: str) -> ClientSample | None:
+        """Return the clients that an evaluation of a part sees; ``None`` for all clients."""
+        return self.sample if part == "val" else None
 
     def _begin(self, clients: Tensor) -> ClientRound:
         """Begin an evaluation of clients, after the adaptation of their personal models."""

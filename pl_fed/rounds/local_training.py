@@ -17,6 +17,7 @@ from pl_fed.clients.round_rules import StepRows
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.read_ahead import read_ahead
 from pl_fed.devices import numbers_on
+from pl_fed.distributed.table_layout import TableLayout
 from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Workload
 from pl_fed.engine.base import name_clients
@@ -77,7 +78,7 @@ class LocalTraining:
         augment: Applied to the inputs of each minibatch.
         settings: Precision and gradient clipping of the local steps.
         seed: The seed of the federation.
-        leaves_out: Whether a client whose local work raises an exception is left out of the round;
+        leaves_out: Whether a client that raises an exception is left out of the round;
             otherwise the exception ends the run.
     """
 
@@ -103,6 +104,7 @@ class LocalTraining:
         self.leaves_out = leaves_out
         self.watch = ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
+        self._table_layout = TableLayout()
 
     def run(self, plan: RoundPlan) -> TrainedCohort:
         """Train a cohort, each process a share of its clients.
@@ -123,7 +125,9 @@ class LocalTraining:
         statistics = {GLOBAL_STATISTICS: broadcast.statistics}
         own.complete_proposals({**statistics, **self.states.server_states})
         self._upload_buffer = own.buffer
-        return TrainedCohort.join(share, own, broadcast.parameters, client.trained)
+        return TrainedCohort.join(
+            share, own, broadcast.parameters, client.trained, self._table_layout
+        )
 
     def _share_work(self, plan: RoundPlan) -> WorkShare:
         """Divide the cohort among the processes by the clients' numbers of local steps."""
@@ -210,7 +214,7 @@ class LocalTraining:
         optimizer: torch.optim.Optimizer,
         own: CohortResults,
     ) -> Tensor:
-        """Return the cohort on which an engine is tried: a client that fails has a substitute.
+        """Return the cohort for the trial of an engine: a client that fails has a substitute.
 
         Otherwise the data of a client that fails would choose the engine of all others. If all
         fail, their exceptions are added to the results.
@@ -246,7 +250,7 @@ class LocalTraining:
         positions: Tensor,
         own: CohortResults,
     ) -> None:
-        """Train a chunk, possibly without the clients whose local work raises an exception.
+        """Train a chunk, possibly without clients that raise an exception.
 
         After an exception, each client of the chunk is tried alone. Another client takes the place
         of one that fails, so that a stack keeps its shape: the numbers of the others are those
@@ -256,7 +260,7 @@ class LocalTraining:
             train: Trains clients, by their positions.
             cohort: The ids of this process's clients.
             positions: The positions of the clients in the chunk.
-            own: The results of this process's clients, to which those of the chunk are added.
+            own: The results of this process's clients; those of the chunk are added.
 
         Raises:
             Exception: The exception of the chunk if no client fails alone, or if clients that fail
@@ -288,7 +292,7 @@ class LocalTraining:
         for positions in chunks:
             failed = torch.tensor([client in own.errors for client in cohort[positions].tolist()])
             for position in positions[failed].tolist():
-                own.add(ChunkResults.of_failed_client(position, like))
+                own.add(ChunkResults.build_failed(position, like))
             healthy.append(positions[~failed])
         return [positions for positions in healthy if len(positions)]
 
@@ -485,12 +489,12 @@ class LocalTraining:
     def _start_losses(self, clients: Tensor, round: int, errors: dict[int, Exception]) -> Tensor:
         """Return the mean loss of w^t over all training data of each client, [clients].
 
-        It is NaN for a client whose loss raises an exception, if such clients are left out.
+        It is NaN for a client that raises an exception, if such clients are left out.
 
         Args:
             clients: The ids of this process's clients.
             round: The round.
-            errors: A dict to which the exceptions of clients are added, by their ids.
+            errors: The exceptions of clients by their ids; new ones are added.
         """
         try:
             with self.settings.autocast():
@@ -504,7 +508,7 @@ class LocalTraining:
             if len(clients) == 1:
                 errors[int(clients)] = error
                 return self.client.row("global").data.new_full((1,), math.nan)
-        return torch.cat([self._start_losses(one, round, errors) for one in clients.split(1)])
+        return torch.cat([self._start_losses(part, round, errors) for part in clients.split(1)])
 
 
 def _find_failed(

@@ -14,7 +14,12 @@ from torch import nn
 from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import module_parts
 from pl_fed.engine.base import ROUND_NUMBERS
-from pl_fed.metrics.client_metrics import STATISTICS, TAKEN_NAMES, TRAINED_STATISTICS
+from pl_fed.metrics.client_metrics import (
+    STANDARD_ERROR,
+    STATISTICS,
+    TAKEN_NAMES,
+    TRAINED_STATISTICS,
+)
 from pl_fed.nets.kept_values import Changes, KeptValues, ValueGuard
 from pl_fed.nets.modes import evaluation_mode, training_mode
 from pl_fed.random import fork_torch_rng
@@ -246,7 +251,7 @@ def _copy(client: Client, optimizer: torch.optim.Optimizer) -> nn.Module:
 def _check_names(net: str, measures: Mapping[str, bool | None]) -> None:
     """Refuse names of logged metrics that pl_fed needs for others."""
     taken = {name for name in TAKEN_NAMES if name not in ("accuracy", "loss")}
-    suffixes = [suffix for suffix in (*STATISTICS, *TRAINED_STATISTICS) if suffix]
+    suffixes = [suffix for suffix in (*STATISTICS, *TRAINED_STATISTICS, STANDARD_ERROR) if suffix]
     taken |= {f"{name}{suffix}" for name in ("loss", *measures) for suffix in suffixes}
     for name in measures:
         if name in taken or not name.isprintable() or not name.strip():

@@ -66,7 +66,7 @@ class RoundRunner:
         seed: The seed of the federation.
         small_cohort: Effect of a cohort that is too small for the aggregator.
         privacy: Clips the uploads and adds noise; ``None`` for a run without privacy.
-        leaves_out: Whether a client whose local work raises an exception is left out; with privacy
+        leaves_out: Whether a client that raises an exception is left out; with privacy
             it always is, because the end of a run would tell that the client took part.
     """
 
@@ -279,7 +279,14 @@ class RoundRunner:
             round: The round, from 0.
         """
         num_byzantine = self.byzantine_clients.count_expected_byzantine(len(cohort))
-        return RoundContext(self.seed, round, num_byzantine, clients=cohort, losses=losses)
+        return RoundContext(
+            self.seed,
+            round,
+            num_byzantine,
+            clients=cohort,
+            losses=losses,
+            num_clients=self.states.loaded.num_clients,
+        )
 
     def try_aggregator(self) -> None:
         """Run a new aggregator on short random uploads: of a cohort, or of the buckets of privacy.

@@ -149,9 +149,15 @@ class Server:
         try:
             self.aggregator.load_state_dict(state["aggregator"])
         except RuntimeError as error:
+            name, saved_name = type(self.aggregator).__name__, state["aggregator class"]
+            if name == saved_name:
+                raise ValueError(
+                    f"Expected the memory of {name} to have the shapes of the checkpoint's but got"
+                    " others: declare memory whose shape changes by `add_memory`."
+                ) from error
             raise ValueError(
-                f"Expected a checkpoint with the aggregator {type(self.aggregator).__name__} but"
-                f" got one with {state['aggregator class']} and its memory."
+                f"Expected a checkpoint with the aggregator {name} but got one with {saved_name}"
+                " and its memory."
             ) from error
         self._optimizer = None
         self._pending = state["optimizer"]

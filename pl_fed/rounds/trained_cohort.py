@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.devices import to_device
+from pl_fed.distributed.table_layout import TableLayout
 from pl_fed.distributed.work_share import WorkShare
 
 GLOBAL_STATISTICS = "global.statistics"
@@ -51,8 +52,8 @@ class ChunkResults:
     states: dict[str, Tensor]
 
     @classmethod
-    def of_failed_client(cls, position: int, like: Tensor) -> "ChunkResults":
-        """Return the results of a client whose local work raised an exception: it has none.
+    def build_failed(cls, position: int, like: Tensor) -> "ChunkResults":
+        """Return the results of a client that raised an exception: it has none.
 
         Args:
             position: Its position in this process's part of the cohort.
@@ -108,7 +109,7 @@ class CohortResults:
         start_losses: The mean loss of w^t over all training data of each client, [clients]; or
             ``None``.
         states: The clients' ids and new states, for each chunk.
-        errors: The exceptions of clients whose local work failed, by id.
+        errors: The exceptions of clients that failed, by id.
     """
 
     def __init__(self, num_clients: int, buffer: Tensor | None) -> None:
@@ -129,7 +130,7 @@ class CohortResults:
         """Add the results of a chunk."""
         positions = _as_slice(chunk.positions)
         for name, values in chunk.metrics.items():
-            # zeros: a chunk whose clients took no step has no outputs of steps
+            # zeros: a chunk of clients without a step has no outputs of steps
             rows = self.metrics.get(name, values.new_zeros(self.num_clients))
             self.metrics[name] = self._insert(rows, positions, values)
         self.status = self._insert(self.status, positions, chunk.status)
@@ -215,7 +216,12 @@ class TrainedCohort:
 
     @classmethod
     def join(
-        cls, share: WorkShare, own: CohortResults, broadcast: Tensor, trained: tuple[str, ...]
+        cls,
+        share: WorkShare,
+        own: CohortResults,
+        broadcast: Tensor,
+        trained: tuple[str, ...],
+        layout: TableLayout,
     ) -> "TrainedCohort":
         """Join the results of all processes; every process gets the same results.
 
@@ -227,6 +233,7 @@ class TrainedCohort:
             own: The results of this process's clients.
             broadcast: The global model w^t at the start of the round, [numel].
             trained: Names of the trained models.
+            layout: The names of the results' tables, on which the processes agree.
         """
         device = broadcast.device
         tables = {("metrics", name): values for name, values in own.metrics.items()}
@@ -239,7 +246,7 @@ class TrainedCohort:
         tables |= {("proposals", name): own.has_upload for name in own.proposals}
         if not len(share.cohort):
             return cls._empty(share, own, broadcast)
-        joined = share.join_tables(tables, device)
+        joined = share.join_tables(tables, layout, device)
         metrics = {name: values for (kind, name), values in joined.items() if kind == "metrics"}
         status, has_upload = joined["status", ""], joined["has_upload", ""].cpu()
         num_uploads, idle = int(has_upload.count_nonzero()), joined.get(("idle", ""))

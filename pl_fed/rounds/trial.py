@@ -88,7 +88,7 @@ def explain_smallest_minibatch(
     settings: LocalSettings,
     rule: BatchRule,
 ) -> str | None:
-    """Return the sentence about minibatches of one sample on which the net fails, if there are any.
+    """Return the sentence about minibatches of one sample, if the net fails on them.
 
     A net with BatchNorm does.
 

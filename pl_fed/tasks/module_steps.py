@@ -9,6 +9,7 @@ from torch import nn
 
 from pl_fed.nets.calls import Net, functional_call
 from pl_fed.tasks.one_process import one_process
+from pl_fed.text import first_line
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step")
@@ -17,7 +18,7 @@ _CALLED = (
     *STEPS,
     *GRADIENT_HOOKS,
     *_BATCH_HOOKS,
-    "configure_optimizers",
+    *("configure_model", "configure_optimizers"),
     *("on_validation_epoch_start", "on_validation_epoch_end"),
     *("on_test_epoch_start", "on_test_epoch_end"),
 )
@@ -100,7 +101,37 @@ def check_hooks(net: nn.Module) -> list[str]:
             raise ValueError(
                 f"Expected `{step}` of {name} to take (batch, batch_idx) but got dataloader_iter."
             )
-    return [hook for hook in hooks if hook in _SKIPPED]
+    return [
+        hook for hook in hooks if hook in _SKIPPED and not (hook == "setup" and _needs_setup(net))
+    ]
+
+
+def build_layers(net: nn.Module) -> None:
+    """Build the layers of a LightningModule that has them only from a hook on.
+
+    ``configure_model`` is called as Lightning does. ``setup("fit")`` is called if the module has no
+    parameter without it.
+
+    Raises:
+        ValueError: If a hook fails: there is no trainer yet.
+    """
+    hooks = [hook for hook in ("configure_model", "setup") if hook in list_hooks(net)]
+    for hook in hooks:
+        if hook == "setup" and not _needs_setup(net):
+            continue
+        arguments = ("fit",) if hook == "setup" else ()
+        try:
+            getattr(net, hook)(*arguments)
+        except Exception as error:
+            raise ValueError(
+                f"Expected `{hook}` of {type(net).__name__} to build its layers without a trainer"
+                f" but that failed ({first_line(error)}): build them in `__init__`."
+            ) from error
+
+
+def _needs_setup(net: nn.Module) -> bool:
+    """Return whether a module has no parameter yet."""
+    return next(net.parameters(), None) is None
 
 
 def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) -> Any:

@@ -46,7 +46,7 @@ def test_parts_of_a_run_have_a_line_each():
         " minibatches of 16",
         "rounds": "5 rounds, 4 of 8 clients per round (Uniform)",
         "attack": "none",
-        "defence": "none (Mean)",
+        "defence": "none (Mean, equal weights)",
         "engine": "auto, on cpu, 2 processes",
         "logs": "metrics.csv",
     }

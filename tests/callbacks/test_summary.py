@@ -11,7 +11,7 @@ CLASSES = {"accuracy": 0.9, "accuracy_std": 0.1, "accuracy_worst10": 0.7, "accur
 CLASSES |= {"accuracy_weighted": 0.91, "loss": 0.3}
 
 
-def print_summary(capsys, never_trained=0, untrained_models=None, **models):
+def print_summary(capsys, never_trained=0, untrained_models=None, logged=None, **models):
     metrics = {name: SimpleNamespace(compute=lambda v=v: v) for name, v in models.items()}
     benign, untrained = torch.zeros(9, dtype=torch.bool), torch.arange(never_trained)
     federation = SimpleNamespace(
@@ -22,7 +22,8 @@ def print_summary(capsys, never_trained=0, untrained_models=None, **models):
         untrained_models=untrained_models,
         privacy_statement=lambda: None,
     )
-    Summary(federation).on_test_end(SimpleNamespace(is_global_zero=True), None)
+    trainer = SimpleNamespace(is_global_zero=True, callback_metrics=logged or {})
+    Summary(federation).on_test_end(trainer, None)
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -81,3 +82,16 @@ def test_summary_of_a_user_metric(capsys):
     for number in ("mae, mean over clients", "mae, worst 10 % of clients", "0.9000", "r2, mean"):
         assert number in text
     assert "r2, worst" not in text, "other metrics have only their mean"
+
+
+def test_summary_shows_a_number_that_the_user_logs_for_a_model(capsys):
+    logged = {
+        "test/personal/gini": torch.tensor(0.125),
+        "test/personal/accuracy": torch.tensor(0.1),  # the metric's own value stays
+        "val/personal/gini": torch.tensor(0.5),
+        "train/loss": torch.tensor(2.0),
+    }
+    lines = print_summary(capsys, logged=logged, **{"global": CLASSES, "personal": CLASSES})
+    (row,) = [line for line in lines if "gini" in line]
+    assert [cell.strip() for cell in row.split("│")[2:4]] == ["-", "0.1250"]
+    assert not any("0.1000 │        0.1" in line for line in lines)

@@ -77,7 +77,7 @@ def test_fit_prints_a_table_and_its_folder(tmp_path, capsys):
     parts = dict(pair for pair in words if len(pair) == 2)
     assert parts["algorithm"].startswith("Ditto(lam=0.1, local_epochs=2), MLP (2,410 trained")
     assert parts["rounds"] == "2 rounds, 10 of 12 clients per round (Uniform)"
-    assert (parts["attack"], parts["defence"]) == ("none", "none (Mean)")
+    assert (parts["attack"], parts["defence"]) == ("none", "none (Mean, equal weights)")
     assert "2 rounds in " in out
     assert out.splitlines()[-1] == f"Next: python -m pl_fed report {run.parent}"
     assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2"]

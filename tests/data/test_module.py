@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 import scipy.stats
@@ -684,6 +685,15 @@ def test_loaders_yield_client_ids():
     assert [batch.tolist() for batch in module.val_dataloader()] == [[0, 1, 2], [3, 4, 5], [6]]
     assert [batch.tolist() for batch in module.test_dataloader()] == [[0, 1, 2], [3, 4, 5], [6]]
     assert len(module.train_dataloader()) == 7
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "size"), [(7, 32), (3200, 32), (3201, 33), (100_000, 1000), (10**6, 4096)]
+)
+def test_default_evaluation_batch_grows_with_the_clients(num_clients, size):
+    module = make_module(Digits(), num_clients=7)
+    module._clients = SimpleNamespace(num_clients=num_clients)
+    assert module.val_dataloader().size == size
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [(None, [0, 1, 2]), ([2, 0], [2, 0]), ([], [])])

@@ -101,6 +101,7 @@ def run(
             precision=precision,
             max_epochs=rounds,
             num_sanity_val_steps=0,
+            check_val_every_n_epoch=ROUNDS,
             enable_progress_bar=False,
             enable_model_summary=False,
             **(trainer or {}),
@@ -333,9 +334,9 @@ def storage():
     for begins, ends in ((True, True), (True, False), (False, True)):
         for name, settings in kept.items():
             words = f"{'device' if begins else 'CPU'} to {'device' if ends else 'CPU'}"
-            cases[f"resume, {words}, {name}"] = partial(
-                resumed, begins=begins, ends=ends, **settings
-            )
+            case = partial(resumed, begins=begins, ends=ends, **settings)
+            case.cpu = f"resume, device to device, {name}"
+            cases[f"resume, {words}, {name}"] = case
     if worlds.find_spec("dp_accounting"):
         private = partial(
             worlds.DifferentialPrivacy,

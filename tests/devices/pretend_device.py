@@ -18,7 +18,6 @@ import os
 import shutil
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -129,11 +128,13 @@ def scalar_operators():
 
 
 def _record_wait(reason):
-    frames = [frame for frame in traceback.extract_stack() if "/pl_fed/" in frame.filename]
-    place = "outside pl_fed"
-    if frames:
-        path = frames[-1].filename.rpartition("/pl_fed/")[2]
-        place = f"{path}:{frames[-1].lineno} {frames[-1].name}"
+    place, frame = "outside pl_fed", sys._getframe(1)
+    while frame is not None:  # traceback.extract_stack would read all files
+        _, found, path = frame.f_code.co_filename.rpartition("/pl_fed/")
+        if found:
+            place = f"{path}:{frame.f_lineno} {frame.f_code.co_name}"
+            break
+        frame = frame.f_back
     waits[reason, place] += 1
 
 
@@ -302,8 +303,12 @@ def _replace_communication():
 
 def _keep_graphs_uncompiled():
     """Run the traced graphs of compiled engines as they are: nothing compiles for this device."""
+    import torch.fx.experimental.proxy_tensor
+
     from pl_fed import torch_internals
     from pl_fed.engine import compiled
 
     for module in (compiled, torch_internals):
         module.compile_graph = lambda graph, *_, **__: graph
+    # the shapes that the tracer notes, more than half of its work, are for the compiler
+    torch.fx.experimental.proxy_tensor.extract_val = _do_nothing

@@ -59,3 +59,46 @@ def test_host_waits_in_no_step_and_rarely_in_a_round(run_script):
         assert total["long"] == total["short"], f"{name}: local steps wait, {counts['long']}"
         assert total["chunks"] - total["short"] <= 2 * 3, f"{name}: chunks wait, {counts['chunks']}"
         assert total["short"] <= 6, f"{name}: a round waits, {counts['short']}"
+
+
+VALIDATE = """
+import json, sys
+from pathlib import Path
+rooms = ("", "devices", "aggregators", "attacks", "engine", "models", "samplers", "tasks")
+sys.path[:0] = [str(Path("tests", room)) for room in rooms]
+import pretend_device
+pretend_device.install()
+import tempfile
+from device_cases import ditto, given
+from lightning.pytorch import Callback
+import pl_fed
+from pl_fed.samplers import All
+
+class Count(Callback):
+    def on_validation_start(self, trainer, module):
+        if trainer.current_epoch == 1:  # the first validation moves the metrics to the device
+            self.context = pretend_device.counting()
+            self.counts = self.context.__enter__()
+
+    def on_train_end(self, trainer, module):
+        self.context.__exit__(None, None, None)
+
+count = Count()
+trainer = pl_fed.Trainer(
+    pl_fed.Federation(All(), seed=0), run_dir=Path(tempfile.mkdtemp()) / "run", accelerator="gpu",
+    devices=1, max_epochs=2, num_sanity_val_steps=0, enable_progress_bar=False,
+    enable_model_summary=False, enable_checkpointing=False, callbacks=[count],
+)
+trainer.fit(ditto(), given())
+assert "val/personal/accuracy" in trainer.callback_metrics
+counted = {f"{reason} at {place}": n for (reason, place), n in count.counts.waits.items()}
+print(json.dumps(counted))
+"""
+
+
+def test_validation_waits_for_a_table_of_each_model_and_not_for_each_number(run_script):
+    """Three models have 57 metrics; the log, the tables and the callbacks read them on the CPU."""
+    done = run_script("", "-c", VALIDATE)
+    assert done.returncode == 0, done.stderr[-2000:]
+    waits = json.loads(done.stdout.splitlines()[-1])
+    assert 6 <= sum(waits.values()) <= 24, waits

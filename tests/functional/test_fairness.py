@@ -1,5 +1,7 @@
 """Fairness by hand and against numpy."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from pl_fed.functional.fairness import (
     jain_index,
     population_std,
     population_var,
+    standard_error,
     worst_mean,
 )
 
@@ -108,3 +111,18 @@ def test_nan_is_propagated():
 
 def test_jain_index_of_numbers_with_underflowing_squares():
     assert jain_index(torch.tensor([1e-30, 0.0, 0.0, 0.0])) == 0.25
+
+
+def test_standard_error_by_hand():
+    values = doubles([1.0, 2.0, 6.0])  # mean 3, unbiased variance 7
+    assert standard_error(values, share=0.25).item() == pytest.approx((0.75 * 7 / 3) ** 0.5)
+    assert standard_error(values, share=1.0).item() == 0
+    assert standard_error(values[:1], share=0.25).isnan()
+
+
+def test_standard_error_is_the_spread_of_the_means_of_all_samples():
+    population = doubles([0.0, 1.0, 1.0, 4.0, 9.0])
+    samples = [population[list(ids)] for ids in itertools.combinations(range(5), 3)]
+    spread = torch.stack([sample.mean() for sample in samples]).var(unbiased=False)
+    expected = torch.stack([standard_error(sample, 3 / 5) ** 2 for sample in samples]).mean()
+    assert expected.item() == pytest.approx(spread.item())

@@ -382,3 +382,12 @@ def test_names_of_models_cannot_add_markup_or_leave_the_folder(tmp_path):
     assert files
     assert all((path.parent / file).is_file() for file in files)
     assert {link.parent for link in tmp_path.rglob("*.png")} == {path.parent}
+
+
+def test_results_have_a_column_for_a_number_that_the_user_logs(tmp_path):
+    write_run(tmp_path / "a")
+    *rounds, test = read_table(tmp_path / "a" / "metrics.csv")
+    write_table(tmp_path / "a" / "metrics.csv", [*rounds, {**test, "test/personal/gini": 0.0625}])
+    text = tables.render_results(group_runs(find_runs([tmp_path])[0]))
+    assert "gini" in text
+    assert "0.0625" in text

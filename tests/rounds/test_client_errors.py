@@ -134,6 +134,7 @@ def test_id_beyond_an_embedding_reaches_no_other_clients_table(ids, engine):
     """``torch.vmap`` joins the tables: such an id would be a row of another client."""
     with pytest.warns(UserWarning, match=r"clients \[2\] in round 0"):
         stacked = run_with_ids(Embeds, ids, engine)
+    with pytest.warns(UserWarning, match=r"clients \[2\] .* because of an exception"):
         alone = run_with_ids(Embeds, ids, "one_by_one", on_client_error="leave_out")
     assert [report["train/rejected"] for report in stacked.reports] == [1, 1]
     assert stacked.distance(alone) < 1e-12
@@ -169,13 +170,12 @@ def batch_norm():
 def test_private_run_goes_on_with_a_warning_before_and_in_the_round():
     """Client 3 has 5 samples, so a minibatch of one, on which BatchNorm fails."""
     privacy = DifferentialPrivacy(clip_norm=0.1, noise_multiplier=1.0, delta=0.01)
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="because of an exception") as warned:
         outcome = run_rounds(
             FedBN(seeded(batch_norm), optimizer=sgd(0.1)), data(), rounds=4,
             sampler=Poisson(0.9), privacy=privacy, model_selection=None,
         )  # fmt: skip
     texts = [str(warning.message) for warning in warned]
     assert any("one sample, which 1 of 4 clients have" in text for text in texts)
-    assert any("because of an exception" in text for text in texts)
     assert outcome.w.isfinite().all()
     assert sum(float(report["train/rejected"]) for report in outcome.reports) > 0
