@@ -185,12 +185,13 @@ class FederationModule(LightningModule):
             _check_tensors(checkpoint["state_dict"], self.state_dict())
         # a run without a limit of broken clients goes on with a destroyed model
         if self.trainer.state.fn == "fit" and self.federation.max_rejected < 1:
-            models = {name for name, _ in self.named_parameters()}
+            parameters = {name for name, _ in self.named_parameters()}
             for part in ("state_dict", "current_model_state"):
                 tensors = checkpoint.get(part) or {}
-                _check_finite({name: [tensors[name]] for name in models & tensors.keys()})
+                _check_finite({name: [tensors[name]] for name in parameters & tensors.keys()})
+            models: Any = self.models
             store = checkpoint["federation"]["store"]
-            _check_finite({name: store[name]["rows"] for name in self.models.keys() & store.keys()})
+            _check_finite({name: store[name]["rows"] for name in models.keys() & store.keys()})
 
     def _log_metrics(self, part: str) -> None:
         """Log the metrics of an evaluation; undefined ones, NaN, reach callbacks only."""

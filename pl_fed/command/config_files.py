@@ -129,6 +129,47 @@ def fill_empty_sections(text: str) -> str:
     return text
 
 
+def name_engine_in_text(text: str) -> str:
+    """Replace an engine's name in the text of a config by the section ``engine`` with this name.
+
+    Example:
+        >>> name_engine_in_text("federation: {engine: stacked, seed: 1}")
+        'federation: {engine: {name: stacked}, seed: 1}'
+    """
+    root = yaml.compose(text, Loader=_LOADER)
+    for key, section in root.value if isinstance(root, MappingNode) else []:
+        for name, value in section.value if isinstance(section, MappingNode) else []:
+            is_text = isinstance(value, ScalarNode) and value.tag == _STRING
+            if (key.value, name.value) == ("federation", "engine") and is_text:
+                start, end = value.start_mark.index, value.end_mark.index
+                if not _is_file(value.value):
+                    return f"{text[:start]}{{name: {text[start:end]}}}{text[end:]}"
+    return text
+
+
+def name_engine(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with the name of an engine as ``federation.engine.name``.
+
+    Example:
+        >>> name_engine(["fit", "--federation.engine", "stacked"])
+        ['fit', '--federation.engine.name', 'stacked']
+    """
+    option, named = "--federation.engine", list(arguments)
+    for position, word in enumerate(named):
+        name, _, value = word.partition("=")
+        if name != option:
+            continue
+        value = value or next(iter(named[position + 1 : position + 2]), "")
+        if value.isidentifier() and not _is_file(value):
+            named[position] = word.replace(option, f"{option}.name", 1)
+    return named
+
+
+def _is_file(value: str) -> bool:
+    """Return whether a value names a file that holds a section."""
+    return value.endswith((".yaml", ".yml")) or Path(value).is_file()
+
+
 def load(text: str) -> Any:
     """Check YAML by :func:`check_yaml`, and load it by jsonargparse's loader.
 
@@ -207,9 +248,11 @@ def check_values(config: Any) -> None:
 def _check_federation_sections(federation: Any) -> None:
     """Raise ``ValueError`` if a section of the federation is null."""
     for name in FEDERATION_SECTIONS:
-        if federation.get(name, {}) is None:
+        section = federation.get(name, {})
+        if not isinstance(section, dict):
+            got = "null" if section is None else section
             raise ValueError(
-                f"Expected argument `federation.{name}` to be a mapping of arguments but got null:"
+                f"Expected argument `federation.{name}` to be a mapping of arguments but got {got}:"
                 " leave it out for its defaults."
             )
 

@@ -100,6 +100,11 @@ _TEMPLATES = {
     r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)": (
         "Expected argument `seed_everything` to be an integer from {1} to {2} but got {0}."
     ),
+    r"You requested to check (\S+) of the `(?:train|val|test|predict)_dataloader`.*": (
+        "Expected argument `trainer.overfit_batches`, or the `limit_<stage>_batches` in use, to be"
+        " a number of batches, or a share with at least one batch of clients, but got {0}: set, for"
+        " example, 1.0."
+    ),
     r"No supported gpu backend found!": (
         "Expected argument `trainer.accelerator` to be available here but got gpu: torch finds no"
         " GPU that it can use."

@@ -11,7 +11,12 @@ from jsonargparse import DefaultHelpFormatter, Namespace, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning_utilities.core.enums import StrEnum
 
-from pl_fed.command.config_files import fill_empty_sections, find_config_fault, load
+from pl_fed.command.config_files import (
+    fill_empty_sections,
+    find_config_fault,
+    load,
+    name_engine_in_text,
+)
 from pl_fed.command.hints import format_error
 from pl_fed.command.messages import summarize
 
@@ -56,7 +61,7 @@ class Parser(LightningArgumentParser):
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
         """Parse the text of a config; empty sections get their defaults."""
-        text = fill_empty_sections(content.removeprefix("\ufeff"))
+        text = name_engine_in_text(fill_empty_sections(content.removeprefix("\ufeff")))
         config: Namespace = super().parse_string(text, *args, **kwargs)
         return config
 

@@ -160,7 +160,7 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def choose_evaluated_run(path: str, root: str | Path, config: dict[str, Any]) -> StoredRun:
-    """Return the run whose models a command evaluates: with its config if there is one.
+    """Return the run to evaluate: one with the config of the command if there is one.
 
     Args:
         path: ``last``, the newest run, or the folder of a run.

@@ -11,10 +11,11 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 import pl_fed.models
 import pl_fed.optimizers  # noqa: F401 (the import makes their short names available)
 from pl_fed.clients import Client
-from pl_fed.command.config_files import check_arguments, check_values
+from pl_fed.command.config_files import check_arguments, check_values, name_engine
 from pl_fed.command.hints import name_config_path
 from pl_fed.command.parser import Parser
 from pl_fed.command.shipped_configs import put_configs_first, resolve_config_names
+from pl_fed.command.trainer_arguments import check_trainer_arguments
 from pl_fed.data import FederatedData
 from pl_fed.federation import Federation
 
@@ -30,7 +31,7 @@ class SectionsCLI(LightningCLI):
     def __init__(self, args: ArgsType = None, **arguments: Any) -> None:
         self._arguments = sys.argv[1:] if args is None else args
         if isinstance(self._arguments, list):
-            args = put_configs_first(resolve_config_names(self._arguments))
+            args = name_engine(put_configs_first(resolve_config_names(self._arguments)))
         with self._error_paths():
             super().__init__(
                 Client,
@@ -92,6 +93,7 @@ class SectionsCLI(LightningCLI):
             raise ValueError(_describe_wrong_encoding(error)) from None
         config = self._subcommand_config()
         check_values(config)
+        check_trainer_arguments(config.get("trainer") or {})
         if isinstance(config["seed_everything"], bool):
             raise ValueError(
                 "Expected argument `seed_everything` to be an integer from 0 to 4294967295 but got"

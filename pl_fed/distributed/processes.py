@@ -186,8 +186,8 @@ def _describe_loss(processes: Processes, message: str) -> str:
 def _describe_missed_meeting(size: int, rank: int, limit: str) -> str:
     return (
         f"Expected all {size} processes to meet within {limit} but process {rank} still waits for"
-        " another, which has ended (its error message, if any, is above) or needs longer to start:"
-        " start the run again."
+        " another, which died in its start (its error message, if any, is above) or needs longer to"
+        " start: start the run again."
     )
 
 

@@ -212,7 +212,7 @@ class FederatedLoop(_FitLoop):
             super().on_run_start()
 
     def _restore_saved_marks(self) -> None:
-        """Tell checkpoint callbacks what they have saved: Lightning's state of them lacks it.
+        """Restore the marks of saved files in checkpoint callbacks: Lightning's state lacks them.
 
         Otherwise they would save ``last.ckpt`` again as training ends, after other callbacks have
         changed the model.

@@ -340,8 +340,8 @@ REFUSED = {
         "`federation.engine.name` to be one of 'auto', 'fastest', 'one_by_one', ",
     ),
     "name in place of a section": (
-        ["--federation.engine=stacked"],
-        "holds one, but got stacked (did you mean federation.engine.name?).",
+        ["--federation.storage=memory"],
+        "holds one, but got memory.",
     ),
     "option of a section": (
         [f"{ADVERSARY}.fractions=0.2"],
@@ -410,17 +410,25 @@ REFUSED = {
     ),
     "checkpoint": (
         ["--ckpt_path=no.ckpt"],
-        "`ckpt_path` to be a checkpoint, last or best but got no.ckpt: no such file",
+        "`ckpt_path` to be a checkpoint, last or the folder of a run but got no.ckpt: no such file",
     ),
     "a run's folder": (
         ["--ckpt_path=."],
-        "but got .: a folder; checkpoints of a run are in its folder `checkpoints`",
+        "but got .: a folder without checkpoints/last.ckpt",
     ),
     "seed": (
         ["--seed_everything=-1"],
         "`seed_everything` to be an integer from 0 to 4294967295 but got -1",
     ),
     "last checkpoint": (["--ckpt_path=last"], "`ckpt_path` = last to find a run"),
+    "best checkpoint": (["--ckpt_path=best"], "last or the folder of a run but got best: no such"),
+    "no devices": (["--trainer.devices=0"], "`trainer.devices` to be auto or a number of at least"),
+    "tiny share": (["--trainer.overfit_batches=1e-300"], "`trainer.overfit_batches`, or the"),
+    "TPU": (["--trainer.accelerator=tpu"], "`trainer.accelerator` to be auto, cpu or cuda but got"),
+    "FSDP": (["--trainer.strategy=fsdp"], "`trainer.strategy` to be auto or ddp but got fsdp: set"),
+    "no nodes": (["--trainer.num_nodes=0"], "`trainer.num_nodes` to be an integer of at least 1"),
+    "profiler": (["--trainer.profiler=x"], "`trainer.profiler` to be simple, advanced or pytorch"),
+    "name of an engine": (["--federation.engine=stackd"], "got stackd (did you mean stacked?)"),
 }
 
 
@@ -445,7 +453,6 @@ def test_moved_argument_is_suggested_at_its_new_path(get_refusal):
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("accelerator=tpuu", "invalid accelerator name: `accelerator='tpuu'`"),
         ("limit_train_batches=3.5", "invalid value 3.5 for limit_train_batches"),
         ("gradient_clip_algorithm=x", "`gradient_clip_algorithm` x is invalid"),
     ],
@@ -657,7 +664,7 @@ A_CLASS = "to name a class by its `class_path` but got"
             {"chunk_size": "1."},
             "`federation.engine.chunk_size` to be of type int but got 1..",
         ),
-        ("federation.engine", "stacked", "got stacked (did you mean federation.engine.name?)."),
+        ("federation.engine", "stackd", "got stackd (did you mean stacked?)."),
         ("federation.adversary", {"attackk": 1}, "adversary.attackk (did you mean attack?)."),
         (
             "federation.adversary",
