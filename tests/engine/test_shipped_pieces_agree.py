@@ -12,8 +12,6 @@ import warnings
 import pytest
 from small_federations import classes, mlp, run_rounds, said, seeded, sgd, shared_out
 from torch import nn
-from torchvision.models import register_model
-from torchvision.models.resnet import BasicBlock, ResNet
 
 import pl_fed.clients
 import pl_fed.models
@@ -31,16 +29,8 @@ NET_ARGUMENTS = {  # the smallest arguments, and the shape of a sample
     "FlameCNN": ({"image_size": 4, "dropout": 0.3}, (3, 4, 4)),
     "FlameFemnistCNN": ({"image_size": 4}, (1, 4, 4)),
     "FedTiltCNN": ({"image_size": 4, "widths": [4, 6]}, (3, 4, 4)),
-    "FrozenBody": ({"architecture": "shallow_resnet"}, (3, 16, 16)),
+    "FrozenBody": ({"architecture": "shufflenet_v2_x0_5"}, (3, 32, 32)),
 }
-
-
-@register_model()
-def shallow_resnet(**_):
-    """Return a body of few layers; torchvision finds it by its name."""
-    return ResNet(BasicBlock, [1, 1, 1, 1])
-
-
 RECURRENT = {"CharacterGRU"}  # torch cannot stack recurrent layers
 TRANSFORMERS = {"HuggingFaceModel", "LoRA"}  # tests/tasks/test_hugging_face_task.py, tests/models
 NOT_STACKABLE = {"DittoCelebaCNN"}  # BatchNorm mixes samples
