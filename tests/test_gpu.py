@@ -4,10 +4,13 @@ The tests skip on a machine without such a device. ``PL_FED_TEST_DEVICE=cpu`` ru
 to check the tests themselves.
 """
 
+import csv
 import os
 import socket
 import traceback
 from functools import partial
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from torch import nn
 import pl_fed
 from pl_fed.aggregators import Krum, Median
 from pl_fed.attacks import ALittleIsEnough, RandomLabels
-from pl_fed.clients import APFL, FLAME, Ditto, FedAvg, FedRep, FedTilt, Scaffold
+from pl_fed.clients import APFL, FLAME, Ditto, DittoChoice, FedAvg, FedRep, FedTilt, Scaffold
 from pl_fed.engine.batched import BatchedRunner
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.samplers import Uniform
@@ -34,6 +37,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
 ]
 
+QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 SIZES = [9, 30, 12, 21, 15, 18]
 IMAGES = (2, 6, 6)
 ENGINES = ["one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
@@ -156,13 +160,30 @@ def on_the_cpu(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_engine_gives_the_numbers_of_the_cpu(engine, net, on_the_cpu, tmp_path):
-    if "stacked" in engine and net == "batch norm":
-        pytest.skip("BatchNorm does not stack")
-    outcome = fit(tmp_path / "run", engine=engine, net=NETS[net])
+@pytest.mark.parametrize(("net", "engine"), [("mlp", "stacked"), ("batch norm", "one_by_one")])
+def test_auto_chooses_an_engine_and_gives_the_numbers_of_the_cpu(net, engine, on_the_cpu, tmp_path):
+    outcome = fit(tmp_path / "run", engine="auto", net=NETS[net])
+    if DEVICE == "cuda":
+        assert outcome["engine"] == engine
     assert_close(outcome, on_the_cpu(net=NETS[net]), 1e-9)
+
+
+def test_clients_choose_their_models_as_on_the_cpu(on_the_cpu, tmp_path):
+    """Each client chooses its λ, and the better model of the hybrid, by its validation data."""
+    choice = partial(DittoChoice, lams=[0.1, 1.0])
+    outcome = fit(tmp_path / "run", engine="stacked", algorithm=choice)
+    assert any(name.startswith("test/hybrid/") for name in outcome["metrics"])
+    assert_close(outcome, on_the_cpu(algorithm=choice), 1e-9)
+
+
+@pytest.mark.parametrize(("tf32", "tolerance"), [(False, 1e-4), (True, 1e-2)])
+def test_convolutions_in_float32_stay_near(tf32, tolerance, on_the_cpu, monkeypatch, tmp_path):
+    """cuDNN rounds the inputs of convolutions to TF32 (10 bits), unless it is told not to."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    outcome = fit(tmp_path / "run", engine="stacked", net=cnn, precision="32-true")
+    loss = float(outcome["metrics"]["test/personal/loss"])
+    expected = float(on_the_cpu(net=cnn)["metrics"]["test/personal/loss"])
+    assert loss == pytest.approx(expected, rel=tolerance)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -179,18 +200,6 @@ def test_attacks_and_defences_give_the_numbers_of_the_cpu(attack, aggregator, on
     outcome = fit(tmp_path / "run", engine="stacked", **setting)
     setting = {"adversary": Adversary(attack(), ids=[1]), "aggregator": aggregator()}
     assert_close(outcome, on_the_cpu(**setting), 1e-9)
-
-
-@pytest.mark.parametrize("engine", ENGINES[1:])
-def test_engines_agree_about_dropout(engine, tmp_path):
-    expected = fit(tmp_path / "one_by_one", net=dropout_net)
-    assert_close(fit(tmp_path / "run", engine=engine, net=dropout_net), expected, 1e-9)
-
-
-def test_cuda_graphs_give_the_numbers_of_eager_steps(tmp_path):
-    expected = fit(tmp_path / "eager", engine="stacked", net=cnn)
-    graphs = {"engine": "stacked_compiled", "compile_mode": "reduce-overhead"}
-    assert_close(fit(tmp_path / "run", net=cnn, **graphs), expected, 1e-9)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -298,3 +307,52 @@ def test_local_steps_do_not_wait_for_the_device(engine, monkeypatch, tmp_path):
     monkeypatch.setattr(BatchedRunner, "_run_stack", run_without_waiting)
     fit(tmp_path / "run", engine=engine)
     assert len(rounds) == ROUNDS
+
+
+def test_command_line_gives_the_numbers_of_the_cpu(tmp_path):
+    pytest.importorskip("jsonargparse")  # an image with a GPU may lack it
+    from pl_fed.command.main import main
+
+    settings = ("--config", str(QUICKSTART), "--trainer.logger=false", "--trainer.max_epochs=2")
+    settings += ("--trainer.precision=64-true", "--trainer.enable_progress_bar=false")
+    rows = {}
+    for place, accelerator in (("cpu", "cpu"), ("device", DEVICE)):
+        folder = tmp_path / place
+        main(
+            [
+                *("fit", *settings, f"--trainer.accelerator={accelerator}"),
+                f"--trainer.default_root_dir={folder}",
+            ]
+        )
+        (path,) = folder.rglob("metrics.csv")
+        with path.open() as file:
+            rows[place] = list(csv.DictReader(file))
+    assert len(rows["device"]) == len(rows["cpu"]) > 0
+    for row, on_cpu in zip(rows["device"], rows["cpu"]):
+        assert row.keys() == on_cpu.keys()
+        for name in filter(lambda name: not name.startswith("time/"), row):
+            number, expected = (float(cells[name] or "nan") for cells in (row, on_cpu))
+            assert number == pytest.approx(expected, rel=1e-9, nan_ok=True), name
+
+
+# The engines, compiled ones last
+
+
+@pytest.mark.parametrize(("engine", "net"), product(ENGINES, NETS))
+def test_every_engine_gives_the_numbers_of_the_cpu(engine, net, on_the_cpu, tmp_path):
+    if "stacked" in engine and net == "batch norm":
+        pytest.skip("BatchNorm does not stack")
+    outcome = fit(tmp_path / "run", engine=engine, net=NETS[net])
+    assert_close(outcome, on_the_cpu(net=NETS[net]), 1e-9)
+
+
+@pytest.mark.parametrize("engine", ENGINES[1:])
+def test_engines_agree_about_dropout(engine, tmp_path):
+    expected = fit(tmp_path / "one_by_one", net=dropout_net)
+    assert_close(fit(tmp_path / "run", engine=engine, net=dropout_net), expected, 1e-9)
+
+
+def test_cuda_graphs_give_the_numbers_of_eager_steps(tmp_path):
+    expected = fit(tmp_path / "eager", engine="stacked", net=cnn)
+    graphs = {"engine": "stacked_compiled", "compile_mode": "reduce-overhead"}
+    assert_close(fit(tmp_path / "run", net=cnn, **graphs), expected, 1e-9)

@@ -92,11 +92,11 @@ class Launches:
         return sum(self.step.values())
 
 
-def count_engine(case: Case, engine: str) -> Launches:
-    """Count the operators of an engine in the third round."""
+def count_engine(case: Case, engine: str, few: int = 10, many: int = 20) -> Launches:
+    """Count the operators of an engine in the third round, of few and of many local steps."""
     counts = {}
-    for steps in (10, 20):
-        long = replace(case, steps=steps, samples=case.batch_size * 20)
+    for steps in (few, many):
+        long = replace(case, steps=steps, samples=case.batch_size * many)
         client, data = client_of(long), long.data()
         federation = Federation(All(), engine=EngineOptions(engine), seed=0)  # type: ignore[arg-type]
         federation.setup(client, data, "fit")
@@ -108,8 +108,9 @@ def count_engine(case: Case, engine: str) -> Launches:
             federation.run_round(2, optimizer)
         counts[steps] = operators.counts
     clients = case.clients if engine == "one_by_one" else 1
-    step = {name: (counts[20][name] - counts[10][name]) / (10 * clients) for name in counts[20]}
-    others = {name: counts[10][name] - 10 * clients * number for name, number in step.items()}
+    runs = (many - few) * clients
+    step = {name: (counts[many][name] - counts[few][name]) / runs for name in counts[many]}
+    others = {name: counts[few][name] - few * clients * number for name, number in step.items()}
     return Launches(step, others)
 
 

@@ -1,6 +1,6 @@
 """Minibatches of a chunk of clients, in a random order that depends on seed, round and client."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -144,6 +144,7 @@ class Batches:
         self.augment = augment
         self.sizes: list[int] = data.train.sizes[clients].tolist()
         self._last_blocks: dict[int, tuple[int, list[Batch]]] = {}
+        self._last_rows: tuple[int, Tree] | None = None
         self._offsets = data.train.offsets[clients]
         self._pass_sizes = [rule.samples_per_pass(size) for size in self.sizes]
         self._passes = [
@@ -182,7 +183,7 @@ class Batches:
         """Yield the minibatches of the client at a position in the chunk, without padding."""
         blocks = self._blocks(position, self._steps_per_block(self._block_bytes[0]))
         for step, batch in enumerate(chain.from_iterable(blocks)):
-            yield self._augment_batch(batch, position, step)
+            yield from self._augment_batches([batch], [position], step)
 
     def stack_step(self, step: int) -> Batch:
         """Return the stacked minibatches of all clients of the chunk at one step.
@@ -195,15 +196,15 @@ class Batches:
         """
         table, masks = self._table
         index = table[step]
-        rows = self._gather_rows(index.flatten())
+        rows = self._gather_step(table, step)
         inputs, targets = (tree_map(lambda t: t.unflatten(0, index.shape), tree) for tree in rows)
         changes_all = self.augment is not None or self.data.redraw is not None
-        for position in range(len(self.clients)) if changes_all else self._poisoned_positions:
-            if step < self.steps[position]:
-                batch = self._cached_batch(position, step)
-                batch = self._augment_batch(batch, position, step)
-                _write(inputs, batch.inputs, position)
-                _write(targets, batch.targets, position)
+        changed = range(len(self.clients)) if changes_all else self._poisoned_positions
+        positions = [position for position in changed if step < self.steps[position]]
+        batches = [self._cached_batch(position, step) for position in positions]
+        for position, batch in zip(positions, self._augment_batches(batches, positions, step)):
+            _write(inputs, batch.inputs, position)
+            _write(targets, batch.targets, position)
         return Batch(inputs, targets, masks[step], index)
 
     def is_full(self, step: int) -> bool:
@@ -241,6 +242,26 @@ class Batches:
 
     def _gather_rows(self, index: Tensor) -> tuple[Tree, Tree]:
         return self.data.inputs_of(index), gather(self.data.targets, index)
+
+    def _gather_step(self, table: Tensor, step: int) -> tuple[Tree, Tree]:
+        """Return the samples of all clients at one step, [clients · batch, ...].
+
+        The rows of memory maps go to a GPU in blocks of steps: each copy waits for the GPU.
+
+        Args:
+            table: Sample ids, int64 [steps, clients, batch].
+            step: The step.
+        """
+        if not (self.data.mapped and table.is_cuda):
+            return self._gather_rows(table[step].flatten())
+        length = max(1, _DEVICE_BYTES // max(1, table[0].numel() * self._sample_bytes))
+        number, offset = divmod(step, length)
+        if self._last_rows is None or self._last_rows[0] != number:
+            block = table[number * length : (number + 1) * length].flatten(1)
+            rows = self._gather_rows(block.flatten())
+            self._last_rows = number, tree_map(lambda t: t.unflatten(0, block.shape), rows)
+        inputs, targets = tree_map(lambda t: t[offset], self._last_rows[1])
+        return inputs, targets
 
     def _steps_per_block(self, max_bytes: int) -> int:
         """Return the number of minibatches that are gathered and poisoned at once."""
@@ -293,13 +314,21 @@ class Batches:
         ]
         return self.data.read_samples(index, keys)
 
-    def _augment_batch(self, batch: Batch, position: int, step: int) -> Batch:
-        if self.augment is None:
-            return batch
-        draw = key(self.seed, "augment", self.round, self.clients[position], step)
-        with fork_torch_rng(batch.device) as seed:
-            seed(draw)
-            return batch._replace(inputs=self.augment(batch.inputs))
+    def _augment_batches(
+        self, batches: list[Batch], positions: Sequence[int], step: int
+    ) -> list[Batch]:
+        """Return the augmented minibatches of clients at one step; each has draws of its own.
+
+        torch's generators are saved and restored once for all clients.
+        """
+        if self.augment is None or not batches:
+            return batches
+        augmented = []
+        with fork_torch_rng(batches[0].device) as seed:
+            for batch, position in zip(batches, positions):
+                seed(key(self.seed, "augment", self.round, self.clients[position], step))
+                augmented.append(batch._replace(inputs=self.augment(batch.inputs)))
+        return augmented
 
     def _batch_sizes(self, position: int) -> list[int]:
         """Return the number of samples of each step of one client."""

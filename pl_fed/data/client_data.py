@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.data.fingerprint import digest_of, digest_of_labels, digest_of_names
+from pl_fed.devices import to_device
 from pl_fed.trees import Tree, count_samples, gather, leaves, select, tree_map
 from pl_fed.types import Batch, SampleEntries
 
@@ -192,7 +193,8 @@ class ClientData:
     def inputs_of(self, index: Tensor) -> Tree:
         """Return the inputs of samples, int64 [n]; uint8 images become floats in [0, 1]."""
         if self.mapped:
-            return tree_map(lambda leaf: self._read_rows(leaf, index), self.inputs)
+            places = index.cpu()
+            return tree_map(lambda leaf: self._read_rows(leaf, places, index), self.inputs)
         inputs = gather(self.inputs, index)
         if isinstance(inputs, Tensor) and inputs.dtype != torch.uint8:
             return inputs
@@ -227,9 +229,9 @@ class ClientData:
         dtype = stored.dtype if stored.is_floating_point() and not self.mapped else self.dtype
         return to_real(rows, dtype).to(self.device)
 
-    def _read_rows(self, leaf: Tensor, index: Tensor) -> Tensor:
-        """Return rows of a memory map on the device of their index, in the type of the models."""
-        rows = leaf.index_select(0, index.cpu()).to(index.device)
+    def _read_rows(self, leaf: Tensor, places: Tensor, like: Tensor) -> Tensor:
+        """Return rows of a memory map on the device of a tensor, in the type of the models."""
+        rows = to_device(leaf.index_select(0, places), like)
         if rows.dtype == torch.uint8:
             return scale_images(rows, self.dtype)
         is_kept = self.keeps_integers and not rows.is_floating_point()

@@ -1,12 +1,14 @@
 """The layout of small tables that all processes join by one collective of numbers."""
 
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from pl_fed.distributed.processes import Processes
+
+TableName = tuple[str, str]
+"""The kind and the name of a table."""
 
 
 class TableLayout:
@@ -23,9 +25,9 @@ class TableLayout:
     """
 
     def __init__(self) -> None:
-        self.dtypes: dict[Hashable, torch.dtype] = {}
+        self.dtypes: dict[TableName, torch.dtype] = {}
 
-    def contains(self, tables: Mapping[Any, Tensor]) -> bool:
+    def contains(self, tables: Mapping[TableName, Tensor]) -> bool:
         """Return whether the layout represents these tables without a loss."""
         return all(
             name in self.dtypes
@@ -33,7 +35,7 @@ class TableLayout:
             for name, table in tables.items()
         )
 
-    def agree(self, processes: Processes, tables: Mapping[Any, Tensor]) -> None:
+    def agree(self, processes: Processes, tables: Mapping[TableName, Tensor]) -> None:
         """Add the names and dtypes of all processes' tables, in the order of the ranks."""
         own = {name: table.dtype for name, table in tables.items()}
         for dtypes in processes.gather_objects(own):
@@ -41,7 +43,7 @@ class TableLayout:
                 self.dtypes[name] = torch.promote_types(self.dtypes.get(name, dtype), dtype)
 
     def write_page(
-        self, tables: Mapping[Any, Tensor], num_clients: int, device: torch.device
+        self, tables: Mapping[TableName, Tensor], num_clients: int, device: torch.device
     ) -> Tensor:
         """Return this process's page, float64 [1 + clients, 1 + tables].
 

@@ -12,23 +12,21 @@ processes takes half of this time. pl_fed sends rows nevertheless: this works on
 process needs memory for its own clients only, and the file would save only 1 % of the round.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
 from pl_fed.distributed.processes import Processes
-from pl_fed.distributed.table_layout import TableLayout
+from pl_fed.distributed.table_layout import TableLayout, TableName
 from pl_fed.functional.aggregation import merging_dtype
 from pl_fed.functional.balance import balance_work
 from pl_fed.state import ClientStore, select_clients
 from pl_fed.types import RoundContext
-
-_Key = TypeVar("_Key", bound=Hashable)
 
 GATHERED_BYTES = 1 << 20
 """Every process gathers all uploads of a round if they have at most this many bytes."""
@@ -168,8 +166,8 @@ class WorkShare:
     # Results of the clients
 
     def join_tables(
-        self, tables: Mapping[_Key, Tensor], layout: TableLayout, device: torch.device
-    ) -> dict[_Key, Tensor]:
+        self, tables: Mapping[TableName, Tensor], layout: TableLayout, device: torch.device
+    ) -> dict[TableName, Tensor]:
         """Join small tables of all processes to tables of the whole cohort, in its order.
 
         A table that a process lacks has zeros for the clients of this process.
@@ -190,13 +188,13 @@ class WorkShare:
             heads, rows = self._gather_pages(tables, layout, device)
         _, *is_present = map(any, zip(*heads))
         return {
-            cast(_Key, name): column.to(dtype)
+            name: column.to(dtype)
             for (name, dtype), present, column in zip(layout.dtypes.items(), is_present, rows.T)
             if present
         }
 
     def _gather_pages(
-        self, tables: Mapping[_Key, Tensor], layout: TableLayout, device: torch.device
+        self, tables: Mapping[TableName, Tensor], layout: TableLayout, device: torch.device
     ) -> tuple[list[list[float]], Tensor]:
         """Return the first rows of all processes' pages, and the rows [cohort, tables]."""
         page = layout.write_page(tables, len(self.clients), device)

@@ -21,7 +21,7 @@ import pretend_device  # noqa: E402
 
 pretend_device.install()
 
-import pl_fed.command.main  # noqa: E402, F401
+import pl_fed.command.main  # noqa: E402, F401 (the forks have it)
 
 
 def run(arguments):

@@ -132,7 +132,7 @@ ENGINES = ["one_by_one_compiled", "stacked", "stacked_compiled", "auto"]
 @pytest.mark.slow
 @each_kind
 @pytest.mark.parametrize("engine", ENGINES)
-def test_engines_agree_for_full_minibatches(kind, engine):
+def test_engines_agree_for_full_minibatches(uncompiled, kind, engine):
     client, arrays = make_federation(kind, EQUAL, Ditto)
     data = shared_out(arrays)
     expected = run_rounds(client, data, engine="one_by_one")
@@ -143,7 +143,7 @@ def test_engines_agree_for_full_minibatches(kind, engine):
 @pytest.mark.slow
 @each_kind
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "auto"])
-def test_engines_agree_for_minibatches_of_several_sizes(kind, engine):
+def test_engines_agree_for_minibatches_of_several_sizes(uncompiled, kind, engine):
     client, arrays = make_federation(kind, UNEQUAL)
     expected = run_rounds(client, shared_out(arrays), engine="one_by_one")
     outcome = run_rounds(client, shared_out(arrays), **engine_options(engine))
@@ -153,7 +153,7 @@ def test_engines_agree_for_minibatches_of_several_sizes(kind, engine):
 @pytest.mark.slow
 @each_kind
 @pytest.mark.parametrize("engine", ["stacked", "stacked_compiled"])
-def test_stacking_is_refused_for_minibatches_of_several_sizes(kind, engine):
+def test_stacking_is_refused_for_minibatches_of_several_sizes(uncompiled, kind, engine):
     client, arrays = make_federation(kind, UNEQUAL)
     match = r"^Expected argument `federation.engine.name` to be one_by_one, .*stacked.*\(4\)"
     with pytest.raises(ValueError, match=match):

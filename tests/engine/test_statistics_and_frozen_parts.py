@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_federations import Cohorts, Only, classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
-from torchvision.models import resnet18
+from torchvision.models.resnet import BasicBlock, ResNet
 
 from pl_fed import EngineOptions, Federation
 from pl_fed.aggregators import Mean
@@ -159,8 +159,8 @@ def test_constant_buffers_stay_bit_equal():
 
 @pytest.fixture(scope="module")
 def resnet():
-    """Return an untrained ResNet-18 for transfer learning: only the head is trained."""
-    net = seeded(lambda: resnet18(weights=None))
+    """Return a shallow untrained ResNet for transfer learning: only the head is trained."""
+    net = seeded(lambda: ResNet(BasicBlock, [1, 1, 1, 1]))
     net.requires_grad_(False)
     net.fc = nn.Linear(512, 3)
     return net
@@ -189,7 +189,7 @@ def test_frozen_resnet_never_changes(resnet, engine):
     client = Ditto(copy.deepcopy(resnet), optimizer=sgd(0.1), local_steps=2)
     before = {name: value.clone() for name, value in client.state_dict().items()}
     federation = Federation(All(), engine=EngineOptions(engine), seed=0)
-    federation.setup(client, shared_out(classes([4, 3], (3, 32, 32))), "fit")
+    federation.setup(client, shared_out(classes([4, 3], (3, 16, 16))), "fit")
     client.train()
     batch_norms = [m for m in client.modules() if isinstance(m, nn.BatchNorm2d)]
     assert batch_norms
