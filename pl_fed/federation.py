@@ -270,7 +270,8 @@ class Federation(Configurable):
         if stage == "fit" and not loads:
             self._check_budget(previous)
         if previous is None:
-            self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed)
+            own_samples = None if self.privacy is None else data.train.samples
+            self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed, own_samples)
         cohort = self.sampler.size_of_cohort(data.num_clients)
         client.population = Population(
             data.num_clients,

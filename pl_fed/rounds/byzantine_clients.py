@@ -35,14 +35,29 @@ class ByzantineClients:
         self.is_byzantine = torch.empty(0, dtype=torch.bool)
         self.seed = 0
         self.num_classes = 0
+        self._own_samples: Callable[[int], Tensor] | None = None
 
-    def setup(self, num_clients: int, num_classes: int, seed: int) -> None:
+    def setup(
+        self,
+        num_clients: int,
+        num_classes: int,
+        seed: int,
+        own_samples: Callable[[int], Tensor] | None = None,
+    ) -> None:
         """Draw the Byzantine clients.
+
+        Args:
+            num_clients: Number of clients.
+            num_classes: Number of classes, or 0.
+            seed: The seed of the federation.
+            own_samples: Returns the ids of a client's training samples. Then the position of a
+                sample among them keys its draws, as privacy needs. Without it, its id does: its
+                place in the data set, and so the number of other clients' samples.
 
         Raises:
             ValueError: If an id is not the id of a client.
         """
-        self.seed, self.num_classes = seed, num_classes
+        self.seed, self.num_classes, self._own_samples = seed, num_classes, own_samples
         if self.adversary.ids is not None:
             self.is_byzantine = mark_byzantine(self.adversary.ids, num_clients)
         else:
@@ -155,7 +170,11 @@ class ByzantineClients:
             candidates = [self.corruption, self.attack if attacks else None]
             data_attacks = [attack for attack in candidates if attack and attack.poisons]
             if data_attacks:
-                poison[client] = partial(apply_attacks, attacks=data_attacks, context=context)
+                change = partial(apply_attacks, attacks=data_attacks, context=context)
+                if self._own_samples is not None:
+                    own, _ = self._own_samples(client).sort()
+                    change = partial(_key_by_position, poison=change, own=own)
+                poison[client] = change
         return poison
 
     def forges(self, cohort: Tensor, round: int) -> bool:
@@ -224,6 +243,20 @@ class ByzantineClients:
             )
         uploads[is_attacker] = rows
         return uploads
+
+
+def _key_by_position(batch: Batch, poison: Callable[[Batch], Batch], own: Tensor) -> Batch:
+    """Return poisoned samples; their positions among the client's own samples key the draws.
+
+    Args:
+        batch: Samples of one client.
+        poison: The attack.
+        own: The ids of the client's training samples, in ascending order.
+    """
+    if batch.samples is None:
+        return poison(batch)
+    positions = torch.searchsorted(own.to(batch.samples.device), batch.samples)
+    return poison(batch._replace(samples=positions))._replace(samples=batch.samples)
 
 
 def _hide_cohort(context: RoundContext) -> RoundContext:

@@ -53,8 +53,8 @@ NEIGHBOURS = {
 }
 
 
-def make_data(change=None, shape=SHAPE, position=MINE):
-    """Return data in which one client has changed samples; they come last in the arrays."""
+def make_data(change=None, shape=SHAPE, position=MINE, comes_first=False):
+    """Return data in which one client has changed samples, the last of all or the first."""
     arrays = classes([SAMPLES] * CLIENTS, shape)
     x, y = arrays.inputs[:-SAMPLES], arrays.targets[:-SAMPLES]
     own_x, own_y = arrays.inputs[-SAMPLES:], arrays.targets[-SAMPLES:]
@@ -63,7 +63,10 @@ def make_data(change=None, shape=SHAPE, position=MINE):
     others = [client for client in range(CLIENTS) if client != position]
     owners = torch.tensor(others).repeat_interleave(SAMPLES)
     owners = torch.cat([owners, torch.full((len(own_y),), position)])
-    joined = Arrays(torch.cat([x, own_x]), torch.cat([y, own_y]), owners, num_classes=3)
+    x, y = torch.cat([x, own_x]), torch.cat([y, own_y])
+    if comes_first:
+        x, y, owners = (each.roll(len(own_y), 0) for each in (x, y, owners))
+    joined = Arrays(x, y, owners, num_classes=3)
     return shared_out(joined, BATCH)
 
 
@@ -136,15 +139,18 @@ class Rounds:
             self.federation.session.rounds.privacy.clip_norm = clip_norm
 
 
-def interference(make_client, names=NEIGHBOURS, shape=SHAPE, position=MINE, **settings):
+def interference(
+    make_client, names=NEIGHBOURS, shape=SHAPE, position=MINE, comes_first=False, **settings
+):
     """Return the values of other clients that depend on the data of one client, in two rounds."""
-    plain, expected = Rounds(make_client(), make_data(None, shape, position), **settings), []
+    data = make_data(None, shape, position, comes_first)
+    plain, expected = Rounds(make_client(), data, **settings), []
     for round in range(2):
         seen = plain.run(round)
         expected.append((seen, [row.clone() for row in plain.released], plain.clip_norm))
     differences = []
     for name in names:
-        data = make_data(NEIGHBOURS[name], shape, position)
+        data = make_data(NEIGHBOURS[name], shape, position, comes_first)
         other = Rounds(make_client(), data, **settings)
         for round, (values, *released) in enumerate(expected):
             got = other.run(round)
@@ -201,6 +207,19 @@ def test_every_sampler(sampler, engine):
 def test_every_attack_on_data(attack, ids):
     for engine in ("one_by_one", "stacked"):
         assert not interference(fed_avg, adversary=Adversary(attack, ids=ids), engine=engine)
+
+
+@pytest.mark.parametrize("attack", [RandomLabels(), Outliers(), Backdoor(0, size=1)], ids=kind_of)
+def test_samples_of_an_earlier_client_key_no_draw_with_privacy(attack):
+    """Other numbers of samples of the first client move the places of all others' samples."""
+    pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not installed")
+    privacy = DifferentialPrivacy(0.05, 0.01, noise_multiplier=1.0, noise_seed=0)
+    settings = {"privacy": privacy, "sampler": Poisson(0.7)}
+    for engine in ("one_by_one", "stacked"):
+        assert not interference(
+            ditto, ("fewer samples", "more samples"), engine=engine, comes_first=True,
+            adversary=Adversary(attack, ids=[1, 2]), **settings,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("options", [{"target_quantile": 0.5}, {"buckets": 3}], ids=str)
