@@ -1,6 +1,6 @@
 """Rules for ``begin`` and ``end_round``: the fields of a round that they may only read."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ _REMEDIES = {
     "models": "it begins each round at the broadcast, so write a personal model",
     "steps": "it is read in `begin` alone, so change it there",
 }
+_Entry = tuple[str, str | None, Tensor]  # a field of the round, the key in it, and the tensor
 _END_ROUND_ONLY = ("validation_losses", "validation_scores", "step_means")
 
 
@@ -86,7 +87,8 @@ class ReadOnlyFields:
 
     def __init__(self, hook: str, client: ClientRound) -> None:
         self._hook = hook
-        self._before = self._read(client)
+        self._before = self._list_tensors(client)
+        self._versions = _read_versions(self._before)
 
     def check(self, client: ClientRound) -> None:
         """Refuse a change of read-only fields by the hook.
@@ -94,37 +96,55 @@ class ReadOnlyFields:
         Raises:
             ValueError: If it has; with the name of the field.
         """
-        before, after = self._before, self._read(client)
-        for name in {**before, **after}:
-            tensor, version = before.get(name, (None, 0))
-            other, other_version = after.get(name, (None, 0))
-            if tensor is other and version == other_version:
-                continue
-            remedy = _REMEDIES.get(name.partition("[")[0].partition(".")[0], "it is read only")
-            raise ValueError(
-                f"Expected `{self._hook}` to leave `client.{name}` as it is but got another value:"
-                f" {remedy}."
+        after = self._list_tensors(client)
+        is_same = len(after) == len(self._before) and all(
+            now is then for (*_, now), (*_, then) in zip(after, self._before)
+        )
+        if is_same and self._versions == _read_versions(after):
+            return
+        field, key = self._find_changed(after)
+        name = field if key is None else f"{field}[{key!r}]"
+        raise ValueError(
+            f"Expected `{self._hook}` to leave `client.{name}` as it is but got another value:"
+            f" {_REMEDIES.get(field.partition('.')[0], 'it is read only')}."
+        )
+
+    def _find_changed(self, after: list[_Entry]) -> tuple[str, str | None]:
+        """Return the field, and the key in it, of the first change."""
+        stamps = [
+            {(field, key): (id(tensor), version) for (field, key, tensor), version in pairs}
+            for pairs in (
+                zip(self._before, self._versions),
+                zip(after, _read_versions(after)),
             )
+        ]
+        names = {**stamps[0], **stamps[1]}
+        return next(name for name in names if stamps[0].get(name) != stamps[1].get(name))
 
-    def _read(self, client: ClientRound) -> dict[str, tuple[Tensor, int]]:
-        """Return each read-only tensor and its version, by name."""
-        return {name: (tensor, version_of(tensor)) for name, tensor in self._tensors(client)}
-
-    def _tensors(self, client: ClientRound) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that the hook may only read, with their names."""
-        yield "ids", client.ids
-        yield "samples", client.samples
-        yield "validation_samples", client.validation_samples
-        yield "broadcast.parameters", client.broadcast.parameters
-        yield "broadcast.statistics", client.broadcast.statistics
-        named = {"lr": client.lr, "server_states": client.server_states}
+    def _list_tensors(self, client: ClientRound) -> list[_Entry]:
+        """Return the tensors that the hook may only read, with their fields and keys."""
+        tables = {"lr": client.lr, "server_states": client.server_states}
         if self._hook == "begin":
-            named |= {field: getattr(client, field) for field in _END_ROUND_ONLY}
+            tables |= {field: getattr(client, field) for field in _END_ROUND_ONLY}
             if client.steps and "global" in client.models:  # an evaluation has no local steps
-                yield "models['global']", client.models["global"].parameters
+                tables["models"] = {"global": client.models["global"].parameters}
         else:
-            named["steps"] = client.steps
-        for field, tensors in named.items():
-            yield from ((f"{field}[{name!r}]", tensor) for name, tensor in tensors.items())
-        for field in ("validation_inputs", "validation_targets"):
-            yield from ((field, leaf) for leaf in leaves(getattr(client, field)))
+            tables["steps"] = client.steps
+        return [
+            ("ids", None, client.ids),
+            ("samples", None, client.samples),
+            ("validation_samples", None, client.validation_samples),
+            ("broadcast.parameters", None, client.broadcast.parameters),
+            ("broadcast.statistics", None, client.broadcast.statistics),
+            *((field, key, rows) for field, table in tables.items() for key, rows in table.items()),
+            *(("validation_inputs", None, leaf) for leaf in leaves(client.validation_inputs)),
+            *(("validation_targets", None, leaf) for leaf in leaves(client.validation_targets)),
+        ]
+
+
+def _read_versions(entries: list[_Entry]) -> list[int]:
+    """Return the numbers of changes in place of tensors."""
+    try:
+        return [tensor._version for *_, tensor in entries]
+    except RuntimeError:  # a tensor of an inference
+        return [version_of(tensor) for *_, tensor in entries]
