@@ -73,6 +73,8 @@ class Chunk:
     @property
     def idle(self) -> list[bool]:
         """Whether each client has taken no step."""
+        if not self.skipped and all(self.batches.steps):
+            return [False] * len(self.clients)
         return [not any(counts) for counts in zip(*self.count_taken_steps().values())]
 
     def truncate(self, most_steps: int) -> "Chunk":

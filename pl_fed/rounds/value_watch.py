@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 from pl_fed.clients.base import Client
@@ -91,7 +92,7 @@ class ValueWatch:
 def _restore(part: Part, before: dict[str, Any]) -> Iterator[str]:
     """Restore the attributes that are other objects, and yield their dotted names."""
     values, ignored = vars(part.owner), part.all_ignored
-    if len(values) == len(before) and all(values.get(n, _MISSING) is v for n, v in before.items()):
+    if values.keys() == before.keys() and all(map(is_, values.values(), before.values())):
         return
     for name in dict.fromkeys((*before, *values)):
         if name in ignored or values.get(name, _MISSING) is before.get(name, _MISSING):
