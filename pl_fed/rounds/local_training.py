@@ -225,7 +225,7 @@ class LocalTraining:
             optimizer: The local optimizer.
             own: The results of this process's clients.
         """
-        if not self.leaves_out or self.engine.is_settled:
+        if not self.leaves_out or self.engine.is_settled or not len(cohort):
             return cohort
         engine, errors = OneByOne(self.settings), {}
         for number, client in enumerate(cohort.split(1), 1):
