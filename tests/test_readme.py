@@ -128,8 +128,11 @@ def run_command(arguments: list[str]) -> None:
 
 def check_script(words: list[str]) -> None:
     """Check that a command's script or module is in the repository."""
-    name = f"{words[2].replace('.', '/')}.py" if words[1] == "-m" else words[1]
-    assert words[1:3] == ["-m", "venv"] or (ROOT / name).is_file(), words
+    if words[1] != "-m":
+        assert (ROOT / words[1]).is_file(), words
+    elif words[2] != "venv":
+        module = ROOT / words[2].replace(".", "/")
+        assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words
 
 
 @pytest.fixture(scope="module")

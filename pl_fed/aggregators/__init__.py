@@ -24,6 +24,7 @@ from pl_fed.aggregators.mea_med import MeaMed as MeaMed
 from pl_fed.aggregators.mean import Mean as Mean
 from pl_fed.aggregators.mean import weights_by_samples as weights_by_samples
 from pl_fed.aggregators.median import Median as Median
+from pl_fed.aggregators.memory import Memory as Memory
 from pl_fed.aggregators.nearest_neighbor_mixing import (
     NearestNeighborMixing as NearestNeighborMixing,
 )

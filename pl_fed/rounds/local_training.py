@@ -374,7 +374,7 @@ class LocalTraining:
         clients: Tensor,
         broadcast: ModelRows,
         remote: RemoteRows,
-        reads_steps: bool,
+        reads_steps: bool = True,
     ) -> Chunk:
         """Return a chunk of clients at the start of their round.
 

@@ -41,7 +41,7 @@ class Budgeted:
 def budgeted(client, budgets=BUDGETS):
     """Return a client with the budgets of ``Budgeted``."""
     kind = type(client)
-    client.__class__ = type(kind.__name__, (Budgeted, kind), {"budgets": budgets})
+    client.__class__ = type(f"Budgeted{kind.__name__}", (Budgeted, kind), {"budgets": budgets})
     return client
 
 

@@ -64,7 +64,7 @@ class Indexes(Embeds):
 
 def failing(place, kind=Ditto, **settings):
     client = kind(seeded(mlp), optimizer=sgd(0.1), **settings)
-    client.__class__ = type(kind.__name__, (Fails, kind), {"fails_in": place})
+    client.__class__ = type(f"Failing{kind.__name__}", (Fails, kind), {"fails_in": place})
     return client
 
 
@@ -77,7 +77,7 @@ def healthy(kind=Ditto):
         loss = kind.training_step(self, batch, batch_idx)
         return torch.where(is_failing, torch.inf, 0.0) + loss
 
-    client.__class__ = type(kind.__name__, (kind,), {"training_step": training_step})
+    client.__class__ = type(f"Healthy{kind.__name__}", (kind,), {"training_step": training_step})
     return client
 
 
