@@ -303,12 +303,21 @@ def _replace_communication():
 
 def _keep_graphs_uncompiled():
     """Run the traced graphs of compiled engines as they are: nothing compiles for this device."""
-    import torch.fx.experimental.proxy_tensor
+    from torch.fx.experimental import proxy_tensor
 
     from pl_fed import torch_internals
-    from pl_fed.engine import compiled
+    from pl_fed.engine import compiled, step
 
     for module in (compiled, torch_internals):
         module.compile_graph = lambda graph, *_, **__: graph
-    # the shapes that the tracer notes, more than half of its work, are for the compiler
-    torch.fx.experimental.proxy_tensor.extract_val = _do_nothing
+    trace, extract = step.trace, proxy_tensor.extract_val
+
+    def trace_without_shapes(*arguments, **options):
+        """Trace; the shapes that a trace notes, half of its work, are for the compiler alone."""
+        proxy_tensor.extract_val = _do_nothing
+        try:
+            return trace(*arguments, **options)
+        finally:
+            proxy_tensor.extract_val = extract
+
+    step.trace = compiled.trace = trace_without_shapes
