@@ -130,8 +130,10 @@ class CohortResults:
         """Add the results of a chunk."""
         positions = _as_slice(chunk.positions)
         for name, values in chunk.metrics.items():
-            # zeros: a chunk of clients without a step has no outputs of steps
-            rows = self.metrics.get(name, values.new_zeros(self.num_clients))
+            rows = self.metrics.get(name)
+            if rows is None and len(values) < self.num_clients:
+                # zeros: a chunk of clients without a step has no outputs of steps
+                rows = values.new_zeros(self.num_clients)
             self.metrics[name] = self._insert(rows, positions, values)
         self.status = self._insert(self.status, positions, chunk.status)
         self.idle[positions] = chunk.idle

@@ -56,6 +56,8 @@ class ValueWatch:
         changed = {name for part, values in attributes for name in _restore(part, values)}
         if guard is not None:  # values of one client must not stay, also deep in a dict
             guard.restore()
+        if not changed and found is None:
+            return
         facts = StepFacts(net=type(self.client.global_model).__name__)
         try:
             refuse_changes(self._add_changes(facts, changed, before, found))
@@ -91,9 +93,10 @@ class ValueWatch:
 
 def _restore(part: Part, before: dict[str, Any]) -> Iterator[str]:
     """Restore the attributes that are other objects, and yield their dotted names."""
-    values, ignored = vars(part.owner), part.all_ignored
+    values = vars(part.owner)
     if values.keys() == before.keys() and all(map(is_, values.values(), before.values())):
         return
+    ignored = part.all_ignored
     for name in dict.fromkeys((*before, *values)):
         if name in ignored or values.get(name, _MISSING) is before.get(name, _MISSING):
             continue
