@@ -161,26 +161,8 @@ class LocalTraining:
         def load_chunk(clients: Tensor, reads_steps: bool = True) -> Chunk:
             return self._load_chunk(plan, clients, broadcast, remote, reads_steps)
 
-        def count_steps(clients: Tensor) -> dict[str, list[int]]:
-            return self.count_steps(clients, plan.rule)
-
         tried = self._replace_failing(cohort, load_chunk, plan.optimizer, own)
-        if len(own.errors) == len(cohort) > 0:
-            self._leave_out(own, cohort, [torch.arange(len(cohort))])
-            return
-        self.engine.choose(
-            Workload(
-                client=self.client,
-                optimizer=plan.optimizer,
-                cohort=tried,
-                load=partial(load_chunk, reads_steps=False),
-                rounds=plan.rounds_left,
-                seconds=plan.seconds_left,
-                steps=count_steps,
-                settings=self.settings,
-                agree=self.states.processes.select_first,
-            )
-        )
+        self._choose_engine(plan, tried, partial(load_chunk, reads_steps=False))
         chunks = deque(self._leave_out(own, cohort, self._split_cohort(cohort, plan.rule)))
         num_done = 0
         while chunks:
@@ -207,6 +189,30 @@ class LocalTraining:
                 continue
             num_done += len(positions)
 
+    def _choose_engine(
+        self, plan: RoundPlan, cohort: Tensor, load: Callable[[Tensor], Chunk]
+    ) -> None:
+        """Let all processes choose one engine, also those without a client that runs.
+
+        Args:
+            plan: The round.
+            cohort: The ids of the clients on which this process tries an engine; may be empty.
+            load: Makes a chunk of clients, given their ids.
+        """
+        self.engine.choose(
+            Workload(
+                client=self.client,
+                optimizer=plan.optimizer,
+                cohort=cohort,
+                load=load,
+                rounds=plan.rounds_left,
+                seconds=plan.seconds_left,
+                steps=partial(self.count_steps, rule=plan.rule),
+                settings=self.settings,
+                agree=self.states.processes.select_first,
+            )
+        )
+
     def _replace_failing(
         self,
         cohort: Tensor,
@@ -217,7 +223,7 @@ class LocalTraining:
         """Return the cohort for the trial of an engine: a client that fails has a substitute.
 
         Otherwise the data of a client that fails would choose the engine of all others. If all
-        fail, their exceptions are added to the results.
+        fail, it is empty, and their exceptions are added to the results.
 
         Args:
             cohort: The ids of this process's clients.
@@ -241,7 +247,7 @@ class LocalTraining:
         if is_running.any():
             return torch.where(is_running, cohort, cohort[is_running][0])
         own.errors.update(errors)
-        return cohort
+        return cohort[:0]
 
     def _train_chunk(
         self,
