@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[Fault, int]] = {  # with the number of cases in each cycl
     "non-interference": (interference.run, 30),
     "mutated config": (configs.run, 10),
     "broken file": (files.run, 5),
-    "kill or signal": (kills.run, 2),
+    "kill or signal": (kills.run, 4),
     "full disk": (kills.run_on_full_disk, 1),
     "soak": (soak.run, 1),
 }
