@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.reliability import configs, files, interference, kills, soak, uploads
+from experiments.reliability import configs, data_files, files, interference, kills, soak, uploads
 from experiments.reliability.forks import call_in_fork
 from experiments.tables import markdown
 
@@ -26,10 +26,12 @@ HERE = Path(__file__).parent
 COLUMNS = ("kind", "seed", "number", "case", "fault")
 Fault = Callable[[random.Random, Path], tuple[str, str]]
 KINDS: dict[str, tuple[Fault, int]] = {  # with the number of cases in each cycle of the campaign
-    "hostile upload": (uploads.run, 60),
-    "non-interference": (interference.run, 30),
-    "mutated config": (configs.run, 10),
-    "broken file": (files.run, 5),
+    "hostile upload": (uploads.run, 20),
+    "extreme upload": (uploads.run_extreme, 16),
+    "non-interference": (interference.run, 20),
+    "mutated config": (configs.run, 16),
+    "broken file": (files.run, 8),
+    "broken data file": (data_files.run, 8),
     "kill or signal": (kills.run, 4),
     "full disk": (kills.run_on_full_disk, 1),
     "soak": (soak.run, 1),

@@ -86,7 +86,7 @@ def run(draw: random.Random, folder: Path) -> tuple[str, str]:
     command.wait()
     if (folder / "executed").exists():
         return description, "executed code of a config"
-    return description, command.fault() or (_find_odd_number(folder) if not command.status else "")
+    return description, command.fault() or (find_odd_number(folder) if not command.status else "")
 
 
 def _full_config(algorithm: str, folder: Path) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _put(config: Any, key: Key, value: Any) -> None:
         config[key[-1]] = value
 
 
-def _find_odd_number(folder: Path) -> str:
+def find_odd_number(folder: Path) -> str:
     """Return a number in the metrics that is not finite, or an empty string."""
     for path in folder.glob("runs/*/metrics.csv"):
         with path.open(newline="", encoding="utf-8") as file:
