@@ -118,7 +118,7 @@ def _put(config: Any, key: Key, value: Any) -> None:
             config = config[name]
         except (KeyError, IndexError, TypeError):
             return
-    if isinstance(config, dict | list):
+    if isinstance(config, dict) or (isinstance(config, list) and key[-1] in range(len(config))):
         config[key[-1]] = value
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from experiments.reliability.forks import Command
-from experiments.reliability.states import FIT, STATES
+from experiments.reliability.states import FIT, OPTIONS, STATES
 
 FAULTS: tuple[str, ...] = (
     "SIGKILL",
@@ -39,9 +39,9 @@ def run(draw: random.Random, folder: Path) -> tuple[str, str]:
     state = draw.choice(list(STATES))
     faults = [draw.choice(FAULTS) for _ in range(draw.choice([1, 1, 2, 3]))]
     description = f"{state}: {', '.join(faults)}"
-    reference, seconds = _reference(state, folder)
+    reference, seconds = find_reference(state, folder)
     for fault in faults:
-        command = Command(_arguments(state, folder), folder)
+        command = Command(list_arguments(state, folder), folder)
         time.sleep(draw.uniform(0, seconds))
         _send(command, fault, draw)
         command.wait()
@@ -67,11 +67,11 @@ def run_on_full_disk(draw: random.Random, folder: Path) -> tuple[str, str]:
     A write beyond the limit fails as on a full disk.
     """
     state = draw.choice(list(STATES))
-    reference, _ = _reference(state, folder)
+    reference, _ = find_reference(state, folder)
     size = next(reference.glob("checkpoints/last.ckpt")).stat().st_size
     limit = draw.randrange(1000, size + 1000)
     description = f"{state}: files up to {limit} bytes"
-    command = Command(FIT + STATES[state], folder, lambda: _limit_files(limit))
+    command = Command(FIT + OPTIONS[state], folder, lambda: _limit_files(limit))
     command.wait()
     if command.status and (fault := command.fault()):
         return description, fault
@@ -82,44 +82,44 @@ def run_on_full_disk(draw: random.Random, folder: Path) -> tuple[str, str]:
 
 def resume(state: str, folder: Path, reference: Path) -> str:
     """Resume a stopped run, and return its differences from the run left alone."""
-    command = Command(_arguments(state, folder), folder)
+    command = Command(list_arguments(state, folder), folder)
     if command.wait() != 0:
         return f"the resume ended with {command.status}: {command.output[-300:]}"
-    (own,) = _list_runs(folder)[-1:]
-    return ", ".join(_differences(own, reference))
+    (own,) = list_runs(folder)[-1:]
+    return ", ".join(list_differences(own, reference))
 
 
-def _arguments(state: str, folder: Path) -> list[str]:
+def list_arguments(state: str, folder: Path) -> list[str]:
     """Return the command line that starts a run, or resumes it if it has a checkpoint."""
     has_checkpoint = any(folder.glob("runs/*/checkpoints/last.ckpt"))
-    return FIT + STATES[state] + (["--ckpt_path", "last"] if has_checkpoint else [])
+    return FIT + OPTIONS[state] + (["--ckpt_path", "last"] if has_checkpoint else [])
 
 
 def _limit_files(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-def _reference(state: str, folder: Path) -> tuple[Path, float]:
+def find_reference(state: str, folder: Path) -> tuple[Path, float]:
     """Return the folder of a run left alone, and its duration; it is run once per campaign."""
     place = folder.parent / "references" / "".join(filter(str.isalnum, state))
     duration = place / "seconds"
     if not duration.is_file():
         shutil.rmtree(place, ignore_errors=True)
         begin = time.monotonic()
-        command = Command(FIT + STATES[state], place)
+        command = Command(FIT + OPTIONS[state], place)
         if command.wait() != 0:
             raise RuntimeError(f"The reference ended with {command.status}: {command.output}")
         duration.write_text(str(time.monotonic() - begin))
-    return _list_runs(place)[0], float(duration.read_text())
+    return list_runs(place)[0], float(duration.read_text())
 
 
-def _list_runs(folder: Path) -> list[Path]:
+def list_runs(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("runs/*") if path.is_dir())
 
 
-def _differences(own: Path, reference: Path) -> Iterator[str]:
+def list_differences(own: Path, reference: Path) -> Iterator[str]:
     """Yield the names of tables, files and values that differ."""
-    yield from (name for name in TABLES if _read(own / name) != _read(reference / name))
+    yield from (name for name in TABLES if read_table(own / name) != read_table(reference / name))
     names, expected_names = (
         sorted(path.name for path in _checkpoints(run)) for run in (own, reference)
     )
@@ -144,7 +144,7 @@ def _checkpoints(run: Path) -> list[Path]:
     return list(run.glob("checkpoints/*.ckpt"))
 
 
-def _read(path: Path) -> list[dict[str, str]] | None:
+def read_table(path: Path) -> list[dict[str, str]] | None:
     """Return the rows of a table without times; ``None`` without the file."""
     if not path.is_file():
         return None

@@ -218,3 +218,8 @@ STATES: dict[str, list[str]] = {
     **{name: [*SAVE_EACH, *options] for name, options in _SAVED_EACH_ROUND.items()},
     **_OTHER_CHECKPOINTS,
 }
+FAULTY = "faulty Ditto"  # fails where an environment variable says, and is Ditto otherwise
+OPTIONS: dict[str, list[str]] = {
+    **STATES,
+    FAULTY: [*SAVE_EACH, *ONE_BY_ONE, "--model", "experiments.reliability.modules.FaultyDitto"],
+}

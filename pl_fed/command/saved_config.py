@@ -15,7 +15,7 @@ from pl_fed.command.run_files import CONFIG
 from pl_fed.reports.configs import find_differences, format_value
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # a resume may raise
-_PROCESSES = {f"trainer.{name}" for name in ("devices", "num_nodes", "strategy")}
+_PROCESSES = ("trainer.devices", "trainer.num_nodes", "trainer.strategy")
 
 PREVIOUS_CONFIG = "config_to_round_{}.yaml"
 """The name of the config of a run's first rounds, up to a resume under another config."""
@@ -108,7 +108,11 @@ def find_changes(file: Path, config: dict[str, Any]) -> str:
     if not _is_readable(file):
         return f"no readable {file.name}"
     changes = _differences(file, config)
-    listed = {key: change for key, change in changes.items() if key not in _LENGTHS | _PROCESSES}
+    listed = {
+        key: change
+        for key, change in changes.items()
+        if not (key in _LENGTHS or key.startswith(_PROCESSES))
+    }
     return _describe_changes(listed, _MAX_CHANGES)
 
 

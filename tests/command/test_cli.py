@@ -324,10 +324,17 @@ def test_run_stopped_before_its_first_checkpoint_restarts_in_its_folder(tmp_path
     assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
 
 
-def test_run_without_checkpoint_restarts_with_another_number_of_processes(run, tmp_path):
+DDP = {
+    "class_path": "lightning.pytorch.strategies.DDPStrategy",
+    "init_args": {"timeout": "0:00:20"},
+}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", DDP])
+def test_run_without_checkpoint_restarts_with_other_processes(run, tmp_path, strategy):
     run = remove_checkpoint(run)
     saved = yaml.safe_load((run / "config.yaml").read_text())
-    saved["trainer"] |= {"devices": 2, "strategy": "ddp", "num_nodes": 2}
+    saved["trainer"] |= {"devices": 2, "strategy": strategy, "num_nodes": 2}
     (run / "config.yaml").write_text(yaml.safe_dump(saved))
     with pytest.warns(UserWarning, match="was stopped before its first checkpoint"):
         main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"])
