@@ -1,6 +1,7 @@
 """``config.yaml`` in a run's folder, and its differences from another config."""
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,23 @@ class SaveAndLogConfig(SaveConfigCallback):
     def save_config(
         self, trainer: LightningTrainer, pl_module: LightningModule, stage: str
     ) -> None:
-        """Log the config."""
+        """Write the config whole or not at all, because ``last`` reads it, and log it."""
+        self._write(Path(trainer.default_root_dir) / CONFIG)
         config = self._plain_config()
         for logger in trainer.loggers:
             logger.log_hyperparams(config)
+
+    def _write(self, path: Path) -> None:
+        """Write the config to a temporary file, and move it into place."""
+        temporary = path.with_suffix(".yaml.tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            text = self.parser.dump(self.config, skip_none=False)
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def _plain_config(self) -> dict[str, Any]:
         """Return the config in the form of ``config.yaml``."""

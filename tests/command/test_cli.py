@@ -16,6 +16,7 @@ import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.callbacks import PerClient
+from pl_fed.command import saved_config
 from pl_fed.command.fit import _resume_arguments
 from pl_fed.command.main import main
 from pl_fed.command.parser import Parser
@@ -261,6 +262,27 @@ def test_old_config_resumes_after_a_failed_resume_with_another(run, tmp_path):
     main(["fit", *QUICKSTART, *short(tmp_path), *more, "last"])
     assert not (run / "config_to_round_2.yaml").exists()
     assert (run / "config.yaml").read_text() == before.replace("max_epochs: 2", "max_epochs: 4")
+
+
+@pytest.mark.parametrize("moment", ["dump", "replace"])
+def test_config_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch, moment):
+    """A run with half a config could not be continued by ``last``."""
+    before = (run / "config.yaml").read_text()
+    more = ["--trainer.max_epochs", "3", "--ckpt_path", unfinish(run)]
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if moment == "dump":
+            patch.setattr(saved_config.SaveAndLogConfig, "_keep_previous", lambda *_: None)
+            patch.setattr(Path, "write_text", fail)
+        else:
+            patch.setattr(saved_config, "os", Mock(replace=fail))
+        with pytest.raises(SystemExit):
+            main(["fit", *QUICKSTART, *short(tmp_path), *more])
+    assert (run / "config.yaml").read_text() == before
+    assert not [*run.rglob("*.tmp")]
 
 
 def test_resume_leaves_a_finished_run_without_checkpoint_alone(tmp_path):
