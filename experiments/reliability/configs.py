@@ -123,11 +123,15 @@ def _put(config: Any, key: Key, value: Any) -> None:
 
 
 def find_odd_number(folder: Path) -> str:
-    """Return a number in the metrics that is not finite, or an empty string."""
+    """Return a number in the metrics that is not finite, or an empty string.
+
+    A variance may overflow: that of losses of 1e20 is no number of float32.
+    """
     for path in folder.glob("runs/*/metrics.csv"):
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 for name, text in row.items():
-                    if text and not math.isfinite(float(text)):
+                    has_overflowed = name.endswith("_var") and text == "inf"
+                    if text and not has_overflowed and not math.isfinite(float(text)):
                         return f"{name} is {text} in round {row['round']}"
     return ""

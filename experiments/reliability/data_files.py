@@ -170,7 +170,7 @@ def _change_values(draw: random.Random, name: str, write: Write, folder: Path) -
     part, arrays = draw.choice(["x", "y", "client"]), draw_arrays()
     try:
         write(folder, {**arrays, part: change(arrays[part])})
-    except (pyarrow.ArrowException, TypeError, ValueError, pickle.PicklingError):
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError, pickle.PicklingError):
         return None
     return f"{name}, {part}: {change_name}"
 
