@@ -47,6 +47,9 @@ class StepFacts:
         counters: Saved integer buffers that a step changes and that no row contains.
         attributes: Attributes that carry values from one client to the next.
         scratch: Attributes that a step changes, and that carry nothing to the next client.
+        outside: Values of classes, files and functions that a step changes without an effect on
+            another client's numbers.
+        shared: Those of them that are not equal for a client with another client before it.
         reset_buffers: Buffers that no row contains, which begin anew with every client.
         moved_parameters: Parameters that a step moves in memory, by ``.data = ...``.
         draws_globally: Whether steps draw from the global generators of Python or NumPy.
@@ -61,6 +64,8 @@ class StepFacts:
     counters: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     scratch: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     reset_buffers: tuple[str, ...] = ()
     moved_parameters: tuple[str, ...] = ()
     draws_globally: bool = False
@@ -164,11 +169,11 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
     for run in runs:
         changes |= run.changes
     pairs = ((first_a, second_a), (first_b, second_b))
-    memory = {
-        name for name in changes.attributes if leaks or any(a.differs(b, name) for a, b in pairs)
-    }
+    kept = changes.attributes | changes.outside
+    different = {name for name in kept if any(a.differs(b, name) for a, b in pairs)}
+    memory = different if leaks else different & changes.attributes
     if leaks and not memory:
-        memory = set(changes.outside)
+        memory = changes.attributes or changes.outside
     outside = _buffers_outside_rows(client)
     trained = {f"{model}_model.{name}" for model in client.trained for name in outside[model]}
     changed = changes.buffers | changes.replaced_buffers
@@ -197,6 +202,8 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
         counters=names(counters - silent),
         attributes=names(memory),
         scratch=tuple(sorted(changes.attributes - memory)),
+        outside=tuple(sorted(changes.outside - memory)),
+        shared=names((different & changes.outside) - memory),
         reset_buffers=names(changed - in_rows - counters - silent),
         moved_parameters=names(changes.moved_parameters),
         draws_globally=any(run.draws for run in runs),
@@ -232,7 +239,7 @@ class _Run:
     Attributes:
         results: The client's rows and the means of its outputs after the steps.
         changes: What any step changed.
-        values: The attributes after each step, and at the end.
+        values: The attributes, and values outside of modules, after each step and at the end.
         reshaped: Buffers that a step replaced by tensors of another shape.
         draws: Whether the steps have drawn from a global generator of Python or NumPy.
     """
@@ -309,7 +316,7 @@ class _Trial:
                 found.draws |= _global_state() != state
                 after = KeptValues.record(kept_parts(client), reads_frozen=False)
                 found.changes |= before.changes(after)
-                found.values.append(after.attributes)
+                found.values.append({**after.attributes, **after.outside})
                 found.reshaped |= _find_reshaped(before, after)
                 return outputs
 
@@ -329,7 +336,7 @@ class _Trial:
             after = KeptValues.record(kept_parts(client))
         changes = before.changes(after)
         found.changes |= replace(changes, buffers=frozenset(), replaced_buffers=frozenset())
-        found.values.append(after.attributes)
+        found.values.append({**after.attributes, **after.outside})
         for model in client.trained:
             rows = chunk.round.models[model]
             found.results += [rows.parameters.clone(), rows.statistics.clone()]

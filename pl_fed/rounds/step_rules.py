@@ -43,6 +43,17 @@ def describe_reset_buffers(facts: StepFacts) -> str | None:
     )
 
 
+def describe_shared_values(facts: StepFacts) -> str | None:
+    """Return the sentence about values outside of modules; ``None`` if no step changes one."""
+    if not facts.shared:
+        return None
+    return (
+        f"Local steps of {facts.net} change {_join(facts.shared)} outside of the module. All"
+        " clients of a process share it, and no checkpoint keeps it: if a step reads it, the result"
+        " depends on the order of clients. Keep such a value in a floating-point buffer."
+    )
+
+
 def describe_missing_loss(net: str, has_loss: bool, has_metrics: bool) -> str | None:
     """Return the sentence about a validation without a loss; ``None`` if there is one.
 

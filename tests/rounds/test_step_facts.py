@@ -145,6 +145,38 @@ def test_later_change_stops_the_run(tmp_path, kind, name):
     assert caught.value.__notes__ == ["In round 1; the trial before training did not show it."]
 
 
+CALLS = []
+
+
+def note_call():
+    CALLS.append(1)
+    return len(CALLS)
+
+
+class Calls(Stateful):
+    """A function of the file counts; the count matters late."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 if note_call() < 1000 else 2)
+
+
+class LateCalls(Stateful):
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch:
+            note_call()
+        return self.loss(batch)
+
+
+@pytest.mark.parametrize("kind", [Calls, LateCalls])
+def test_values_outside_of_the_module_are_said(tmp_path, kind):
+    trainer = pl_fed.Trainer(
+        Federation(All(), seed=0), run_dir=tmp_path, max_epochs=2, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, logger=False,
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match=f"{kind.__name__} change `{__name__}.CALLS` outside"):
+        trainer.fit(FedAvg(seeded(kind)), shared_out(classes(SIZES)))
+
+
 class CountingLoss(nn.Module):
     """Cross entropy with class weights from a running count of labels, which is a buffer."""
 
