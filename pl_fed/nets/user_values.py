@@ -73,12 +73,12 @@ class _Walk:
         if self._is_users(function.__module__) and _keeps_values(function):
             yield function.__qualname__, function_values(function)
         names = list(_list_names(function.__code__))
-        yield from self._named_values(names, function.__module__, function.__globals__)
+        yield from self._find_values(names, function.__module__, function.__globals__)
         for cell in _cell_values(function):
             for inner in _functions(cell):
                 yield from self._function_values(inner)
 
-    def _named_values(
+    def _find_values(
         self, names: list[str], module: str, values: dict[str, Any]
     ) -> Iterator[tuple[str, Any]]:
         """Yield the values of a file that the code of a function names."""
@@ -87,7 +87,7 @@ class _Walk:
             if isinstance(value, types.ModuleType):
                 if self._is_users(value.__name__) and id(value) not in self._seen:
                     self._seen.add(id(value))
-                    yield from self._named_values(names, value.__name__, vars(value))
+                    yield from self._find_values(names, value.__name__, vars(value))
                     self._seen.discard(id(value))  # another function may name other values
             elif isinstance(value, type):
                 if self._is_users(value.__module__):

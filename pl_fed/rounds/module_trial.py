@@ -12,15 +12,17 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.kept_parts import module_parts
+from pl_fed.clients.kept_parts import module_parts, trainer_parts
+from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.engine.base import ROUND_NUMBERS
+from pl_fed.evaluation.evaluation_rules import describe_outside_values, refuse_changes
 from pl_fed.metrics.client_metrics import (
     STANDARD_ERROR,
     STATISTICS,
     TAKEN_NAMES,
     TRAINED_STATISTICS,
 )
-from pl_fed.nets.kept_values import Changes, KeptValues, ValueGuard
+from pl_fed.nets.kept_values import Changes, KeptValues, Part, ValueGuard
 from pl_fed.nets.modes import evaluation_mode, training_mode
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.explanations import call_or_explain
@@ -67,7 +69,8 @@ def try_steps(
 
     with fork_torch_rng(client.device), evaluation_mode(net):
         _find_training_setting(net, client, task, load_samples)
-        parts = _try_evaluations(net, task, evaluation_samples)
+        surroundings = _Surroundings(trainer_parts(client), optimizer)
+        parts = _try_evaluations(net, task, evaluation_samples, surroundings)
     _set_measures(task, parts)
     _check_names(type(net).__name__, task.measures)
     for name in task.further_metrics:
@@ -77,6 +80,18 @@ def try_steps(
                 f" does not log but got `{name}`: use another name."
             )
     task.measures |= task.further_directions()
+
+
+class _Surroundings(NamedTuple):
+    """Surroundings: what the steps of a module reach besides the module.
+
+    Attributes:
+        parts: The trainer, if there is one.
+        optimizer: The local optimizer.
+    """
+
+    parts: list[Part]
+    optimizer: torch.optim.Optimizer
 
 
 class _Part(NamedTuple):
@@ -96,18 +111,26 @@ class _Part(NamedTuple):
 
 
 def _try_evaluations(
-    net: nn.Module, task: LightningTask, evaluation_samples: Callable[[str], Batch]
+    net: nn.Module,
+    task: LightningTask,
+    evaluation_samples: Callable[[str], Batch],
+    surroundings: _Surroundings,
 ) -> dict[str, _Part]:
-    """Evaluate both parts on a few samples; refuse a change of a parameter."""
+    """Evaluate both parts on a few samples; refuse a change that reaches the training."""
+    name, owners = type(net).__name__, [*module_parts(net), *surroundings.parts]
     task.logged_losses = frozenset()
     task.logged_names = {"train": task.logged_names["train"], "validation": {}, "test": {}}
     parts = {}
     for part, step in (("val", "validation_step"), ("test", "test_step")):
-        samples, before = evaluation_samples(part), _record(net)
-        guard = ValueGuard(module_parts(net))
+        samples, before = evaluation_samples(part), _record(owners)
+        guard, options = ValueGuard(owners), OptionGuard([surroundings.optimizer])
         parts[part] = _try_evaluation(net, task, samples, part, step)
-        _refuse_evaluation_changes(type(net).__name__, step, before.changes(_record(net)))
+        changes = before.changes(_record(owners))
         guard.restore()
+        _refuse_evaluation_changes(name, step, changes)
+        refuse_changes(step, name, changes.attributes, options.restore())
+        if changes.outside:
+            rank_zero_warn(describe_outside_values(step, name, sorted(changes.outside)))
     return parts
 
 
@@ -201,8 +224,8 @@ def _try_evaluation(
     return _Part(choose_stage(net, part), logs.directions(), loss, values)
 
 
-def _record(net: nn.Module) -> KeptValues:
-    return KeptValues.record(module_parts(net), reads_trained=True)
+def _record(parts: list[Part]) -> KeptValues:
+    return KeptValues.record(parts, reads_trained=True)
 
 
 def _refuse_evaluation_changes(net: str, step: str, changes: Changes) -> None:

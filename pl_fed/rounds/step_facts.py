@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound
-from pl_fed.clients.kept_parts import kept_parts, lay_rows, user_name
+from pl_fed.clients.kept_parts import STOP, kept_parts, lay_rows, user_name
 from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.one_by_one import OneByOne
@@ -52,6 +53,7 @@ class StepFacts:
         shared: Those of them that are not equal for a client with another client before it.
         reset_buffers: Buffers that no row contains, which begin anew with every client.
         moved_parameters: Parameters that a step moves in memory, by ``.data = ...``.
+        optimizer_options: Options of the trainer's optimizer that a step changes.
         draws_globally: Whether steps draw from the global generators of Python or NumPy.
         leaks: Whether a client's numbers depend on the client before it for another reason.
     """
@@ -68,6 +70,7 @@ class StepFacts:
     shared: tuple[str, ...] = ()
     reset_buffers: tuple[str, ...] = ()
     moved_parameters: tuple[str, ...] = ()
+    optimizer_options: tuple[str, ...] = ()
     draws_globally: bool = False
     leaks: bool = False
 
@@ -169,9 +172,10 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
     for run in runs:
         changes |= run.changes
     pairs = ((first_a, second_a), (first_b, second_b))
-    kept = changes.attributes | changes.outside
-    different = {name for name in kept if any(a.differs(b, name) for a, b in pairs)}
+    names_of_values = changes.attributes | changes.outside
+    different = {n for n in names_of_values if any(a.differs(b, n) for a, b in pairs)}
     memory = different if leaks else different & changes.attributes
+    memory |= changes.attributes & {STOP}
     if leaks and not memory:
         memory = changes.attributes or changes.outside
     outside = _buffers_outside_rows(client)
@@ -206,6 +210,7 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
         shared=names((different & changes.outside) - memory),
         reset_buffers=names(changed - in_rows - counters - silent),
         moved_parameters=names(changes.moved_parameters),
+        optimizer_options=tuple(sorted(set().union(*(run.options for run in runs)))),
         draws_globally=any(run.draws for run in runs),
         leaks=leaks and not memory,
     )
@@ -242,6 +247,7 @@ class _Run:
         values: The attributes, and values outside of modules, after each step and at the end.
         reshaped: Buffers that a step replaced by tensors of another shape.
         draws: Whether the steps have drawn from a global generator of Python or NumPy.
+        options: Options of the optimizer that a step changed.
     """
 
     results: list[Tensor] = field(default_factory=list)
@@ -249,6 +255,7 @@ class _Run:
     values: list[Mapping[str, Hashable]] = field(default_factory=list)
     reshaped: set[str] = field(default_factory=set)
     draws: bool = False
+    options: set[str] = field(default_factory=set)
 
     def differs(self, other: "_Run", name: str) -> bool:
         """Return whether an attribute has other values in another run of the same client."""
@@ -309,6 +316,7 @@ class _Trial:
             patch_optimizers(client, optimizer)
             lay_rows(client)
             before = KeptValues.record(kept_parts(client))
+            options = OptionGuard([optimizer])
 
             def step(batch: Batch, index: int) -> Any:
                 state = _global_state()
@@ -318,6 +326,7 @@ class _Trial:
                 found.changes |= before.changes(after)
                 found.values.append({**after.attributes, **after.outside})
                 found.reshaped |= _find_reshaped(before, after)
+                found.options |= {*options.restore()}
                 return outputs
 
             chunk = Chunk(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import is_
 from typing import Any
 
@@ -9,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import kept_parts, user_name
+from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.nets.kept_values import KeptValues, Part, ValueGuard, join_names
 from pl_fed.rounds.step_facts import StepFacts
 from pl_fed.rounds.step_rules import describe_shared_values, refuse_changes
@@ -55,14 +57,17 @@ class ValueWatch:
         before = KeptValues.record(self._parts) if reads else None
         attributes = [(part, dict(vars(part.owner))) for part in self._parts]
         guard = ValueGuard(self._parts) if self._scratch else None
+        options = OptionGuard.guard_trainer(self.client)
         yield
+        changed_options = tuple(options.restore())
         found = KeptValues.record(self._parts) if before is not None else None
         changed = {name for part, values in attributes for name in _restore(part, values)}
         if guard is not None:  # values of one client must not stay, also deep in a dict
             guard.restore()
-        if not changed and found is None:
+        if not changed and not changed_options and found is None:
             return
-        facts = StepFacts(net=type(self.client.global_model).__name__)
+        net = type(self.client.global_model).__name__
+        facts = StepFacts(net=net, optimizer_options=changed_options)
         facts = self._add_changes(facts, changed, before, found)
         if sentence := describe_shared_values(facts):
             rank_zero_warn(sentence)
@@ -92,8 +97,8 @@ class ValueWatch:
         def names(found: Any) -> tuple[str, ...]:
             return tuple(dict.fromkeys(user_name(self.client, name) for name in sorted(found)))
 
-        return StepFacts(
-            net=facts.net,
+        return replace(
+            facts,
             attributes=names(changed - self._scratch),
             frozen_parameters=names(frozen),
             toggled=names(toggled),
