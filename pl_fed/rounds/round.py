@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -173,13 +174,18 @@ class RoundRunner:
 
     def _traffic(self, clients: int) -> Report:
         """Return the bytes that the clients of a round send and receive."""
+        sent, received = self._client_traffic
+        return {
+            "train/upload_bytes": float(clients * sent),
+            "train/download_bytes": float(clients * received),
+        }
+
+    @cached_property
+    def _client_traffic(self) -> tuple[int, int]:
+        """The bytes that a client sends and receives in a round."""
         size = self.client.row("global").data.element_size()
         sent = self.server.aggregator.sent_numbers(self.client.upload_numbers)
-        received = self.client.download_numbers
-        return {
-            "train/upload_bytes": float(clients * sent * size),
-            "train/download_bytes": float(clients * received * size),
-        }
+        return sent * size, self.client.download_numbers * size
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round, int64 [cohort]."""
