@@ -14,7 +14,7 @@ from torch import nn
 from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import module_parts, trainer_parts
 from pl_fed.clients.optimizer_options import OptionGuard
-from pl_fed.engine.base import ROUND_NUMBERS
+from pl_fed.engine.base import TAKEN_NUMBERS
 from pl_fed.evaluation.evaluation_rules import describe_outside_values, refuse_changes
 from pl_fed.metrics.client_metrics import (
     STANDARD_ERROR,
@@ -189,23 +189,34 @@ def _find_training_setting(
 def _try_training(net: nn.Module, task: LightningTask, batch: Batch) -> None:
     """Run ``training_step``, and set the names that it logs."""
     task.step_names, task.logged_names = None, {"train": {}}
+    loss: Any = None
     mode = training_mode(net) if task.needs_training_mode else nullcontext()
     with task.training_logs(0) as logs, mode, torch.enable_grad():
         try:
-            _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
+            loss = _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
         except SkippedStepError:
             rank_zero_warn(
                 f"`training_step` of {type(net).__name__} returned None for the first minibatch, so"
                 " pl_fed skips such steps as Lightning does: return the loss if that is not wanted."
             )
-    names = name_metrics({"train": tuple(logs.get(id(net), ()))})["train"]
+    values = logs.get(id(net), {})
+    names = name_metrics({"train": tuple(values)})["train"]
     for logged_name, name in names.items():
-        if name in ROUND_NUMBERS or name == "update_norm":
+        if name == "loss" and _differs(loss, values[logged_name]):
+            names[logged_name] = logged_name  # the returned loss is `train/loss`
+    for logged_name, name in names.items():
+        is_other_loss = name == "loss" and _differs(loss, values[logged_name])
+        if name in TAKEN_NUMBERS or is_other_loss:
             raise ValueError(
                 f"Expected `training_step` of {type(net).__name__} to log names that pl_fed's own"
                 f" `train/{name}` does not have but got {logged_name!r}: use another name."
             )
     task.step_names, task.logged_names = tuple(names.values()), {"train": names}
+
+
+def _differs(loss: Any, logged: Any) -> bool:
+    """Return whether a step logs another loss than the one that it returns."""
+    return loss is not None and abs(float(loss) - float(logged)) > 1e-3 * abs(float(loss))
 
 
 def _try_evaluation(
@@ -277,7 +288,8 @@ def _check_names(net: str, measures: Mapping[str, bool | None]) -> None:
     suffixes = [suffix for suffix in (*STATISTICS, *TRAINED_STATISTICS, STANDARD_ERROR) if suffix]
     taken |= {f"{name}{suffix}" for name in ("loss", *measures) for suffix in suffixes}
     for name in measures:
-        if name in taken or not name.isprintable() or not name.strip():
+        is_place = "/dataloader_idx_" in name  # a name of Lightning for several dataloaders
+        if name in taken or is_place or not name.isprintable() or not name.strip():
             raise ValueError(
                 f"Expected {net} to log metrics by names that no statistic over clients has"
                 f" (`acc_std`, for example), in printable letters, but got {name!r}: use another"
