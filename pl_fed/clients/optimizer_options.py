@@ -37,7 +37,7 @@ class OptionGuard:
     def guard_trainer(cls, client: Client) -> "OptionGuard":
         """Return a guard of the optimizers of an algorithm's trainer; of none without a trainer."""
         with suppress(RuntimeError):  # the algorithm has no trainer
-            return cls(client.trainer.optimizers)
+            return cls(getattr(client.trainer, "optimizers", ()))
         return cls([])
 
     def restore(self) -> list[str]:
