@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +28,7 @@ from pl_fed.rounds.root_training import RootTraining
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.small_cohorts import SmallCohortRule, SmallCohorts
-from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort
+from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort, UploadStatus
 from pl_fed.rounds.uploads import Uploads
 from pl_fed.samplers import Sampler
 from pl_fed.types import RoundContext
@@ -247,12 +248,15 @@ class RoundRunner:
             self._has_warned = True
             broken = ~trained.valid.cpu() & benign
             reason = "they contain NaN or infinity, have a wrong length, or are not real numbers"
-            if errors := trained.own.errors:
+            errors = trained.own.errors
+            if bool((trained.status == UploadStatus.FAILED).any()):
                 reason = f"of an exception ({describe_client_error(errors)})"
-            rank_zero_warn(
+            warn = warnings.warn if errors else rank_zero_warn  # only its process has an exception
+            warn(
                 f"pl_fed left out the uploads of clients {trained.clients[broken].tolist()} in"
                 f" round {round}, because {reason}. This warning appears once; `train/rejected`"
-                " counts the broken uploads of every round."
+                " counts the broken uploads of every round.",
+                stacklevel=2,
             )
 
     def _collect_uploads(
