@@ -161,10 +161,12 @@ class LocalStep:
         activation checkpoint does.
         """
         if self.size is not None:
-            arguments = _select_first(*self._stack(state, inputs))
+            leaves, buffers, *others = _select_first(*self._stack(state, inputs))
         else:
-            arguments = (state["leaves"], state["buffers"], *self._objective_inputs(inputs))
-        return self._client_gradients(*arguments, accumulates=True)[0]
+            leaves, buffers = state["leaves"], state["buffers"]
+            others = [*self._objective_inputs(inputs)]
+        batch, index, draw, rows = others
+        return self._client_gradients(leaves, buffers, batch, index, draw, rows, True)[0]
 
     def _objective_inputs(self, inputs: dict[str, Any]) -> tuple[Any, ...]:
         """Return the inputs of the objective: batch, index, draw and rows."""

@@ -177,7 +177,7 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
     memory = different if leaks else different & changes.attributes
     memory |= changes.attributes & {STOP}
     if leaks and not memory:
-        memory = changes.attributes or changes.outside
+        memory |= changes.attributes or changes.outside
     outside = _buffers_outside_rows(client)
     trained = {f"{model}_model.{name}" for model in client.trained for name in outside[model]}
     changed = changes.buffers | changes.replaced_buffers

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loggers import CSVLogger
 
 from pl_fed import Adversary, Federation, StorageOptions, Trainer
 from pl_fed.aggregators import Clipping, Median
@@ -843,6 +844,18 @@ def test_failing_class_is_named_with_file_and_line(get_refusal):
         f"Expected {__name__}.Faulty to be a class that can be made but got RuntimeError: a width"
         f" of 3 is odd (test_bad_input.py, line {line})."
     )
+
+
+class FaultyLogger(CSVLogger):
+    def __init__(self, save_dir: str = "."):
+        raise OSError("the store is read only")
+
+
+@pytest.mark.parametrize("form", ["{}", "[{{class_path: {}}}]"])
+def test_failing_logger_is_named_with_its_own_error(get_refusal, form):
+    refusal = get_refusal(f"--trainer.logger={form.format(f'{__name__}.FaultyLogger')}")
+    assert f"{__name__}.FaultyLogger to be a class that can be made" in refusal
+    assert "OSError: the store is read only (test_bad_input.py, line " in refusal
 
 
 class Untyped(torch.nn.Sequential):
