@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import errno
+import functools
 import shlex
 import signal
 import sys
@@ -36,7 +37,7 @@ from pl_fed.command.run_files import (
     saves_into_run_folder,
     wandb_loggers_in,
 )
-from pl_fed.command.saved_config import SaveAndLogConfig
+from pl_fed.command.saved_config import SaveAndLogConfig, add_defaults
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.command.start_status import StartStatus
 from pl_fed.command.wandb_runs import close_wandb_run, silence_wandb
@@ -202,7 +203,8 @@ class FederatedCLI(SectionsCLI):
             return None
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
         choose = choose_run if self.subcommand == "fit" else choose_evaluated_run
-        return choose(LAST if file is None else str(file), root, config)
+        complete = functools.partial(add_defaults, parser=self._parser(self.subcommand))
+        return choose(LAST if file is None else str(file), root, config, complete)
 
     def _start_from(self, run: StoredRun, config: Namespace) -> None:
         """Start from a run's last checkpoint, or from round 0 if it has none; name the run."""
