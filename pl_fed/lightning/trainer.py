@@ -54,6 +54,7 @@ from pl_fed.lightning.compatibility import (
     check_processes,
     check_trainer,
     choose_accelerator,
+    warn_of_idle_processes,
 )
 from pl_fed.lightning.loop import FederatedLoop
 from pl_fed.loggers import RunCSV, begin_own_wandb_runs, postpone_experiments
@@ -266,6 +267,7 @@ class Trainer(LightningTrainer):
         """
         check_trainer(self, model)
         check_data(datamodule)
+        warn_of_idle_processes(self.world_size, datamodule.num_clients if datamodule else None)
         path = self._resolve_checkpoint(ckpt_path)
         if datamodule is not None and (saved := read_identity(path)):  # before loggers begin
             check_identity(
