@@ -268,11 +268,6 @@ def allocate_rows(like: Tensor) -> Tensor:
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def select_rows(rows: Mapping[str, Tensor], position: int) -> dict[str, Tensor]:
-    """Return the rows that ONE client of a chunk may read, of :meth:`ClientRound.readable_rows`."""
-    return {name: row if row.dim() == 1 else row[position] for name, row in rows.items()}
-
-
 def stack_outputs(outputs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the outputs of several clients as tensors [clients], by name.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.contract import ModelRows, Objective
+from pl_fed.clients.contract import ModelRows, Objective, select_rows
 from pl_fed.devices import numbers_on, to_device
 from pl_fed.engine.base import (
     CannotCompileError,
@@ -16,7 +16,6 @@ from pl_fed.engine.base import (
     LocalSettings,
     allocate_rows,
     restore_buffers,
-    select_rows,
     stack_outputs,
 )
 from pl_fed.engine.buffers import StepBuffers
