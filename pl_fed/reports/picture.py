@@ -301,7 +301,13 @@ def _thin(curve: Curve) -> Curve:
                 begin + int(values[begin:end].argmax()),
             }
     order = sorted(points)
-    return Curve(*([column[place] for place in order] for column in curve))
+    return Curve(
+        [curve.rounds[place] for place in order],
+        [curve.mean[place] for place in order],
+        [curve.low[place] for place in order],
+        [curve.high[place] for place in order],
+        [curve.runs[place] for place in order],
+    )
 
 
 def describe_equal_lines(lines: Mapping[int, Sequence[float]]) -> str:
