@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import errno
-import functools
 import shlex
 import signal
 import sys
@@ -198,8 +197,14 @@ class FederatedCLI(SectionsCLI):
             return None
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
         choose = choose_run if self.subcommand == "fit" else choose_evaluated_run
-        complete = functools.partial(add_defaults, parser=self._parser(self.subcommand))
-        return choose(LAST if file is None else str(file), root, config, complete)
+        return choose(LAST if file is None else str(file), root, config, self._add_defaults)
+
+    def _add_defaults(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Return a saved config with the defaults of the arguments that it lacks."""
+        name = self.subcommand
+        complete = add_defaults({"subcommand": name, name: saved}, self.parser)
+        config: dict[str, Any] = complete[name]
+        return config
 
     def _start_from(self, run: StoredRun, config: Namespace) -> None:
         """Start from a run's last checkpoint, or from round 0 if it has none; name the run."""

@@ -106,7 +106,7 @@ def add_defaults(saved: dict[str, Any], parser: LightningArgumentParser) -> dict
 
     Args:
         saved: The config of a run.
-        parser: The parser of the subcommand.
+        parser: Parses such a config.
 
     Returns:
         The complete config, or the saved one if this version cannot parse it.
