@@ -33,4 +33,5 @@ def numbers_on(like: Tensor, numbers: Any, dtype: torch.dtype = torch.int64) -> 
         >>> numbers_on(torch.zeros(1), [[1, 2], [3, 4]]).shape
         torch.Size([2, 2])
     """
-    return to_device(torch.tensor(numbers, dtype=dtype), like)
+    tensor = torch.tensor(numbers, dtype=dtype)
+    return to_device(tensor, like) if like.is_cuda else tensor.to(like.device)

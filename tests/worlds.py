@@ -90,6 +90,15 @@ class DivergentDitto(DivergentClient, Ditto):
     """Ditto, with personal models and a divergent client."""
 
 
+class FailingDitto(Ditto):
+    """Client 5 raises an exception."""
+
+    def begin(self, client):
+        super().begin(client)
+        if client.steps and (client.ids == 5).any():
+            raise OSError("a broken file")
+
+
 class ShortUploads(Ditto):
     """Client 5 sends an upload that is too short."""
 
@@ -212,6 +221,12 @@ SCENARIOS = {
     "one sends too little": settings(client=ShortUploads, sampler=All(), chunk_size=1),
     "one sends nothing": settings(client=MissingUploads, sampler=All(), chunk_size=1),
     "one process sends nothing": settings(client=MissingUploads, sampler=Only(2, 5), chunk_size=1),
+    "all clients of one process fail": settings(
+        client=FailingDitto,
+        sampler=Only(2, 5),
+        engine="auto",
+        on_client_error="leave_out",
+    ),
     "diverges": settings(client=DivergentFedAvg, sampler=All(), max_rejected=0.0),
 }
 

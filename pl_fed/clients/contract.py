@@ -307,8 +307,7 @@ class ClientRound:
             >>> ClientRound(ids, size, size, broadcast).client_rows(1)["client"]
             tensor([7])
         """
-        rows = self.readable_rows().items()
-        return {name: row if row.dim() == 1 else row[position] for name, row in rows}
+        return select_rows(self.readable_rows(), position)
 
     def best_by_validation(
         self, models: Sequence[str], otherwise: int, min_samples: int = 1
@@ -329,6 +328,11 @@ class ClientRound:
         losses = torch.stack([scores[model] for model in models], 1)
         best = losses.nan_to_num(torch.inf).argmin(1)
         return torch.where(self.validation_samples[:, 0] >= min_samples, best, otherwise)
+
+
+def select_rows(rows: Mapping[str, Tensor], position: int) -> dict[str, Tensor]:
+    """Return ONE client's rows of :meth:`ClientRound.readable_rows`, [length] each."""
+    return {name: row if row.dim() == 1 else row[position] for name, row in rows.items()}
 
 
 def validation_rows(name: str, tree: Tree) -> list[str]:

@@ -1,6 +1,9 @@
 """Rules for ``begin`` and ``end_round``: the fields of a round that they may only read."""
 
 from collections.abc import Mapping
+from itertools import chain
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +20,7 @@ _REMEDIES = {
     "models": "it begins each round at the broadcast, so write a personal model",
     "steps": "it is read in `begin` alone, so change it there",
 }
-_Entry = tuple[str, str | None, Tensor]  # a field of the round, the key in it, and the tensor
+_Fields = dict[str, dict[Any, Tensor]]  # the tensors of each field of the round by key
 _END_ROUND_ONLY = ("validation_losses", "validation_scores", "step_means")
 
 
@@ -87,8 +90,9 @@ class ReadOnlyFields:
 
     def __init__(self, hook: str, client: ClientRound) -> None:
         self._hook = hook
-        self._before = self._list_tensors(client)
-        self._versions = _read_versions(self._before)
+        self._before = self._read_fields(client)
+        self._tensors = _list_tensors(self._before)
+        self._versions = _read_versions(self._tensors)
 
     def check(self, client: ClientRound) -> None:
         """Refuse a change of read-only fields by the hook.
@@ -96,55 +100,74 @@ class ReadOnlyFields:
         Raises:
             ValueError: If it has; with the name of the field.
         """
-        after = self._list_tensors(client)
-        is_same = len(after) == len(self._before) and all(
-            now is then for (*_, now), (*_, then) in zip(after, self._before)
-        )
-        if is_same and self._versions == _read_versions(after):
+        after = self._read_fields(client)
+        tensors = _list_tensors(after)
+        is_same = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
+        if is_same and self._versions == _read_versions(tensors):
             return
-        field, key = self._find_changed(after)
-        name = field if key is None else f"{field}[{key!r}]"
+        name = self._find_changed(after)
+        field = name.partition(".")[0].partition("[")[0]
         raise ValueError(
             f"Expected `{self._hook}` to leave `client.{name}` as it is but got another value:"
-            f" {_REMEDIES.get(field.partition('.')[0], 'it is read only')}."
+            f" {_REMEDIES.get(field, 'it is read only')}."
         )
 
-    def _find_changed(self, after: list[_Entry]) -> tuple[str, str | None]:
-        """Return the field, and the key in it, of the first change."""
-        stamps = [
-            {(field, key): (id(tensor), version) for (field, key, tensor), version in pairs}
-            for pairs in (
-                zip(self._before, self._versions),
-                zip(after, _read_versions(after)),
-            )
+    def _find_changed(self, after: _Fields) -> str:
+        """Return the name of the first field, with its key, that differs."""
+        stamps: list[dict[str, tuple[int, int]]] = [
+            dict(zip(_name_tensors(self._before), zip(map(id, self._tensors), self._versions))),
+            dict(zip(_name_tensors(after), map(_stamp, _list_tensors(after)))),
         ]
         names = {**stamps[0], **stamps[1]}
         return next(name for name in names if stamps[0].get(name) != stamps[1].get(name))
 
-    def _list_tensors(self, client: ClientRound) -> list[_Entry]:
-        """Return the tensors that the hook may only read, with their fields and keys."""
-        tables = {"lr": client.lr, "server_states": client.server_states}
-        if self._hook == "begin":
-            tables |= {field: getattr(client, field) for field in _END_ROUND_ONLY}
-            if client.steps and "global" in client.models:  # an evaluation has no local steps
-                tables["models"] = {"global": client.models["global"].parameters}
-        else:
-            tables["steps"] = client.steps
-        return [
-            ("ids", None, client.ids),
-            ("samples", None, client.samples),
-            ("validation_samples", None, client.validation_samples),
-            ("broadcast.parameters", None, client.broadcast.parameters),
-            ("broadcast.statistics", None, client.broadcast.statistics),
-            *((field, key, rows) for field, table in tables.items() for key, rows in table.items()),
-            *(("validation_inputs", None, leaf) for leaf in leaves(client.validation_inputs)),
-            *(("validation_targets", None, leaf) for leaf in leaves(client.validation_targets)),
-        ]
+    def _read_fields(self, client: ClientRound) -> _Fields:
+        """Return the fields that the hook may only read, each with its tensors by key."""
+        fields = {
+            "": {
+                "ids": client.ids,
+                "samples": client.samples,
+                "validation_samples": client.validation_samples,
+                "broadcast.parameters": client.broadcast.parameters,
+                "broadcast.statistics": client.broadcast.statistics,
+            },
+            "lr": dict(client.lr),
+            "server_states": dict(client.server_states),
+        }
+        if client.validation_inputs is not None:
+            for field in ("validation_inputs", "validation_targets"):
+                fields[field] = dict(enumerate(leaves(getattr(client, field))))
+        if self._hook == "end_round":
+            return {**fields, "steps": dict(client.steps)}
+        if client.steps and "global" in client.models:  # an evaluation has no local steps
+            fields["models"] = {"global": client.models["global"].parameters}
+        for field in _END_ROUND_ONLY:
+            fields[field] = dict(getattr(client, field))
+        return fields
 
 
-def _read_versions(entries: list[_Entry]) -> list[int]:
+def _name_tensors(fields: _Fields) -> list[str]:
+    """Return the names of the tensors of fields, such as ``lr['global']``."""
+    return [
+        f"{field}[{key!r}]" if field else str(key)
+        for field, tensors in fields.items()
+        for key in tensors
+    ]
+
+
+def _list_tensors(fields: _Fields) -> list[Tensor]:
+    """Return the tensors of fields, in the order of their names."""
+    return list(chain.from_iterable(map(dict.values, fields.values())))
+
+
+def _stamp(tensor: Tensor) -> tuple[int, int]:
+    """Return the identity of a tensor and its number of changes in place."""
+    return id(tensor), version_of(tensor)
+
+
+def _read_versions(tensors: list[Tensor]) -> list[int]:
     """Return the numbers of changes in place of tensors."""
     try:
-        return [tensor._version for *_, tensor in entries]
+        return [tensor._version for tensor in tensors]
     except RuntimeError:  # a tensor of an inference
-        return [version_of(tensor) for *_, tensor in entries]
+        return [version_of(tensor) for tensor in tensors]

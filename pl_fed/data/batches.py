@@ -146,10 +146,12 @@ class Batches:
         self._last_blocks: dict[int, tuple[int, list[Batch]]] = {}
         self._last_rows: tuple[int, Tree] | None = None
         self._offsets = data.train.offsets[clients]
-        self._pass_sizes = [rule.samples_per_pass(size) for size in self.sizes]
-        self._passes = [
-            -(-n // max(1, rule.batches_per_pass(size))) for n, size in zip(steps, self.sizes)
+        per_pass = [rule.batches_per_pass(size) for size in self.sizes]
+        self._pass_sizes = [
+            min(size, batches * rule.batch_size) for size, batches in zip(self.sizes, per_pass)
         ]
+        self._per_pass = [max(1, batches) for batches in per_pass]  # 1 for clients without a step
+        self._passes = [-(-n // batches) for n, batches in zip(steps, self._per_pass)]
 
     @property
     def max_steps(self) -> int:
@@ -201,10 +203,11 @@ class Batches:
         changes_all = self.augment is not None or self.data.redraw is not None
         changed = range(len(self.clients)) if changes_all else self._poisoned_positions
         positions = [position for position in changed if step < self.steps[position]]
-        batches = [self._cached_batch(position, step) for position in positions]
-        for position, batch in zip(positions, self._augment_batches(batches, positions, step)):
-            _write(inputs, batch.inputs, position)
-            _write(targets, batch.targets, position)
+        if positions:
+            batches = [self._cached_batch(position, step) for position in positions]
+            for position, batch in zip(positions, self._augment_batches(batches, positions, step)):
+                _write(inputs, batch.inputs, position)
+                _write(targets, batch.targets, position)
         return Batch(inputs, targets, masks[step], index)
 
     def is_full(self, step: int) -> bool:
@@ -332,7 +335,7 @@ class Batches:
 
     def _batch_sizes(self, position: int) -> list[int]:
         """Return the number of samples of each step of one client."""
-        per_pass = self.rule.batches_per_pass(self.sizes[position])
+        per_pass = self._per_pass[position]
         last = self._pass_sizes[position] - (per_pass - 1) * self.rule.batch_size
         one_pass = [self.rule.batch_size] * (per_pass - 1) + [last]
         return (one_pass * self._passes[position])[: self.steps[position]]
@@ -370,9 +373,8 @@ class Batches:
     def _table(self) -> tuple[Tensor, Tensor]:
         """Sample ids and their mask, both [steps, clients, batch]; each client pads by itself."""
         orders, batch_size = self._orders, self.rule.batch_size
-        batches_per_pass = [max(1, self.rule.batches_per_pass(size)) for size in self.sizes]
         per_pass, pass_sizes, steps = numbers_on(
-            orders, [batches_per_pass, self._pass_sizes, self.steps]
+            orders, [self._per_pass, self._pass_sizes, self.steps]
         )
         step = torch.arange(self.max_steps, device=orders.device)[:, None]
         width = min(batch_size, max(self.sizes, default=0))

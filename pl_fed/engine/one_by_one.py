@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.contract import ModelRows
+from pl_fed.clients.contract import ModelRows, select_rows
 from pl_fed.engine.base import (
     Chunk,
     Engine,
@@ -16,7 +16,6 @@ from pl_fed.engine.base import (
     allocate_rows,
     as_outputs,
     rebuild_optimizer,
-    select_rows,
     stack_outputs,
 )
 from pl_fed.engine.optimizer_states import OptimizerStates

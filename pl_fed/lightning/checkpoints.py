@@ -292,7 +292,8 @@ def _check_parts(checkpoint: Any, source: str | Path) -> None:
     if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
         raise ValueError(
             f"Expected argument `ckpt_path` to be a checkpoint of pl_fed but got {source}, which"
-            " contains no federation."
+            " contains no federation: to start from a checkpoint of your own module, set"
+            " `model.net` to a function that returns `<class>.load_from_checkpoint(path)`."
         )
     _check_format(checkpoint["federation"], source)
     for name, kind in _PARTS.items():

@@ -54,8 +54,10 @@ from pl_fed.lightning.compatibility import (
     check_processes,
     check_trainer,
     choose_accelerator,
+    warn_of_idle_processes,
 )
 from pl_fed.lightning.loop import FederatedLoop
+from pl_fed.lightning.meeting import meet_patiently
 from pl_fed.loggers import RunCSV, begin_own_wandb_runs, postpone_experiments
 from pl_fed.rounds.identity import check_identity, federation_identity
 from pl_fed.rounds.settings import RunSettings
@@ -67,6 +69,7 @@ from pl_fed.run_folder import (
     last_run,
     new_folder,
 )
+from pl_fed.tasks.one_process import hide_in_steps
 
 
 class Trainer(LightningTrainer):
@@ -179,6 +182,7 @@ class Trainer(LightningTrainer):
         check_processes(self, bool(kwargs.get("sync_batchnorm")))
         self.processes = Processes(self.global_rank, self.world_size, self.num_devices)
         self._watch_launcher()
+        meet_patiently(self.strategy)
         if self.world_size > 1:  # all processes log the same values
             warnings.filterwarnings("ignore", ".*recommended to use .*sync_dist=True")
         self._loop = self.fit_loop = FederatedLoop(self, federation)
@@ -266,6 +270,7 @@ class Trainer(LightningTrainer):
         """
         check_trainer(self, model)
         check_data(datamodule)
+        warn_of_idle_processes(self.world_size, datamodule.num_clients if datamodule else None)
         path = self._resolve_checkpoint(ckpt_path)
         if datamodule is not None and (saved := read_identity(path)):  # before loggers begin
             check_identity(
@@ -393,6 +398,18 @@ class Trainer(LightningTrainer):
             return
         self._loop.write_rows()  # a resumed run continues after the rows of its checkpoint
         super().save_checkpoint(filepath, weights_only, storage_options)
+
+
+hide_in_steps(
+    Trainer,
+    world_size=1,
+    num_devices=1,
+    num_nodes=1,
+    is_global_zero=True,
+    global_rank=0,
+    local_rank=0,
+    node_rank=0,
+)
 
 
 def _seconds_left(timer: Timer) -> float:

@@ -556,7 +556,9 @@ def check_aggregator(aggregator: Aggregator, context: RoundContext) -> None:
 
 
 def describe_client_error(errors: Mapping[int, Exception]) -> str:
-    """Return the first exception of a client in words, with the place in its note."""
+    """Return the first exception of this process's clients in words, with the place in its note."""
+    if not errors:
+        return "in another process, which names it"
     client, error = next(iter(errors.items()))
     notes = [note.rstrip(".") for note in getattr(error, "__notes__", [])]
     place = notes[-1] if notes else f"In client {client}"
@@ -612,7 +614,7 @@ def check_broken_share(
         if int(status[first]) == UploadStatus.FAILED:
             expected, got = "local work without an exception", "one"
             error = (errors or {}).get(int(clients[first]))
-            cause = describe_client_error({int(clients[first]): error}) if error else "see above"
+            cause = describe_client_error({int(clients[first]): error} if error else {})
         others = f", as did {num_broken - 1} more of {num_benign}" if num_broken > 1 else ""
         raise NonFiniteLossError(
             f"Expected {expected} but in round {round} client {int(clients[first])} got"

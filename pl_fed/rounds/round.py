@@ -2,8 +2,10 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -26,7 +28,7 @@ from pl_fed.rounds.root_training import RootTraining
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.small_cohorts import SmallCohortRule, SmallCohorts
-from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort
+from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort, UploadStatus
 from pl_fed.rounds.uploads import Uploads
 from pl_fed.samplers import Sampler
 from pl_fed.types import RoundContext
@@ -173,13 +175,18 @@ class RoundRunner:
 
     def _traffic(self, clients: int) -> Report:
         """Return the bytes that the clients of a round send and receive."""
+        sent, received = self._client_traffic
+        return {
+            "train/upload_bytes": float(clients * sent),
+            "train/download_bytes": float(clients * received),
+        }
+
+    @cached_property
+    def _client_traffic(self) -> tuple[int, int]:
+        """The bytes that a client sends and receives in a round."""
         size = self.client.row("global").data.element_size()
         sent = self.server.aggregator.sent_numbers(self.client.upload_numbers)
-        received = self.client.download_numbers
-        return {
-            "train/upload_bytes": float(clients * sent * size),
-            "train/download_bytes": float(clients * received * size),
-        }
+        return sent * size, self.client.download_numbers * size
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round, int64 [cohort]."""
@@ -241,12 +248,15 @@ class RoundRunner:
             self._has_warned = True
             broken = ~trained.valid.cpu() & benign
             reason = "they contain NaN or infinity, have a wrong length, or are not real numbers"
-            if errors := trained.own.errors:
+            errors = trained.own.errors
+            if bool((trained.status == UploadStatus.FAILED).any()):
                 reason = f"of an exception ({describe_client_error(errors)})"
-            rank_zero_warn(
+            warn = warnings.warn if errors else rank_zero_warn  # only its process has an exception
+            warn(
                 f"pl_fed left out the uploads of clients {trained.clients[broken].tolist()} in"
                 f" round {round}, because {reason}. This warning appears once; `train/rejected`"
-                " counts the broken uploads of every round."
+                " counts the broken uploads of every round.",
+                stacklevel=2,
             )
 
     def _collect_uploads(

@@ -8,10 +8,10 @@ carry one client's values to the next.
 
 import copy
 import random
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound
-from pl_fed.clients.kept_parts import kept_parts, lay_rows, user_name
+from pl_fed.clients.kept_parts import STOP, kept_parts, lay_rows, user_name
 from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.one_by_one import OneByOne
@@ -30,6 +31,7 @@ from pl_fed.random import fork_all_generators
 from pl_fed.trees import Tree, count_sample_bytes
 from pl_fed.types import Batch
 
+_T = TypeVar("_T")
 _STEPS, _SAMPLES = 3, 8
 _BATCH_BYTES = 1 << 19  # inputs of a minibatch: large images take time
 
@@ -47,8 +49,12 @@ class StepFacts:
         counters: Saved integer buffers that a step changes and that no row contains.
         attributes: Attributes that carry values from one client to the next.
         scratch: Attributes that a step changes, and that carry nothing to the next client.
+        outside: Values of classes, files and functions that a step changes without an effect on
+            another client's numbers.
+        shared: Those of them that are not equal for a client with another client before it.
         reset_buffers: Buffers that no row contains, which begin anew with every client.
         moved_parameters: Parameters that a step moves in memory, by ``.data = ...``.
+        optimizer_options: Options of the trainer's optimizer that a step changes.
         draws_globally: Whether steps draw from the global generators of Python or NumPy.
         leaks: Whether a client's numbers depend on the client before it for another reason.
     """
@@ -61,100 +67,110 @@ class StepFacts:
     counters: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     scratch: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     reset_buffers: tuple[str, ...] = ()
     moved_parameters: tuple[str, ...] = ()
+    optimizer_options: tuple[str, ...] = ()
     draws_globally: bool = False
     leaks: bool = False
 
 
-def find_step_facts(
-    client: Client,
-    data: ClientData,
-    prepare: Callable[[Client, Batch], Batch],
-    new_round: Callable[[Client, ClientData, int], ClientRound],
-    augment: Callable[[Tree], Tree] | None,
-    settings: LocalSettings,
-    batch_size: int = _SAMPLES,
-) -> StepFacts:
-    """Take local steps on copies of an algorithm, and return what they change.
+@dataclass(frozen=True)
+class StepTrial:
+    """Step trial: all that local steps on a copy of an algorithm need.
 
-    Nothing of the algorithm itself changes. Without two clients with data, the same client takes
-    the place of the second one. Facts stay unknown if Python cannot copy the algorithm, or a step
-    fails: a real error appears in the first round.
-
-    Args:
-        client: The algorithm, after its checks.
+    Attributes:
+        client: The algorithm, after its checks. Nothing of it changes.
         data: The clients' data.
         prepare: Returns a batch as in local steps, for an algorithm.
         new_round: Returns the first round of one client, for an algorithm.
         augment: Changes the inputs of each minibatch.
         settings: Precision and clipping of the local steps.
+    """
+
+    client: Client
+    data: ClientData
+    prepare: Callable[[Client, Batch], Batch]
+    new_round: Callable[[Client, ClientData, int], ClientRound]
+    augment: Callable[[Tree], Tree] | None
+    settings: LocalSettings
+
+    def run(self, clients: Iterable[int], samples: int) -> "list[_Run]":
+        """Take the local steps of clients one after the other on a new copy of the algorithm.
+
+        Args:
+            clients: The clients' ids.
+            samples: Samples in a minibatch.
+        """
+        steps = _CopySteps(self, samples)
+        return [steps.run(number) for number in clients]
+
+    def attempt(self, run: Callable[[], _T]) -> _T | Exception:
+        """Return the result of runs, or their exception; a device without memory raises it.
+
+        A hook of a copy may write into the original, which gets its values back.
+        """
+        lay_rows(self.client)
+        guard = ValueGuard(kept_parts(self.client))
+        try:
+            return run()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            return error
+        finally:
+            guard.restore()
+
+
+def find_step_facts(trial: StepTrial, batch_size: int = _SAMPLES) -> StepFacts:
+    """Take local steps on copies of an algorithm, and return what they change.
+
+    Without two clients with data, the same client takes the place of the second one. Facts stay
+    unknown if Python cannot copy the algorithm, or a step fails, for example without a state that
+    only a fit provides: a real error appears in the first round.
+
+    Args:
+        trial: The algorithm, and what its steps need.
         batch_size: Samples in a minibatch.
     """
-    sizes = data.train.sizes
+    sizes = trial.data.train.sizes
     ids = sizes.argsort(descending=True, stable=True)[:2].tolist()
     ids = [number for number in ids if int(sizes[number])]
     if not ids:
         return StepFacts()
-    most = max(2, min(_SAMPLES, _BATCH_BYTES // max(1, count_sample_bytes(data.inputs))))
+    most = max(2, min(_SAMPLES, _BATCH_BYTES // max(1, count_sample_bytes(trial.data.inputs))))
     width = min(most, batch_size, *(int(sizes[number]) for number in ids))
-    pair = (ids[0], ids[-1])
-
-    def run(order: tuple[int, int]) -> list[_Run]:
-        trial = _Trial(client, data, width, prepare, new_round, augment, settings)
-        return [trial.run(number) for number in order]
-
-    lay_rows(client)
-    guard = ValueGuard(kept_parts(client))  # a hook of a copy may write into the original
-    try:
-        forwards, backwards = run(pair), run(pair[::-1])
-        runs = [*forwards, *backwards]
-        leaks = not (forwards[0].agrees(backwards[1]) and forwards[1].agrees(backwards[0]))
-        if leaks and not any(run.changes.attributes | run.changes.outside for run in runs):
-            leaks = backwards[0].agrees(run(pair[::-1])[0])  # otherwise its draws have no key
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
-        # a step may need a state that only a fit provides
+    outcome = trial.attempt(lambda: _run_in_both_orders(trial, (ids[0], ids[-1]), width))
+    if isinstance(outcome, Exception):
         return StepFacts()
-    finally:
-        guard.restore()
-    return _read_facts(client, runs, leaks)
+    runs, leaks = outcome
+    return _read_facts(trial.client, runs, leaks)
 
 
-def find_step_error(
-    client: Client,
-    data: ClientData,
-    prepare: Callable[[Client, Batch], Batch],
-    new_round: Callable[[Client, ClientData, int], ClientRound],
-    augment: Callable[[Tree], Tree] | None,
-    settings: LocalSettings,
-    number: int,
-    samples: int,
-) -> Exception | None:
+def _run_in_both_orders(
+    trial: StepTrial, pair: tuple[int, int], width: int
+) -> "tuple[list[_Run], bool]":
+    """Return the runs A, B and, on another copy, B, A; and whether a client's numbers leak."""
+    forwards, backwards = trial.run(pair, width), trial.run(pair[::-1], width)
+    runs = [*forwards, *backwards]
+    leaks = not (forwards[0].agrees(backwards[1]) and forwards[1].agrees(backwards[0]))
+    if leaks and not any(run.changes.attributes | run.changes.outside for run in runs):
+        again = trial.run(pair[::-1], width)
+        leaks = backwards[0].agrees(again[0])  # otherwise its draws have no key
+    return runs, leaks
+
+
+def find_step_error(trial: StepTrial, number: int, samples: int) -> Exception | None:
     """Return the error of local steps on minibatches of some samples; ``None`` without one.
 
     Args:
-        client: The algorithm; nothing of it changes.
-        data: The clients' data.
-        prepare: Returns a batch as in local steps, for an algorithm.
-        new_round: Returns the first round of one client, for an algorithm.
-        augment: Changes the inputs of each minibatch.
-        settings: Precision and clipping of the local steps.
+        trial: The algorithm, and what its steps need.
         number: The client.
         samples: Samples in a minibatch.
     """
-    lay_rows(client)
-    guard = ValueGuard(kept_parts(client))
-    try:
-        _Trial(client, data, samples, prepare, new_round, augment, settings).run(number)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        return error
-    finally:
-        guard.restore()
-    return None
+    outcome = trial.attempt(lambda: trial.run([number], samples))
+    return outcome if isinstance(outcome, Exception) else None
 
 
 def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
@@ -164,11 +180,12 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
     for run in runs:
         changes |= run.changes
     pairs = ((first_a, second_a), (first_b, second_b))
-    memory = {
-        name for name in changes.attributes if leaks or any(a.differs(b, name) for a, b in pairs)
-    }
+    names_of_values = changes.attributes | changes.outside
+    different = {n for n in names_of_values if any(a.differs(b, n) for a, b in pairs)}
+    memory = different if leaks else different & changes.attributes
+    memory |= changes.attributes & {STOP}
     if leaks and not memory:
-        memory = set(changes.outside)
+        memory |= changes.attributes or changes.outside
     outside = _buffers_outside_rows(client)
     trained = {f"{model}_model.{name}" for model in client.trained for name in outside[model]}
     changed = changes.buffers | changes.replaced_buffers
@@ -197,8 +214,11 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
         counters=names(counters - silent),
         attributes=names(memory),
         scratch=tuple(sorted(changes.attributes - memory)),
+        outside=tuple(sorted(changes.outside - memory)),
+        shared=names((different & changes.outside) - memory),
         reset_buffers=names(changed - in_rows - counters - silent),
         moved_parameters=names(changes.moved_parameters),
+        optimizer_options=tuple(sorted(set().union(*(run.options for run in runs)))),
         draws_globally=any(run.draws for run in runs),
         leaks=leaks and not memory,
     )
@@ -232,9 +252,10 @@ class _Run:
     Attributes:
         results: The client's rows and the means of its outputs after the steps.
         changes: What any step changed.
-        values: The attributes after each step, and at the end.
+        values: The attributes, and values outside of modules, after each step and at the end.
         reshaped: Buffers that a step replaced by tensors of another shape.
         draws: Whether the steps have drawn from a global generator of Python or NumPy.
+        options: Options of the optimizer that a step changed.
     """
 
     results: list[Tensor] = field(default_factory=list)
@@ -242,6 +263,7 @@ class _Run:
     values: list[Mapping[str, Hashable]] = field(default_factory=list)
     reshaped: set[str] = field(default_factory=set)
     draws: bool = False
+    options: set[str] = field(default_factory=set)
 
     def differs(self, other: "_Run", name: str) -> bool:
         """Return whether an attribute has other values in another run of the same client."""
@@ -255,36 +277,19 @@ class _Run:
         )
 
 
-class _Trial:
+class _CopySteps:
     """A copy of an algorithm that takes clients' local steps one by one.
 
     Args:
-        client: The algorithm.
-        data: The clients' data.
+        trial: The algorithm, and what its steps need.
         width: Samples in a minibatch.
-        prepare: Returns a batch as in local steps.
-        new_round: Returns the first round of one client.
-        augment: Changes the inputs of each minibatch.
-        settings: Precision and clipping of the local steps.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        data: ClientData,
-        width: int,
-        prepare: Callable[[Client, Batch], Batch],
-        new_round: Callable[[Client, ClientData, int], ClientRound],
-        augment: Callable[[Tree], Tree] | None,
-        settings: LocalSettings,
-    ) -> None:
-        self.client = copy_client(client).train()
-        self.data = data
+    def __init__(self, trial: StepTrial, width: int) -> None:
+        self.client = copy_client(trial.client).train()
+        self.trial = trial
         self.width = width
-        self._prepare = prepare
-        self._new_round = new_round
-        self._augment = augment
-        self._engine = OneByOne(settings)
+        self._engine = OneByOne(trial.settings)
 
     def run(self, number: int) -> _Run:
         """Take the local steps of a client, and return what they changed."""
@@ -297,11 +302,12 @@ class _Trial:
         ):
             seed(0)
             batches = [self._batch(number, step) for step in range(_STEPS)]
-            round = client.run_begin(self._new_round(client, self.data, number))
+            round = client.run_begin(self.trial.new_round(client, self.trial.data, number))
             optimizer = client.objective.build_optimizer(client.trained_parameters)
             patch_optimizers(client, optimizer)
             lay_rows(client)
             before = KeptValues.record(kept_parts(client))
+            options = OptionGuard([optimizer])
 
             def step(batch: Batch, index: int) -> Any:
                 state = _global_state()
@@ -309,8 +315,9 @@ class _Trial:
                 found.draws |= _global_state() != state
                 after = KeptValues.record(kept_parts(client), reads_frozen=False)
                 found.changes |= before.changes(after)
-                found.values.append(after.attributes)
+                found.values.append({**after.attributes, **after.outside})
                 found.reshaped |= _find_reshaped(before, after)
+                found.options |= {*options.restore()}
                 return outputs
 
             chunk = Chunk(
@@ -329,7 +336,7 @@ class _Trial:
             after = KeptValues.record(kept_parts(client))
         changes = before.changes(after)
         found.changes |= replace(changes, buffers=frozenset(), replaced_buffers=frozenset())
-        found.values.append(after.attributes)
+        found.values.append({**after.attributes, **after.outside})
         for model in client.trained:
             rows = chunk.round.models[model]
             found.results += [rows.parameters.clone(), rows.statistics.clone()]
@@ -338,12 +345,12 @@ class _Trial:
 
     def _batch(self, number: int, step: int) -> Batch:
         """Return a client's minibatch of one step."""
-        samples = self.data.train.samples(number)
+        samples = self.trial.data.train.samples(number)
         places = (torch.arange(self.width) + step * self.width) % len(samples)
         index = samples[places.to(samples.device)]
-        batch = self._prepare(self.client, self.data.batch(index))
-        if self._augment is not None:
-            batch = batch._replace(inputs=self._augment(batch.inputs))
+        batch = self.trial.prepare(self.client, self.trial.data.batch(index))
+        if self.trial.augment is not None:
+            batch = batch._replace(inputs=self.trial.augment(batch.inputs))
         return batch._replace(samples=index.to(batch.device), visits=None, mask=None)
 
 

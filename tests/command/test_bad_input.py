@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loggers import CSVLogger
 
 from pl_fed import Adversary, Federation, StorageOptions, Trainer
 from pl_fed.aggregators import Clipping, Median
@@ -206,7 +207,10 @@ REFUSED = {
         ['--federation.engine={"class_path": "torch.optim.SGD"}'],
         "`federation.engine` to be a mapping of arguments without a class_path but got the class",
     ),
-    "no checkpoint": (["--ckpt_path="], "`ckpt_path` to be a checkpoint, last or best but got ''."),
+    "no checkpoint": (
+        ["--ckpt_path="],
+        "`ckpt_path` to be a checkpoint, last or the folder of a run but got ''",
+    ),
     "numbers as keys": (
         ["--trainer.limit_val_batches={0}"],
         "`trainer.limit_val_batches` to have names as keys but got a number as a key.",
@@ -844,6 +848,18 @@ def test_failing_class_is_named_with_file_and_line(get_refusal):
         f"Expected {__name__}.Faulty to be a class that can be made but got RuntimeError: a width"
         f" of 3 is odd (test_bad_input.py, line {line})."
     )
+
+
+class FaultyLogger(CSVLogger):
+    def __init__(self, save_dir: str = "."):
+        raise OSError("the store is read only")
+
+
+@pytest.mark.parametrize("form", ["{}", "[{{class_path: {}}}]"])
+def test_failing_logger_is_named_with_its_own_error(get_refusal, form):
+    refusal = get_refusal(f"--trainer.logger={form.format(f'{__name__}.FaultyLogger')}")
+    assert f"{__name__}.FaultyLogger to be a class that can be made" in refusal
+    assert "OSError: the store is read only (test_bad_input.py, line " in refusal
 
 
 class Untyped(torch.nn.Sequential):

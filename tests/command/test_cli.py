@@ -8,10 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import Mock
 
+import lightning
 import pytest
+import torch
 import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -190,6 +194,26 @@ def test_last_is_the_newest_unfinished_run_with_the_same_config(tmp_path, capsys
     error = capsys.readouterr().err
     assert f"{runs[0]} (already finished; seed_everything 0 → 5)" in error
     assert "leave it out to start a new run" in error
+
+
+def test_config_of_an_earlier_version_lacks_new_arguments(run, tmp_path, capsys):
+    """Arguments that a run's config lacks have their defaults, at any depth."""
+    unfinish(run)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    del config["federation"]["small_cohort"], config["federation"]["engine"]
+    del config["data"]["root_samples"], config["trainer"]["log_every_n_steps"]
+    del config["data"]["partitioner"]["init_args"]["whole_test_classes"]
+    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    arguments = ["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--federation.small_cohort", "raise"])
+    assert f"{run} (unfinished; federation.small_cohort skip → raise)" in capsys.readouterr().err
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*another config")
+        main([*arguments, "--trainer.max_epochs", "3"])
+    assert {*tmp_path.iterdir()} == {run}
+    assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2", "3"]
+    assert not list(run.glob("config_to_round_*.yaml"))
 
 
 def test_evaluations_take_the_run_with_their_config(tmp_path):
@@ -602,6 +626,37 @@ def test_config_takes_classes_from_a_user_file(tmp_path, monkeypatch):
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["class_path"] == "my_ideas.MyDitto"
     assert config["federation"]["aggregator"]["class_path"] == "my_ideas.Half"
+
+
+def test_run_starts_from_a_checkpoint_of_plain_lightning(tmp_path, monkeypatch):
+    (tmp_path / "lit_digits.py").write_text(
+        "import torch\n"
+        "from lightning import LightningModule\n"
+        "class LitDigits(LightningModule):\n"
+        "    def __init__(self, width: int = 4):\n"
+        "        super().__init__()\n"
+        "        self.save_hyperparameters()\n"
+        "        layers = torch.nn.Linear(64, width), torch.nn.Linear(width, 10)\n"
+        "        self.net = torch.nn.Sequential(torch.nn.Flatten(), *layers)\n"
+        "    def training_step(self, batch, batch_idx):\n"
+        "        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])\n"
+        "def trained(path: str) -> LitDigits:\n"
+        "    return LitDigits.load_from_checkpoint(path, map_location='cpu')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = import_module("lit_digits").LitDigits(width=7)
+    trainer = lightning.Trainer(max_epochs=0, logger=False, accelerator="cpu")
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    path = str(tmp_path / "plain.ckpt")
+    run = fit(
+        tmp_path,
+        *("--model", "FedAvg", "--model.net", "lit_digits.trained", "--model.net.path", path),
+        *("--model.optimizer.lr", "0", "--trainer.max_epochs", "1"),
+    )
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(saved[f"global_model.{name}"], tensor), "a rate of 0 moves nothing"
 
 
 def test_print_config_is_yaml_with_all_sections(capsys):
