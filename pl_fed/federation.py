@@ -68,6 +68,7 @@ from pl_fed.rounds.step_facts import StepFacts
 from pl_fed.rounds.step_rules import (
     describe_missing_loss,
     describe_reset_buffers,
+    describe_shared_values,
     refuse_changes,
 )
 from pl_fed.rounds.storage import StorageOptions
@@ -353,6 +354,8 @@ class Federation(Configurable):
             if self.on_client_error == "raise" and self.privacy is None:
                 raise ValueError(fault)
             rank_zero_warn(f"{fault} Without it, pl_fed leaves these clients out.")
+        if sentence := describe_shared_values(facts):
+            rank_zero_warn(sentence)
         client.draws_globally = facts.draws_globally
         task, net = client.task, type(client.global_model).__name__
         directions = task.metric_directions()

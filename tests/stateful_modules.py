@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 ACCEPTED, REFUSED = {}, {}
 
@@ -518,3 +519,23 @@ class Cycle(Stateful):
 
     def training_step(self, batch, batch_idx):
         return self.loss(batch) / next(self.weights)
+
+
+# Gradients that ``torch.autograd.grad`` does not give
+
+
+@accepted
+class OwnBackward(Stateful):
+    """Calls ``backward`` itself, which adds to the gradient of the returned loss."""
+
+    def training_step(self, batch, batch_idx):
+        self.loss(batch).backward()
+        return self.loss(batch)
+
+
+@accepted
+class ReentrantCheckpoint(Stateful):
+    def training_step(self, batch, batch_idx):
+        x = batch[0].clone().requires_grad_()
+        outputs = checkpoint(self.net, x, use_reentrant=True)
+        return functional.cross_entropy(outputs, batch[1])

@@ -96,8 +96,9 @@ class PerClient(Callback):
 
         Returns:
             The columns ``client``, ``byzantine``, ``class`` and ``samples``, and the accuracy of
-            each model; empty for real-valued targets.
+            each model; ``class_name`` if the data has names. Empty for real-valued targets.
         """
+        data = self.federation.data
         columns: dict[str, list[Any]] = {}
         for model, metrics in self.federation.metrics(part).items():
             accuracy, samples = metrics.per_class()
@@ -110,6 +111,8 @@ class PerClient(Callback):
                     "class": classes.tolist(),
                     "samples": samples[clients, classes].tolist(),
                 }
+                if data.class_names:
+                    columns["class_name"] = [data.class_names[c] for c in classes.tolist()]
             if columns:
                 columns[f"{model}_accuracy"] = accuracy[clients, classes].tolist()
         return columns

@@ -1,7 +1,7 @@
 """``predictions.csv``: the predictions of ``predict``."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from torch import Tensor
 
+from pl_fed.data import FederatedData
+from pl_fed.text import csv_cell
 from pl_fed.trees import Tree, count_samples, select, tree_map
 
 
 class Predictions(Callback):
     """Predictions file: the personalized predictions of clients, one row per test sample.
+
+    If the data has names of owners and classes, further columns hold the names.
 
     Args:
         folder: The run's folder.
@@ -21,10 +25,17 @@ class Predictions(Callback):
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "predictions.csv"
+        self._owners: Sequence[Sequence[str]] = ()
+        self._classes: Sequence[str] = ()
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the header of the file."""
         header = ["client", "sample", "target", "prediction", "probability"]
+        if isinstance(trainer.datamodule, FederatedData):  # type: ignore[attr-defined]
+            data = trainer.datamodule.clients  # type: ignore[attr-defined]
+            self._owners, self._classes = data.owners, data.class_names
+        header += ["owner"] if self._owners else []
+        header += ["target_name", "prediction_name"] if self._classes else []
         if trainer.is_global_zero:
             self.path.write_text(",".join(header) + "\n", encoding="utf-8")
 
@@ -43,7 +54,19 @@ class Predictions(Callback):
         with self.path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             for table in outputs:
-                writer.writerows(_rows(table))
+                writer.writerows(self._rows(table))
+
+    def _rows(self, table: dict[str, Any]) -> Iterator[list[Any]]:
+        """Yield a row for each sample of a client."""
+        owner = [csv_cell(", ".join(self._owners[table["client"]]))] if self._owners else []
+        for row in _rows(table):
+            names = [self._name(cell) for cell in row[2:4]] if self._classes else []
+            yield [*row, *owner, *names]
+
+    def _name(self, cell: Any) -> str:
+        """Return the name of a class; nothing for another value."""
+        is_class = isinstance(cell, int) and 0 <= cell < len(self._classes)
+        return csv_cell(self._classes[cell]) if is_class else ""
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the path of the file."""

@@ -1,12 +1,12 @@
 """The modules and objects of an algorithm whose values may pass from one client to the next."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
 from lightning.pytorch import LightningModule
-from torch import nn
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from pl_fed.clients.base import Client
@@ -60,6 +60,7 @@ def _metric_attributes() -> frozenset[str]:
 def kept_parts(client: Client) -> list[Part]:
     """Return the parts of an algorithm: its models, criterion and task, and the algorithm itself.
 
+    The trainer is a part, too: steps reach it by ``self.trainer``.
     The algorithm's own attributes are outside of modules: only an author of algorithms has some.
     Attributes that Lightning, torchmetrics and pl_fed set are ignored: they belong to no client.
     """
@@ -68,7 +69,25 @@ def kept_parts(client: Client) -> list[Part]:
         Part(name, module, select_ignored(module), is_outside=module is client)
         for name, module in modules
     ]
-    return [*parts, *_task_object(client)]
+    return [*parts, *_task_object(client), *trainer_parts(client)]
+
+
+STOP = "trainer.should_stop"
+"""The name of the attribute of a trainer that ends a fit."""
+
+_VALUES = (bool, int, float, str, type(None), Tensor)
+
+
+def trainer_parts(client: Client) -> list[Part]:
+    """Return the trainer as a part with its plain values, and with attributes that a user adds.
+
+    There is none for an algorithm without a trainer.
+    """
+    with suppress(RuntimeError):
+        trainer = client.trainer
+        ignored = (n for n, v in vars(trainer).items() if n[0] == "_" or not isinstance(v, _VALUES))
+        return [Part("trainer", trainer, frozenset(ignored))]
+    return []
 
 
 def lay_rows(client: Client) -> None:

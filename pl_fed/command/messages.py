@@ -25,6 +25,7 @@ _LOST_NULL = re.compile(  # null that jsonargparse passed as text to an argument
 )
 _NESTED = re.compile(r"NestedArg\(key='.*?', val=(.*)\)$")
 _NO_CLASS = re.compile(r"Not a valid subclass of (\w+)(?:\. Got value: (.*))?$")
+_UNION = "raise_union_unexpected_value"  # its function that joins the errors of several types
 _INSTANTIATOR = "default_class_instantiator"  # jsonargparse's function that calls constructors
 SUBCOMMANDS = ("fit", "validate", "test", "predict", "partition", "report", "export", "list")
 _COMMANDS = ", ".join(SUBCOMMANDS)
@@ -366,12 +367,12 @@ def describe_constructor_error(error: BaseException) -> str:
 
     Errors that begin with "Expected" are sentences of pl_fed and need no description.
     """
-    while error.__cause__ is not None and not str(error).startswith("Expected"):
-        error = error.__cause__
-    frames = list(traceback.walk_tb(error.__traceback__))
-    makers = [k for k, (frame, _) in enumerate(frames) if frame.f_code.co_name == _INSTANTIATOR]
-    if not makers or makers[-1] + 1 == len(frames) or str(error).startswith("Expected"):
+    found = _find_constructor_error(error)
+    if found is None:
         return ""
+    error = found
+    frames = list(traceback.walk_tb(error.__traceback__))
+    makers = _find_constructors(error)
     kind = frames[makers[-1]][0].f_locals.get("class_type")
     frame, line = frames[makers[-1] + 1]
     missing = _describe_missing_arguments(kind, frame.f_locals)
@@ -380,6 +381,40 @@ def describe_constructor_error(error: BaseException) -> str:
         f" class that can be made but got {type(error).__name__}: {' '.join(str(error).split())}"
         f" ({Path(frame.f_code.co_filename).name}, line {line}){missing}."
     )
+
+
+def _find_constructor_error(error: BaseException) -> BaseException | None:
+    """Return the error of a constructor among an error and its causes; ``None`` without one.
+
+    If an argument takes several types, jsonargparse notes the error of each.
+    """
+    if _is_own_sentence(error):
+        return None
+    causes: list[BaseException] = [] if error.__cause__ is None else [error.__cause__]
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == _UNION:
+            causes = [*frame.f_locals.get("exceptions", causes)]
+    for cause in causes:
+        if (found := _find_constructor_error(cause)) is not None:
+            return found
+    return error if _find_constructors(error) else None
+
+
+def _find_constructors(error: BaseException) -> list[int]:
+    """Return the positions of calls of constructors in the traceback of an error."""
+    frames = list(traceback.walk_tb(error.__traceback__))[:-1]
+    return [k for k, (frame, _) in enumerate(frames) if frame.f_code.co_name == _INSTANTIATOR]
+
+
+def _is_own_sentence(error: BaseException) -> bool:
+    """Return whether an error is a sentence of pl_fed, or of a user's class in its words.
+
+    jsonargparse raises its sentence about a union of types from the error of a constructor.
+    """
+    if not str(error).startswith("Expected"):
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return not str(frame.f_globals.get("__name__")).startswith("jsonargparse")
 
 
 def _describe_missing_arguments(kind: Any, values: Mapping[str, Any]) -> str:

@@ -115,6 +115,7 @@ class ClientData:
     redraw: Callable[[list[int], list[int]], tuple[Tree, Tree]] | None = None
     entries: SampleEntries | None = None
     official: tuple[str, ...] = ()
+    class_names: Sequence[str] = ()
 
     @property
     def num_clients(self) -> int:

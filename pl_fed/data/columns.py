@@ -259,7 +259,9 @@ def build_arrays(
     split = None if roles.split is None else _build_split(table, roles.split)
     if classes:
         words.append(f"classes: {', '.join(classes)}")
-    arrays = Arrays(inputs, targets, client, split, len(classes), names)
+    arrays = Arrays(
+        inputs, targets, client, split, len(classes), names, class_names=tuple(map(str, classes))
+    )
     return TableArrays(arrays, escape_controls("; ".join(words)))
 
 
@@ -423,10 +425,17 @@ def _is_real(kind: Any) -> bool:
 
 
 def _check_complete(table: Any, name: str) -> None:
-    """Raise ``ValueError`` if a value is missing."""
-    column = table.column(name)
-    if column.null_count:
-        missing = column.is_null().to_numpy()
+    """Raise ``ValueError`` if a value is missing; in a CSV file, missing text is empty."""
+    from pyarrow import compute
+
+    column = _plain(table, name)
+    absent = column.is_null()
+    if _is_text(column.type):
+        absent = compute.or_(
+            absent, compute.equal(compute.utf8_trim_whitespace(column), "").fill_null(True)
+        )
+    missing = absent.to_numpy(zero_copy_only=False)
+    if missing.any():
         raise ValueError(
             f"Expected column {name!r} to have a value in each row but got none in"
             f" {missing.sum()} rows, first in row {missing.argmax()}: fill in or remove them"

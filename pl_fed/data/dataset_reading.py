@@ -93,6 +93,7 @@ def read_data_sets(
         options.on_disk,
         redraw,
         samples.entries,
+        class_names or () if len(class_names or ()) == classes else (),
     )
 
 
@@ -100,15 +101,16 @@ def _match_class_names(pieces: Sequence[Any], samples: Samples) -> tuple[Samples
     """Return samples whose class ids mean the same class in all parts, and the classes' names.
 
     Parts with a ``class_to_idx``, such as image folders of torchvision, number their own folders.
-    The classes of the training part keep their ids. Without a difference, nothing changes, and the
-    names are ``None``.
+    The classes of the training part keep their ids. The names are ``None`` if a part has none.
     """
     tables = [_class_ids(piece) for piece in pieces]
     is_flat = isinstance(samples.targets, Tensor) and samples.targets.dim() == 1
-    if not is_flat or None in tables or all(table == tables[0] for table in tables):
+    if not is_flat or None in tables:
         return samples, None
     pairs = [sorted((id, name) for name, id in (table or {}).items()) for table in tables]
     names = [*dict.fromkeys(name for table in pairs for _, name in table)]
+    if all(table == tables[0] for table in tables):
+        return samples, names
     targets, begin = samples.targets.clone(), 0
     for table, piece in zip(pairs, pieces):
         own = targets[begin : begin + len(piece)]

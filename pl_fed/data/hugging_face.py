@@ -171,7 +171,11 @@ class HuggingFace(DataSource):
         self.preparation = f"inputs: {', '.join(map(str, roles.inputs or ()))}"
         for piece in pieces:
             _check_labels(piece, roles.target)
-        return read_data_sets({TRAIN: rows}, roles, self.collate_fn, classes, self.options)
+        arrays = read_data_sets({TRAIN: rows}, roles, self.collate_fn, classes, self.options)
+        class_names = names[roles.target] or ()
+        if len(class_names) != arrays.num_classes:
+            return arrays
+        return replace(arrays, class_names=class_names)
 
     def _find_columns(self, dataset: Any) -> BatchRoles:
         """Return the roles with the names of all columns that are used."""

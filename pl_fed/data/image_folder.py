@@ -117,6 +117,7 @@ class ImageFolder(DataSource):
             ids.repeat_interleave(sizes),
             split=torch.tensor(split).repeat_interleave(sizes) if split else None,
             num_classes=len(classes),
+            class_names=tuple(classes),
         )
 
     def list_shared_quantities(self) -> dict[str, str]:

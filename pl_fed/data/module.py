@@ -301,6 +301,7 @@ class FederatedData(Configurable, LightningDataModule):
         owners = self._list_owners(arrays, (train, val, test))
         data = ClientData(inputs, targets, train, val, test, arrays.num_classes, root, owners)
         data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped, entries=arrays.entries)
+        data = replace(data, class_names=tuple(map(str, arrays.class_names)))
         official = self._official_parts(arrays)
         data = replace(data, official=official if len(official) > 1 else ())
         if self.skew is not None:

@@ -46,6 +46,7 @@ class Arrays:
             like those above, which serve validation and tests. ``None`` if samples do not change.
         entries: The places of inputs and target in the samples of a data set, for the steps of a
             LightningModule; ``None`` if the samples have no other structure.
+        class_names: Names of the classes 0..C-1, for tables of results; empty without names.
 
     Raises:
         TypeError: If inputs, targets, ``client`` or ``split`` are no tensors.
@@ -68,6 +69,7 @@ class Arrays:
     mapped: bool = False
     redraw: Callable[[list[int], list[int]], tuple[Tree, Tree]] | None = None
     entries: SampleEntries | None = None
+    class_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""
@@ -102,6 +104,15 @@ class Arrays:
         _check_ids("split", self.split, range(3), "0 (train), 1 (val) or 2 (test)")
         _check_ids("labels", self.labels, range(2**31), "class ids from 0")
         self._check_targets()
+        self._check_class_names()
+
+    def _check_class_names(self) -> None:
+        _check_names(self.class_names, "classes")
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise ValueError(
+                f"Expected `class_names` to name {self.num_classes} classes but got"
+                f" {len(self.class_names)} names."
+            )
 
     def _open_memory_maps(self) -> None:
         if holds_memory_map(self.inputs):
@@ -240,15 +251,15 @@ def _check_finite(name: str, values: Tensor, dtype: torch.dtype | None = None) -
         )
 
 
-def _check_names(names: Sequence[str]) -> None:
+def _check_names(names: Sequence[str], owners: str = "clients") -> None:
     """Raise ``ValueError`` for names that UTF-8 files cannot hold."""
     for position, name in enumerate(names):
         try:
             str(name).encode()
         except UnicodeEncodeError:
             raise ValueError(
-                f"Expected the names of clients to be text in UTF-8 but got {str(name)!r} at"
-                f" position {position}: rename this client."
+                f"Expected the names of {owners} to be text in UTF-8 but got {str(name)!r} at"
+                f" position {position}: rename it."
             ) from None
 
 

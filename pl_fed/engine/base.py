@@ -21,6 +21,9 @@ ROUND_NUMBERS = (
 )
 """Numbers that the round reports under ``train/``, beside the outputs of ``training_step``."""
 
+TAKEN_NUMBERS = (*ROUND_NUMBERS, "small_cohort", "upload_bytes", "download_bytes")
+"""Names under ``train/`` that no output of ``training_step`` may have."""
+
 
 @dataclass
 class Chunk:
@@ -303,7 +306,7 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
 
     Raises:
         TypeError: If ``outputs`` is neither a loss nor a dict of tensors with ``loss``.
-        ValueError: If a name is also in :data:`ROUND_NUMBERS`, or a tensor is no scalar.
+        ValueError: If a name is also in :data:`TAKEN_NUMBERS`, or a tensor is no scalar.
     """
     if isinstance(outputs, Tensor):
         outputs = {"loss": outputs}
@@ -312,7 +315,7 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
             "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but got"
             f" {type(outputs).__name__}."
         )
-    if taken := [name for name in (*ROUND_NUMBERS, "small_cohort") if name in outputs]:
+    if taken := [name for name in TAKEN_NUMBERS if name in outputs]:
         raise ValueError(
             "Expected `training_step` to return names that a round does not report itself but got"
             f" `{'`, `'.join(taken)}`."

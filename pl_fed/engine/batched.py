@@ -24,10 +24,12 @@ from pl_fed.engine.optimizer_states import OptimizerStates
 from pl_fed.engine.step import (
     LocalStep,
     Tensors,
+    have_same_gradients,
     read_options,
     read_updates,
 )
 from pl_fed.engine.tracing import plain_attributes
+from pl_fed.nets.gradient_hooks import has_gradient_hooks
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.tasks.base import SkippedStepError
 from pl_fed.text import first_line
@@ -115,6 +117,8 @@ class BatchedRunner(Engine):
                 single steps.
         """
         objective = chunk.objective
+        if any(has_gradient_hooks(client.model(model)) for model in client.trained):
+            raise CannotCompileError("a parameter has a hook on its gradient")
         if hooks := client.task.list_gradient_hooks(client.global_model):
             raise CannotCompileError(
                 f"the module has hooks of single steps (`{'`, `'.join(hooks)}`)"
@@ -300,8 +304,18 @@ class PreparedStep:
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
         """Make buffers for the outputs of one trial; drop the rows that the step does not read."""
-        with restore_buffers(self.client) as changed:
+        forked = fork_torch_rng(self.client.device)
+        with restore_buffers(self.client) as changed, forked as seed:
+            seed(0)
             gradients, outputs = self.step.gradients(clone(self.buffers.state), inputs)
+            if self.step.compiled and self.step.size is None:
+                seed(0)
+                expected = self.step.backward_gradients(clone(self.buffers.state), inputs)
+                if not have_same_gradients(gradients, expected):
+                    raise CannotCompileError(
+                        "`loss.backward()` has other gradients than torch.autograd.grad, as for"
+                        " activation checkpoints with use_reentrant=True"
+                    )
         if changed:
             raise CannotCompileError(f"training changes a buffer of the net ({changed[0]})")
         # later eager steps may read other rows; in mixed precision it has been traced with all rows

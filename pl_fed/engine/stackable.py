@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings, restore_buffers
 from pl_fed.engine.batched import BatchedRunner, StepInputs, drop_unsupported_mask
+from pl_fed.engine.step import have_same_gradients
 from pl_fed.random import fork_torch_rng
 from pl_fed.text import find_code_line, first_line
 from pl_fed.trees import Tree, leaves, tree_map
@@ -30,7 +31,6 @@ ELEMENTWISE = (
 """Optimizers that update each number independently, so that stacked clients do not mix."""
 
 _OTHER_WEIGHTS = 0.75  # factor of the weights at which gradients are compared
-_TOLERANCE = 1e-2  # relative, of gradients
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -105,20 +105,9 @@ def _agrees_with_one(
         batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
         inputs = StepInputs(prepared, optimizer, chunk).build_stack(0, batch)
         stacked, _ = prepared.step.gradients(prepared.buffers.state, inputs)
-        alone = prepared.step.first_gradients(prepared.buffers.state, inputs)
-    return all(
-        _are_close(stacked[model][name][0], gradient)
-        for model, group in alone.items()
-        for name, gradient in group.items()
-    )
-
-
-def _are_close(actual: Tensor, expected: Tensor) -> bool:
-    """Return whether gradients agree within rounding, where the expected ones are finite."""
-    is_finite = expected.isfinite()
-    actual, expected = actual[is_finite].double(), expected[is_finite].double()
-    scale = float(expected.abs().max()) if expected.numel() else 0.0
-    return torch.allclose(actual, expected, rtol=0, atol=_TOLERANCE * scale + 1e-6)
+        alone = prepared.step.backward_gradients(prepared.buffers.state, inputs)
+    first = {model: {n: rows[0] for n, rows in group.items()} for model, group in stacked.items()}
+    return have_same_gradients(first, alone)
 
 
 def _measure_saved_bytes(

@@ -154,10 +154,19 @@ class LocalStep:
         finally:
             self._client_graph = graph
 
-    def first_gradients(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
-        """Return the gradients of the first client of a stack, computed without a stack."""
-        first = _select_first(*self._stack(state, inputs))
-        return self._client_gradients(*first)[0]
+    def backward_gradients(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
+        """Return the gradients of the only or first client as ``loss.backward()`` gives them.
+
+        They differ from :meth:`gradients` if the step calls ``backward`` itself, as a re-entrant
+        activation checkpoint does.
+        """
+        if self.size is not None:
+            leaves, buffers, *others = _select_first(*self._stack(state, inputs))
+        else:
+            leaves, buffers = state["leaves"], state["buffers"]
+            others = [*self._objective_inputs(inputs)]
+        batch, index, draw, rows = others
+        return self._client_gradients(leaves, buffers, batch, index, draw, rows, True)[0]
 
     def _objective_inputs(self, inputs: dict[str, Any]) -> tuple[Any, ...]:
         """Return the inputs of the objective: batch, index, draw and rows."""
@@ -195,8 +204,13 @@ class LocalStep:
         index: Tensor,
         draw: Tensor,
         rows: Mapping[str, Any],
+        accumulates: bool = False,
     ) -> tuple[Tensors, dict[str, Tensor]]:
-        """Differentiate the objective of one client."""
+        """Differentiate the objective of one client.
+
+        ``accumulates`` chooses ``backward`` instead of ``grad``: see :meth:`backward_gradients`.
+        """
+        differentiate_loss = _accumulate if accumulates else _differentiate
         with torch.enable_grad():
             leaves = _require_gradients(leaves)
             tensors = {
@@ -209,7 +223,7 @@ class LocalStep:
                 """Return the gradients, while the models have these leaves."""
                 full_precision = torch.autocast(self.client.device.type, enabled=False)
                 with full_precision if self.casts else nullcontext():
-                    gradients = _differentiate(outputs["loss"], leaves)
+                    gradients = differentiate_loss(outputs["loss"], leaves)
                 return gradients, {name: value.detach() for name, value in outputs.items()}
 
             embeddings = _OwnEmbeddings() if self.size is not None else nullcontext()
@@ -385,6 +399,36 @@ def _differentiate(loss: Tensor, leaves: Tensors) -> Tensors:
         model: {name: grad for name in group if (grad := next(gradients)) is not None}
         for model, group in leaves.items()
     }
+
+
+def _accumulate(loss: Tensor, leaves: Tensors) -> Tensors:
+    loss.backward()
+    return {
+        model: {name: leaf.grad for name, leaf in group.items() if leaf.grad is not None}
+        for model, group in leaves.items()
+    }
+
+
+def have_same_gradients(actual: Tensors, expected: Tensors) -> bool:
+    """Return whether gradients agree within rounding, where the expected ones are finite."""
+    for model, group in expected.items():
+        for name, gradient in {**dict.fromkeys(actual[model]), **group}.items():
+            found = actual[model].get(name)
+            if gradient is None:  # the parameter has no effect
+                gradient = torch.zeros_like(actual[model][name])
+            if found is None or not _are_close(found, gradient):
+                return False
+    return True
+
+
+_TOLERANCE = 1e-2  # relative, of gradients
+
+
+def _are_close(actual: Tensor, expected: Tensor) -> bool:
+    is_finite = expected.isfinite()
+    actual, expected = actual[is_finite].double(), expected[is_finite].double()
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(actual, expected, rtol=0, atol=_TOLERANCE * scale + 1e-6)
 
 
 def _replace(old: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Tensor) -> None:

@@ -13,11 +13,13 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.kept_parts import kept_parts, lay_rows
 from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.evaluation.client_losses import ClientLosses
 from pl_fed.evaluation.client_measures import ClientMeasures
+from pl_fed.evaluation.evaluation_rules import refuse_changes
 from pl_fed.evaluation.monitor import Monitor, Tables, metric_directions, prefer_second
 from pl_fed.evaluation.step_evaluation import StepEvaluation
 from pl_fed.metrics import ClientMetrics
@@ -76,6 +78,7 @@ class Evaluator:
         self._guard: ValueGuard | None = None  # of the evaluation that runs now
         self._restores = True  # after each client; until an evaluation has changed nothing
         self._has_changes = False
+        self._changed_values: set[str] = set()
         layers = client.model("global").modules()
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in layers)
 
@@ -90,11 +93,17 @@ class Evaluator:
         with fork_all_generators(), fork_torch_rng(self.client.device):
             lay_rows(self.client)
             self._guard = ValueGuard(self._parts, self._list_loaded_buffers())
+            options = OptionGuard.guard_trainer(self.client)
+            self._changed_values.clear()
             try:
                 yield
             finally:
-                self._has_changes |= bool(self._guard.restore())
+                self._changed_values |= {*self._guard.restore()}
+                self._has_changes |= bool(self._changed_values)
                 self._restores, self._guard = self._has_changes, None
+                changed_options = options.restore()
+        net = type(self.client.global_model).__name__
+        refuse_changes("validation_step", net, self._changed_values, changed_options)
 
     def _list_loaded_buffers(self) -> list[Tensor]:
         """Return the running statistics of models that are loaded client by client."""
@@ -105,7 +114,8 @@ class Evaluator:
     def _restore(self) -> None:
         """Restore what the last batch or client has changed, so that no other one sees it."""
         if self._guard is not None and self._restores:
-            self._has_changes |= bool(self._guard.restore())
+            self._changed_values |= {*self._guard.restore()}
+            self._has_changes |= bool(self._changed_values)
 
     @property
     def is_monitoring(self) -> bool:

@@ -69,6 +69,7 @@ from pl_fed.run_folder import (
     last_run,
     new_folder,
 )
+from pl_fed.tasks.one_process import hide_in_steps
 
 
 class Trainer(LightningTrainer):
@@ -397,6 +398,18 @@ class Trainer(LightningTrainer):
             return
         self._loop.write_rows()  # a resumed run continues after the rows of its checkpoint
         super().save_checkpoint(filepath, weights_only, storage_options)
+
+
+hide_in_steps(
+    Trainer,
+    world_size=1,
+    num_devices=1,
+    num_nodes=1,
+    is_global_zero=True,
+    global_rank=0,
+    local_rank=0,
+    node_rank=0,
+)
 
 
 def _seconds_left(timer: Timer) -> float:

@@ -5,7 +5,7 @@ import re
 import struct
 import types
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_SCALARS = (bool, int, float, str, bytes, complex, type(None), Enum)
+SCALARS = (bool, int, float, str, bytes, complex, type(None), Enum)
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, torch.dtype, torch.device)
 LIBRARIES = frozenset(
     (
@@ -81,7 +81,7 @@ def _code_values(value: Any) -> tuple[Any, ...]:
     if isinstance(value, types.MethodType):
         return value.__self__, value.__func__
     if isinstance(value, types.FunctionType):
-        return value.__qualname__, *_function_values(value)
+        return value.__qualname__, *function_values(value)
     frame = value.gi_frame
     return (-1,) if frame is None else (frame.f_lasti, *frame.f_locals.values())
 
@@ -97,7 +97,7 @@ def _attributes(value: Any) -> dict[str, Any]:
     return attributes
 
 
-def _function_values(function: types.FunctionType) -> tuple[Any, ...]:
+def function_values(function: types.FunctionType) -> tuple[Any, ...]:
     """Return the values that a function keeps: of its closure, its defaults and its attributes."""
     cells = []
     for cell in function.__closure__ or ():
@@ -130,7 +130,7 @@ class Fingerprints:
         return self._compute(value)
 
     def _compute(self, value: Any) -> Hashable:
-        if isinstance(value, _SCALARS):
+        if isinstance(value, SCALARS):
             number = struct.pack("d", value) if isinstance(value, float) else value
             return type(value).__name__, number
         if id(value) in self._registered:
@@ -240,35 +240,3 @@ def _digest(tensor: Tensor, reads_large: bool) -> Hashable:
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def user_values(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield values that classes and files of a user keep outside of objects, by name.
-
-    These are attributes of a class and of its bases, and global variables that their methods name.
-    """
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] in LIBRARIES:
-            continue
-        for name, value in list(vars(base).items()):
-            if isinstance(value, types.FunctionType):
-                yield from _global_values(value)
-            elif not name.startswith("__") and _is_data(value):
-                yield f"{base.__qualname__}.{name}", value
-
-
-def _global_values(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the global variables that a function names, if they hold data."""
-    for name in function.__code__.co_names:
-        value = function.__globals__.get(name)
-        if value is not None and not isinstance(value, type) and _is_data(value):
-            yield f"{function.__module__}.{name}", value
-
-
-def _is_data(value: Any) -> bool:
-    """Return whether a value may hold data: no code, no descriptor and no object of a library."""
-    code = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, classmethod)
-    if isinstance(value, (*code, staticmethod, property, types.MethodType)):
-        return False
-    plain = (*_SCALARS, Tensor, np.ndarray, list, tuple, dict, set, deque)
-    return isinstance(value, plain) or package_of(value) not in LIBRARIES

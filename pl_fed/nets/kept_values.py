@@ -17,10 +17,11 @@ from pl_fed.nets.fingerprints import (
     digest,
     is_unread,
     package_of,
-    user_values,
 )
+from pl_fed.nets.user_values import user_values
 
 _MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 MIRRORS = frozenset(("_flat_weights", "_flat_weight_refs"))
 """Attributes of a recurrent layer that are lists of its parameters."""
 
@@ -57,6 +58,13 @@ class Part:
             for name, value in vars(self.owner).items()
             if name not in ignored
         }
+
+    def hooks(self) -> dict[str, Any]:
+        """Return the hooks of a module by dotted names; they may keep values in closures."""
+        if self.ignored is None or not isinstance(self.owner, nn.Module):
+            return {}
+        values = {name: vars(self.owner)[name] for name in _HOOKS}
+        return {join_names(self.name, name): hooks for name, hooks in values.items() if hooks}
 
 
 def join_names(*names: str) -> str:
@@ -114,8 +122,8 @@ class KeptValues:
     Attributes:
         attributes: Fingerprints of attributes by their dotted names.
         tensors: Records of parameters and buffers by their dotted names.
-        outside: Fingerprints of values outside of modules: attributes of classes, and global
-            variables that methods name.
+        outside: Fingerprints of values outside of modules: attributes of classes, global variables
+            that methods name, and what functions and hooks keep.
     """
 
     attributes: Mapping[str, Hashable]
@@ -149,9 +157,9 @@ class KeptValues:
             found = outside if part.is_outside else attributes
             for name, value in part.attributes().items():
                 found[name] = prints.compute(value)
+            outside |= {name: prints.compute(value) for name, value in part.hooks().items()}
         kinds = dict.fromkeys(type(part.owner) for part in parts if part.ignored is not None)
-        for kind in kinds:
-            outside |= {name: prints.compute(value) for name, value in user_values(kind)}
+        outside |= {name: prints.compute(value) for name, value in user_values(*kinds)}
         return cls(attributes, tensors, outside)
 
     def changes(self, after: "KeptValues") -> "Changes":
@@ -205,7 +213,7 @@ class Changes:
 
     Attributes:
         attributes: Attributes with another value, also deep inside of it.
-        outside: Attributes of classes and global variables with another value.
+        outside: Values outside of modules that have changed.
         buffers: Buffers with other numbers.
         replaced_buffers: Buffers that are other tensors.
         frozen_parameters: Frozen parameters with other numbers.

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pl_fed.nets.gradient_hooks import copy_gradient_hooks
+
 
 @dataclass(frozen=True)
 class RowLayout:
@@ -348,7 +350,12 @@ def frozen_modules(module: nn.Module) -> list[nn.Module]:
 
 
 def copy_trainable(module: nn.Module) -> nn.Module:
-    """Return a copy of a module that shares its frozen submodules and parameters."""
+    """Return a copy of a module that shares its frozen submodules and parameters.
+
+    It has the hooks on the gradients of parameters, too.
+    """
     shared: dict[int, object] = {id(frozen): frozen for frozen in frozen_modules(module)}
     shared |= {id(p): p for p in module.parameters() if not p.requires_grad}
-    return copy.deepcopy(module, shared)
+    copied = copy.deepcopy(module, shared)
+    copy_gradient_hooks(module, copied)
+    return copied

@@ -325,7 +325,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         damage += _describe_missing_clients(clients, config)
     validated = clients or _read_columns(folder / "per_client_validation.csv", damage, "byzantine")
     if has_test:
-        classes = _read_columns(folder / "per_class.csv", damage, "byzantine", "class")
+        path = folder / "per_class.csv"
+        classes = _read_columns(path, damage, "byzantine", "class", texts=("class_name",))
     return Run(
         folder=folder,
         name=name or folder.name,

@@ -12,15 +12,17 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.kept_parts import module_parts
-from pl_fed.engine.base import ROUND_NUMBERS
+from pl_fed.clients.kept_parts import module_parts, trainer_parts
+from pl_fed.clients.optimizer_options import OptionGuard
+from pl_fed.engine.base import TAKEN_NUMBERS
+from pl_fed.evaluation.evaluation_rules import describe_outside_values, refuse_changes
 from pl_fed.metrics.client_metrics import (
     STANDARD_ERROR,
     STATISTICS,
     TAKEN_NAMES,
     TRAINED_STATISTICS,
 )
-from pl_fed.nets.kept_values import Changes, KeptValues, ValueGuard
+from pl_fed.nets.kept_values import Changes, KeptValues, Part, ValueGuard
 from pl_fed.nets.modes import evaluation_mode, training_mode
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.explanations import call_or_explain
@@ -67,7 +69,8 @@ def try_steps(
 
     with fork_torch_rng(client.device), evaluation_mode(net):
         _find_training_setting(net, client, task, load_samples)
-        parts = _try_evaluations(net, task, evaluation_samples)
+        surroundings = _Surroundings(trainer_parts(client), optimizer)
+        parts = _try_evaluations(net, task, evaluation_samples, surroundings)
     _set_measures(task, parts)
     _check_names(type(net).__name__, task.measures)
     for name in task.further_metrics:
@@ -77,6 +80,18 @@ def try_steps(
                 f" does not log but got `{name}`: use another name."
             )
     task.measures |= task.further_directions()
+
+
+class _Surroundings(NamedTuple):
+    """Surroundings: what the steps of a module reach besides the module.
+
+    Attributes:
+        parts: The trainer, if there is one.
+        optimizer: The local optimizer.
+    """
+
+    parts: list[Part]
+    optimizer: torch.optim.Optimizer
 
 
 class _Part(NamedTuple):
@@ -96,18 +111,26 @@ class _Part(NamedTuple):
 
 
 def _try_evaluations(
-    net: nn.Module, task: LightningTask, evaluation_samples: Callable[[str], Batch]
+    net: nn.Module,
+    task: LightningTask,
+    evaluation_samples: Callable[[str], Batch],
+    surroundings: _Surroundings,
 ) -> dict[str, _Part]:
-    """Evaluate both parts on a few samples; refuse a change of a parameter."""
+    """Evaluate both parts on a few samples; refuse a change that reaches the training."""
+    name, owners = type(net).__name__, [*module_parts(net), *surroundings.parts]
     task.logged_losses = frozenset()
     task.logged_names = {"train": task.logged_names["train"], "validation": {}, "test": {}}
     parts = {}
     for part, step in (("val", "validation_step"), ("test", "test_step")):
-        samples, before = evaluation_samples(part), _record(net)
-        guard = ValueGuard(module_parts(net))
+        samples, before = evaluation_samples(part), _record(owners)
+        guard, options = ValueGuard(owners), OptionGuard([surroundings.optimizer])
         parts[part] = _try_evaluation(net, task, samples, part, step)
-        _refuse_evaluation_changes(type(net).__name__, step, before.changes(_record(net)))
+        changes = before.changes(_record(owners))
         guard.restore()
+        _refuse_evaluation_changes(name, step, changes)
+        refuse_changes(step, name, changes.attributes, options.restore())
+        if changes.outside:
+            rank_zero_warn(describe_outside_values(step, name, sorted(changes.outside)))
     return parts
 
 
@@ -166,23 +189,34 @@ def _find_training_setting(
 def _try_training(net: nn.Module, task: LightningTask, batch: Batch) -> None:
     """Run ``training_step``, and set the names that it logs."""
     task.step_names, task.logged_names = None, {"train": {}}
+    loss: Any = None
     mode = training_mode(net) if task.needs_training_mode else nullcontext()
     with task.training_logs(0) as logs, mode, torch.enable_grad():
         try:
-            _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
+            loss = _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
         except SkippedStepError:
             rank_zero_warn(
                 f"`training_step` of {type(net).__name__} returned None for the first minibatch, so"
                 " pl_fed skips such steps as Lightning does: return the loss if that is not wanted."
             )
-    names = name_metrics({"train": tuple(logs.get(id(net), ()))})["train"]
+    values = logs.get(id(net), {})
+    names = name_metrics({"train": tuple(values)})["train"]
     for logged_name, name in names.items():
-        if name in ROUND_NUMBERS or name == "update_norm":
+        if name == "loss" and _differs(loss, values[logged_name]):
+            names[logged_name] = logged_name  # the returned loss is `train/loss`
+    for logged_name, name in names.items():
+        is_other_loss = name == "loss" and _differs(loss, values[logged_name])
+        if name in TAKEN_NUMBERS or is_other_loss:
             raise ValueError(
                 f"Expected `training_step` of {type(net).__name__} to log names that pl_fed's own"
                 f" `train/{name}` does not have but got {logged_name!r}: use another name."
             )
     task.step_names, task.logged_names = tuple(names.values()), {"train": names}
+
+
+def _differs(loss: Any, logged: Any) -> bool:
+    """Return whether a step logs another loss than the one that it returns."""
+    return loss is not None and abs(float(loss) - float(logged)) > 1e-3 * abs(float(loss))
 
 
 def _try_evaluation(
@@ -201,8 +235,8 @@ def _try_evaluation(
     return _Part(choose_stage(net, part), logs.directions(), loss, values)
 
 
-def _record(net: nn.Module) -> KeptValues:
-    return KeptValues.record(module_parts(net), reads_trained=True)
+def _record(parts: list[Part]) -> KeptValues:
+    return KeptValues.record(parts, reads_trained=True)
 
 
 def _refuse_evaluation_changes(net: str, step: str, changes: Changes) -> None:
@@ -254,7 +288,8 @@ def _check_names(net: str, measures: Mapping[str, bool | None]) -> None:
     suffixes = [suffix for suffix in (*STATISTICS, *TRAINED_STATISTICS, STANDARD_ERROR) if suffix]
     taken |= {f"{name}{suffix}" for name in ("loss", *measures) for suffix in suffixes}
     for name in measures:
-        if name in taken or not name.isprintable() or not name.strip():
+        is_place = "/dataloader_idx_" in name  # a name of Lightning for several dataloaders
+        if name in taken or is_place or not name.isprintable() or not name.strip():
             raise ValueError(
                 f"Expected {net} to log metrics by names that no statistic over clients has"
                 f" (`acc_std`, for example), in printable letters, but got {name!r}: use another"

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound
-from pl_fed.clients.kept_parts import kept_parts, lay_rows, user_name
+from pl_fed.clients.kept_parts import STOP, kept_parts, lay_rows, user_name
 from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.one_by_one import OneByOne
@@ -48,8 +49,12 @@ class StepFacts:
         counters: Saved integer buffers that a step changes and that no row contains.
         attributes: Attributes that carry values from one client to the next.
         scratch: Attributes that a step changes, and that carry nothing to the next client.
+        outside: Values of classes, files and functions that a step changes without an effect on
+            another client's numbers.
+        shared: Those of them that are not equal for a client with another client before it.
         reset_buffers: Buffers that no row contains, which begin anew with every client.
         moved_parameters: Parameters that a step moves in memory, by ``.data = ...``.
+        optimizer_options: Options of the trainer's optimizer that a step changes.
         draws_globally: Whether steps draw from the global generators of Python or NumPy.
         leaks: Whether a client's numbers depend on the client before it for another reason.
     """
@@ -62,8 +67,11 @@ class StepFacts:
     counters: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     scratch: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     reset_buffers: tuple[str, ...] = ()
     moved_parameters: tuple[str, ...] = ()
+    optimizer_options: tuple[str, ...] = ()
     draws_globally: bool = False
     leaks: bool = False
 
@@ -172,11 +180,12 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
     for run in runs:
         changes |= run.changes
     pairs = ((first_a, second_a), (first_b, second_b))
-    memory = {
-        name for name in changes.attributes if leaks or any(a.differs(b, name) for a, b in pairs)
-    }
+    names_of_values = changes.attributes | changes.outside
+    different = {n for n in names_of_values if any(a.differs(b, n) for a, b in pairs)}
+    memory = different if leaks else different & changes.attributes
+    memory |= changes.attributes & {STOP}
     if leaks and not memory:
-        memory = set(changes.outside)
+        memory |= changes.attributes or changes.outside
     outside = _buffers_outside_rows(client)
     trained = {f"{model}_model.{name}" for model in client.trained for name in outside[model]}
     changed = changes.buffers | changes.replaced_buffers
@@ -205,8 +214,11 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
         counters=names(counters - silent),
         attributes=names(memory),
         scratch=tuple(sorted(changes.attributes - memory)),
+        outside=tuple(sorted(changes.outside - memory)),
+        shared=names((different & changes.outside) - memory),
         reset_buffers=names(changed - in_rows - counters - silent),
         moved_parameters=names(changes.moved_parameters),
+        optimizer_options=tuple(sorted(set().union(*(run.options for run in runs)))),
         draws_globally=any(run.draws for run in runs),
         leaks=leaks and not memory,
     )
@@ -240,9 +252,10 @@ class _Run:
     Attributes:
         results: The client's rows and the means of its outputs after the steps.
         changes: What any step changed.
-        values: The attributes after each step, and at the end.
+        values: The attributes, and values outside of modules, after each step and at the end.
         reshaped: Buffers that a step replaced by tensors of another shape.
         draws: Whether the steps have drawn from a global generator of Python or NumPy.
+        options: Options of the optimizer that a step changed.
     """
 
     results: list[Tensor] = field(default_factory=list)
@@ -250,6 +263,7 @@ class _Run:
     values: list[Mapping[str, Hashable]] = field(default_factory=list)
     reshaped: set[str] = field(default_factory=set)
     draws: bool = False
+    options: set[str] = field(default_factory=set)
 
     def differs(self, other: "_Run", name: str) -> bool:
         """Return whether an attribute has other values in another run of the same client."""
@@ -293,6 +307,7 @@ class _CopySteps:
             patch_optimizers(client, optimizer)
             lay_rows(client)
             before = KeptValues.record(kept_parts(client))
+            options = OptionGuard([optimizer])
 
             def step(batch: Batch, index: int) -> Any:
                 state = _global_state()
@@ -300,8 +315,9 @@ class _CopySteps:
                 found.draws |= _global_state() != state
                 after = KeptValues.record(kept_parts(client), reads_frozen=False)
                 found.changes |= before.changes(after)
-                found.values.append(after.attributes)
+                found.values.append({**after.attributes, **after.outside})
                 found.reshaped |= _find_reshaped(before, after)
+                found.options |= {*options.restore()}
                 return outputs
 
             chunk = Chunk(
@@ -320,7 +336,7 @@ class _CopySteps:
             after = KeptValues.record(kept_parts(client))
         changes = before.changes(after)
         found.changes |= replace(changes, buffers=frozenset(), replaced_buffers=frozenset())
-        found.values.append(after.attributes)
+        found.values.append({**after.attributes, **after.outside})
         for model in client.trained:
             rows = chunk.round.models[model]
             found.results += [rows.parameters.clone(), rows.statistics.clone()]

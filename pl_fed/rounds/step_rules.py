@@ -1,5 +1,8 @@
 """Rules over the facts of local steps: what a step may change; one sentence for each refusal."""
 
+from pl_fed.clients.kept_parts import STOP
+from pl_fed.evaluation.evaluation_rules import describe_stop
+from pl_fed.evaluation.evaluation_rules import join_names as _join
 from pl_fed.rounds.step_facts import StepFacts
 
 _REGISTER = (
@@ -25,6 +28,8 @@ def refuse_changes(facts: StepFacts) -> None:
         _describe_reshaped_buffers(facts),
         _describe_counters(facts),
         _describe_modes(facts),
+        _describe_options(facts),
+        _describe_stop(facts),
         _describe_attributes(facts),
         _describe_leaks(facts),
     ):
@@ -43,6 +48,17 @@ def describe_reset_buffers(facts: StepFacts) -> str | None:
     )
 
 
+def describe_shared_values(facts: StepFacts) -> str | None:
+    """Return the sentence about values outside of modules; ``None`` if no step changes one."""
+    if not facts.shared:
+        return None
+    return (
+        f"Local steps of {facts.net} change {_join(facts.shared)} outside of the module. All"
+        " clients of a process share it, and no checkpoint keeps it: if a step reads it, the result"
+        " depends on the order of clients. Keep such a value in a floating-point buffer."
+    )
+
+
 def describe_missing_loss(net: str, has_loss: bool, has_metrics: bool) -> str | None:
     """Return the sentence about a validation without a loss; ``None`` if there is one.
 
@@ -55,11 +71,6 @@ def describe_missing_loss(net: str, has_loss: bool, has_metrics: bool) -> str | 
         return None
     effect = "metric `loss`" if has_metrics else "metric, and no hybrid model is chosen"
     return f"The validation of {net} neither returns nor logs a loss, so there is no {effect}."
-
-
-def _join(names: tuple[str, ...]) -> str:
-    text = ", ".join(f"`{name}`" for name in names[:3])
-    return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _describe_frozen_parameters(facts: StepFacts) -> str | None:
@@ -130,6 +141,23 @@ def _describe_modes(facts: StepFacts) -> str | None:
         f" them but got another value of {_join(modes)}: call `train()` or `eval()` again at the"
         " end of the step."
     )
+
+
+def _describe_options(facts: StepFacts) -> str | None:
+    if not facts.optimizer_options:
+        return None
+    return (
+        f"Expected `training_step` of {facts.net} to leave the options of its optimizer unchanged,"
+        f" which all clients share, but got another {_join(facts.optimizer_options)}: change them"
+        " in `on_before_optimizer_step`, whose optimizer is the client's own, or by a schedule of"
+        " `configure_optimizers`, which steps once a round."
+    )
+
+
+def _describe_stop(facts: StepFacts) -> str | None:
+    if STOP not in facts.attributes:
+        return None
+    return describe_stop("training_step", facts.net)
 
 
 def _describe_attributes(facts: StepFacts) -> str | None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
+from pl_fed.clients.kept_parts import restore_values
 from pl_fed.clients.round_rules import StepRows
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
@@ -56,7 +57,12 @@ def try_client(
     if trial is None:
         return
     client_id = int(sizes.gt(0).nonzero()[0])
-    with fork_torch_rng(client.device), torch.inference_mode(False), torch.enable_grad():
+    with (
+        restore_values(client),  # such as what the copy changes in the trainer
+        fork_torch_rng(client.device),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
         trial.eval()
         try:
             _run(trial, data, client_id, augment)

@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import is_
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import kept_parts, user_name
+from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.nets.kept_values import KeptValues, Part, ValueGuard, join_names
 from pl_fed.rounds.step_facts import StepFacts
-from pl_fed.rounds.step_rules import refuse_changes
+from pl_fed.rounds.step_rules import describe_shared_values, refuse_changes
 
 _MISSING = object()
 
@@ -28,11 +32,13 @@ class ValueWatch:
     def __init__(self, client: Client) -> None:
         self.client = client
         self._scratch: frozenset[str] = frozenset()
+        self._outside: frozenset[str] = frozenset()
         self._parts: list[Part] | None = None
 
     def expect(self, facts: StepFacts) -> None:
         """Take the attributes that local steps may change from the facts of a trial."""
         self._scratch = frozenset(facts.scratch)
+        self._outside = frozenset(facts.outside)
 
     @contextmanager
     def watch(self, round: int) -> Iterator[None]:
@@ -51,16 +57,22 @@ class ValueWatch:
         before = KeptValues.record(self._parts) if reads else None
         attributes = [(part, dict(vars(part.owner))) for part in self._parts]
         guard = ValueGuard(self._parts) if self._scratch else None
+        options = OptionGuard.guard_trainer(self.client)
         yield
+        changed_options = tuple(options.restore())
         found = KeptValues.record(self._parts) if before is not None else None
         changed = {name for part, values in attributes for name in _restore(part, values)}
         if guard is not None:  # values of one client must not stay, also deep in a dict
             guard.restore()
-        if not changed and found is None:
+        if not changed and not changed_options and found is None:
             return
-        facts = StepFacts(net=type(self.client.global_model).__name__)
+        net = type(self.client.global_model).__name__
+        facts = StepFacts(net=net, optimizer_options=changed_options)
+        facts = self._add_changes(facts, changed, before, found)
+        if sentence := describe_shared_values(facts):
+            rank_zero_warn(sentence)
         try:
-            refuse_changes(self._add_changes(facts, changed, before, found))
+            refuse_changes(facts)
         except ValueError as error:
             error.add_note(f"In round {round}; the trial before training did not show it.")
             raise
@@ -75,19 +87,22 @@ class ValueWatch:
         """Return facts with the changes of a round."""
         frozen: frozenset[str] = frozenset()
         toggled: frozenset[str] = frozenset()
+        shared: frozenset[str] = frozenset()
         if before is not None and after is not None:
             changes = before.changes(after)
             changed = changed | changes.attributes
+            shared = changes.outside
             frozen, toggled = changes.frozen_parameters, changes.toggled
 
         def names(found: Any) -> tuple[str, ...]:
             return tuple(dict.fromkeys(user_name(self.client, name) for name in sorted(found)))
 
-        return StepFacts(
-            net=facts.net,
+        return replace(
+            facts,
             attributes=names(changed - self._scratch),
             frozen_parameters=names(frozen),
             toggled=names(toggled),
+            shared=names(shared - self._outside),
         )
 
 

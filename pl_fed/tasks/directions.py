@@ -15,6 +15,9 @@ _DOUBTS = {
     *("neg", "negative", "minus", "inv", "inverse", "no", "non", "without", "reciprocal"),
     *("attack", "attacker", "adversary", "adversarial", "backdoor", "poison", "trigger"),
     *("mia", "membership", "leak", "leakage", "discriminator", "disc", "critic"),
+    *("drop", "gap", "diff", "difference", "delta", "change", "std", "var", "variance", "spread"),
+    *("forget", "forgetting", "unlearn", "unlearning", "fool", "fooling", "miss", "win"),
+    *("random", "chance", "d", "g", "generator", "gen", "real", "fake"),
 }
 _TOKEN = re.compile(r"[A-Z]?[a-z]+[0-9]*|[A-Z]+[0-9]*(?![a-z])|[0-9]+")
 
@@ -86,7 +89,7 @@ def guess_direction(name: str) -> bool | None:
         (None, None, None)
     """
     words = [word.lower() for word in _TOKEN.findall(name)]
-    if not words or _DOUBTS & set(words):
+    if not words or _DOUBTS & set(words) or words[0] == "1":  # as in 1-acc
         return None
     if words[-1] in _LOWER:
         return False

@@ -290,7 +290,9 @@ class LightningTask(Task):
         logs, total, size = logs or StepLogs(), 0.0, 0
         reset_metrics(module)
         with logs.record(module):
-            getattr(module, f"on_{stage}_epoch_start")()
+            logs.source = f"on_{stage}_epoch_start"
+            getattr(module, logs.source)()
+            logs.source = f"{stage}_step"
             for index, batch in enumerate(batches):
                 logs.size = batch.size
                 example = self.build_batch(batch.inputs, batch.targets)
@@ -298,8 +300,9 @@ class LightningTask(Task):
                 total += torch.nan if loss is None else float(loss) * batch.size
                 size += batch.size
             try:
+                logs.source = f"on_{stage}_epoch_end"
                 with one_process():
-                    getattr(module, f"on_{stage}_epoch_end")()
+                    getattr(module, logs.source)()
             except UNDEFINED_ERRORS as error:
                 raise_device_error(error)
                 if not accepts_undefined:

@@ -2,11 +2,32 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from unittest import mock
+from typing import Any
 
 import torch.distributed as dist
 
 _NOTHING_TO_HIDE = nullcontext()
+_MISSING = object()
+
+
+def _is_not_initialized() -> bool:
+    return False
+
+
+_HIDDEN: list[tuple[Any, str, Any]] = [
+    (dist, "is_initialized", _is_not_initialized),
+    (dist.distributed_c10d, "is_initialized", _is_not_initialized),
+]
+
+
+def hide_in_steps(owner: type, **values: Any) -> None:
+    """Set attributes of a class, such as the number of processes, within the steps of a client.
+
+    Args:
+        owner: The class, for example of a trainer.
+        **values: The attributes by name, as in a run of one process.
+    """
+    _HIDDEN.extend((owner, name, value) for name, value in values.items())
 
 
 def one_process() -> AbstractContextManager[None]:
@@ -15,7 +36,8 @@ def one_process() -> AbstractContextManager[None]:
     They hold other clients, and take other steps.
 
     Within the context, ``self.all_gather``, the strategy's ``reduce``, ``broadcast`` and
-    ``barrier``, ``sync_dist`` and the metrics of torchmetrics act as in a run of one process.
+    ``barrier``, ``sync_dist`` and the metrics of torchmetrics act as in a run of one process. So do
+    ``self.trainer.world_size``, ``num_devices``, ``is_global_zero`` and the ranks.
     A direct call of a collective of ``torch.distributed`` raises its error about a missing
     process group.
     """
@@ -26,11 +48,15 @@ def one_process() -> AbstractContextManager[None]:
 
 @contextmanager
 def _hide_processes() -> Iterator[None]:
-    """Let ``torch.distributed`` say that there is no process group."""
-    hidden = mock.patch.object(dist, "is_initialized", _is_not_initialized)
-    with hidden, mock.patch.object(dist.distributed_c10d, "is_initialized", _is_not_initialized):
+    """Let ``torch.distributed`` and the trainer speak of one process."""
+    before = [(owner, name, vars(owner).get(name, _MISSING)) for owner, name, _ in _HIDDEN]
+    try:
+        for owner, name, value in _HIDDEN:
+            setattr(owner, name, value)
         yield
-
-
-def _is_not_initialized() -> bool:
-    return False
+    finally:
+        for owner, name, value in before:
+            if value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -34,10 +35,14 @@ class StepLogs:
 
     Attributes:
         size: The number of samples of the current step.
+        source: The step or hook that runs. If several of them log one name, the last one counts,
+            as in Lightning.
     """
 
     def __init__(self) -> None:
         self.size = 1
+        self.source = ""
+        self._sources: dict[str, str] = {}
         self._numbers: dict[str, list[Tensor]] = {}
         self._weights: dict[str, list[float]] = {}
         self._reductions: dict[str, str] = {}
@@ -88,6 +93,7 @@ class StepLogs:
             TypeError: If the value is of another type.
             ValueError: If the tensor has several numbers, or the reduction is unknown.
         """
+        self._begin_value(name)
         if isinstance(value, Metric):
             self._add_metric(name, value)
             return
@@ -99,7 +105,7 @@ class StepLogs:
                 f"Expected `reduce_fx` of self.log({name!r}, ...) to be one of"
                 f" {', '.join(_REDUCTIONS)} but got {reduction!r}."
             )
-        if isinstance(value, bool | int | float):
+        if isinstance(value, Real):
             value = torch.tensor(float(value))
         if not isinstance(value, Tensor):
             raise TypeError(
@@ -121,6 +127,7 @@ class StepLogs:
         """Record each entry of a dict of values, or each metric of a collection."""
         if isinstance(dictionary, MetricCollection):
             for name in dictionary:
+                self._begin_value(str(name))
                 self._add_metric(str(name), (dictionary, str(name)))
             return
         for name, value in dictionary.items():
@@ -136,9 +143,14 @@ class StepLogs:
                 if id(collection) not in collections:
                     collections[id(collection)] = _compute(collection)
                 results = collections[id(collection)]
-                value = results[key] if isinstance(results, dict) else results
+                value = results.get(key, results) if isinstance(results, dict) else results
             else:
                 value = _compute(metric)
+            if isinstance(value, dict):
+                raise ValueError(
+                    f"Expected the metric of self.log({name!r}, ...) to give one number but got a"
+                    f" dict ({', '.join(map(str, value))}): log its entries by self.log_dict."
+                )
             values[name] = torch.as_tensor(value).detach()
         for name, value in values.items():
             if value.numel() != 1:
@@ -155,6 +167,14 @@ class StepLogs:
             single = metric[0][metric[1]] if isinstance(metric, tuple) else metric
             directions[name] = metric_direction(single)
         return directions
+
+    def _begin_value(self, name: str) -> None:
+        """Forget the values of a name that another step or hook has logged."""
+        if self._sources.setdefault(name, self.source) != self.source:
+            self._sources[name] = self.source
+            self._numbers.pop(name, None)
+            self._weights.pop(name, None)
+            self._metrics.pop(name, None)
 
     def _add_metric(self, name: str, metric: Metric | tuple[MetricCollection, str]) -> None:
         """Record a metric of torchmetrics; refuse a name of another value."""

@@ -1,6 +1,7 @@
 """Mistakes of the user: one sentence with the expected and the actual value, no traceback."""
 
 import math
+import re
 import runpy
 import shutil
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loggers import CSVLogger
 
 from pl_fed import Adversary, Federation, StorageOptions, Trainer
 from pl_fed.aggregators import Clipping, Median
@@ -848,6 +850,18 @@ def test_failing_class_is_named_with_file_and_line(get_refusal):
     )
 
 
+class FaultyLogger(CSVLogger):
+    def __init__(self, save_dir: str = "."):
+        raise OSError("the store is read only")
+
+
+@pytest.mark.parametrize("form", ["{}", "[{{class_path: {}}}]"])
+def test_failing_logger_is_named_with_its_own_error(get_refusal, form):
+    refusal = get_refusal(f"--trainer.logger={form.format(f'{__name__}.FaultyLogger')}")
+    assert f"{__name__}.FaultyLogger to be a class that can be made" in refusal
+    assert "OSError: the store is read only (test_bad_input.py, line " in refusal
+
+
 class Untyped(torch.nn.Sequential):
     """A net with untyped arguments."""
 
@@ -934,10 +948,11 @@ def test_object_of_another_class_is_refused(kind):
 
 
 @pytest.mark.parametrize("option", ["lr", "momentum", "weight_decay"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300])
 def test_optimizer_options_must_be_finite(tmp_path, option, value):
     build = partial(torch.optim.SGD, **{"lr": 0.1, option: value})
-    words = f"to build an optimizer with finite options but got {option} = {value}"
+    words = "to build an optimizer with options that are finite in float32 but got"
+    words = re.escape(f"{words} {option} = {value}")
     with pytest.raises(ValueError, match=f"`server_optimizer` {words}"):
         Federation(Uniform(3), server_optimizer=build)
     trainer = Trainer(Federation(Uniform(3)), default_root_dir=tmp_path, logger=False)
@@ -948,7 +963,7 @@ def test_optimizer_options_must_be_finite(tmp_path, option, value):
 def test_learning_rates_of_a_schedule_must_be_finite(tmp_path):
     schedule = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda _: math.nan)
     trainer = Trainer(Federation(Uniform(3)), default_root_dir=tmp_path, logger=False)
-    with pytest.raises(ValueError, match="`lr_scheduler` to build an optimizer with finite option"):
+    with pytest.raises(ValueError, match="`lr_scheduler` to build an optimizer with options tha"):
         trainer.fit(FedAvg(MLP(64, [4], 10), lr_scheduler=schedule), DIGITS(IID()))
 
 

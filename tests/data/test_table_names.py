@@ -65,6 +65,14 @@ def test_missing_owners_are_refused_beside_leading_zeros(tmp_path):
         Table(path, "y", client="owner").load()
 
 
+@pytest.mark.parametrize("column", ["client", "target"])
+def test_empty_text_is_a_missing_name(tmp_path, column):
+    path = write(tmp_path, "c", ["north", " ", "south"])
+    roles = {"target": "y", "client": "c"} if column == "client" else {"target": "c"}
+    with pytest.raises(ValueError, match=r"'c' to have a value in each row .* first in row 1"):
+        Table(path, **roles).load()
+
+
 def test_classes_of_several_files_are_matched_by_name(tmp_path):
     for name, labels in {"a": ["1", "2"], "b": ["02", "2"], "c": ["yes", "1"]}.items():
         rows = [f"{k},{label}" for k, label in enumerate(labels)]

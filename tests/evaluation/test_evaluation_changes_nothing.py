@@ -241,6 +241,75 @@ def test_evaluation_that_changes_a_parameter_is_refused(tmp_path, kind):
         fit(kind, tmp_path, 1)
 
 
+class DecayByHand(Validated):
+    """Lowers the learning rate by an evaluation, from the second one on."""
+
+    begin = 1
+
+    def touch(self, stage):
+        return 1
+
+    def on_validation_epoch_end(self):
+        if self.current_epoch >= self.begin:
+            for group in self.optimizers().param_groups:
+                group["lr"] *= 0.5
+
+
+class DecayAtOnce(DecayByHand):
+    begin = 0
+
+
+class StopByHand(DecayByHand):
+    def on_validation_epoch_end(self):
+        self.trainer.should_stop = self.current_epoch >= self.begin
+
+
+class StopAtOnce(StopByHand):
+    begin = 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        *((DecayByHand, "another `lr`"), (DecayAtOnce, "another `lr`")),
+        *((StopByHand, "use the callback EarlyStopping"), (StopAtOnce, "EarlyStopping")),
+    ],
+)
+def test_evaluation_that_reaches_the_optimizer_or_the_end_of_the_run_is_refused(
+    tmp_path, kind, word
+):
+    with pytest.raises(ValueError, match="Expected `validation_step` and its hooks") as caught:
+        fit(kind, tmp_path, 1)
+    assert word in str(caught.value)
+
+
+class CountInTrainer(Validated):
+    def touch(self, stage):
+        self.trainer.seen = getattr(self.trainer, "seen", 0) + 1
+        return self.trainer.seen
+
+
+def test_values_that_an_evaluation_leaves_in_the_trainer_are_removed(tmp_path):
+    trainer, _, _ = fit(CountInTrainer, tmp_path, 1)
+    assert not hasattr(trainer, "seen")
+    assert trainer.federation.metrics("val")["global"].per_client()["number"].tolist() == [1, 1, 1]
+
+
+TOUCHED = []
+
+
+class CountInFile(Validated):
+    def touch(self, stage):
+        TOUCHED.append(stage)
+        return 1
+
+
+def test_values_that_an_evaluation_changes_outside_of_the_module_are_said(tmp_path):
+    sentence = rf"`validation_step` and its hooks of CountInFile change `{__name__}.TOUCHED` outs"
+    with pytest.warns(UserWarning, match=sentence):
+        fit(CountInFile, tmp_path, 1)
+
+
 class Swap(Validated):
     """Evaluates averaged weights, and puts the own ones back."""
 

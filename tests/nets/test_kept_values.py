@@ -2,15 +2,18 @@
 
 import collections
 import copy
+import functools
 import random
 
 import numpy as np
 import pytest
+import stateful_modules
 import torch
 from torch import nn
 
-from pl_fed.nets.fingerprints import Fingerprints, digest, user_values
+from pl_fed.nets.fingerprints import Fingerprints, digest
 from pl_fed.nets.kept_values import KeptValues, Part, ValueGuard
+from pl_fed.nets.user_values import user_values
 
 
 class Keeper(nn.Module):
@@ -117,3 +120,47 @@ def test_values_of_classes_and_files_are_found():
         "Counting.total": 0,
         f"{__name__}.SEEN": {"steps": 0},
     }
+
+
+class Totals:
+    steps = 0
+
+
+def count_up(memo={}):  # noqa: B006
+    Totals.steps += 1
+    memo["n"] = len(SEEN)
+
+
+def test_functions_that_methods_name_are_followed():
+    scale = [1.0]
+
+    class Indirect:
+        @functools.lru_cache  # noqa: B019
+        def step(self):
+            return [count_up() for _ in scale] and digits_of(random)
+
+        @property
+        def factor(self):
+            return stateful_modules.TOTALS["steps"]
+
+    found = dict(user_values(Indirect))
+    assert found.keys() == {
+        *("Totals.steps", "count_up", f"{__name__}.SEEN", "stateful_modules.TOTALS"),
+        f"{Indirect.step.__qualname__}",
+    }
+    before = KeptValues.record([Part("", Indirect())])
+    scale[0] = 2.0
+    changed = before.changes(KeptValues.record([Part("", Indirect())])).outside
+    assert changed == {Indirect.step.__qualname__}
+
+
+def digits_of(module):
+    return module.__name__
+
+
+def test_hooks_are_values_outside_of_modules():
+    layer, calls = nn.Linear(2, 2), []
+    layer.register_forward_hook(lambda *_: calls.append(1) or None)
+    before = KeptValues.record(parts(layer))
+    layer(torch.ones(1, 2))
+    assert before.changes(KeptValues.record(parts(layer))).outside == {"_forward_hooks"}

@@ -145,6 +145,119 @@ def test_later_change_stops_the_run(tmp_path, kind, name):
     assert caught.value.__notes__ == ["In round 1; the trial before training did not show it."]
 
 
+class Decays(Stateful):
+    """Decays the learning rate of the trainer's optimizer in a step, or in a hook of it."""
+
+    def training_step(self, batch, batch_idx):
+        self.decay(self.optimizers())
+        return self.loss(batch)
+
+    def decay(self, optimizer):
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+
+
+class Stops(Decays):
+    def decay(self, optimizer):
+        self.trainer.should_stop = True
+
+
+class DecaysLate(Decays):
+    def decay(self, optimizer):
+        if self.current_epoch:
+            super().decay(optimizer)
+
+
+class StopsLate(DecaysLate):
+    def decay(self, optimizer):
+        self.trainer.should_stop = self.current_epoch == 1
+
+
+class CountsInTrainer(Decays):
+    def decay(self, optimizer):
+        self.trainer.steps = getattr(self.trainer, "steps", 0) + 1
+
+
+def new_trainer(folder, rounds=3, **options):
+    return pl_fed.Trainer(
+        Federation(All(), seed=0), run_dir=folder, max_epochs=rounds, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, logger=False, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        (Decays, "another `lr`: change them in `on_before_optimizer_step`"),
+        (DecaysLate, "another `lr`: change them in `on_before_optimizer_step`"),
+        (Stops, "use the callback EarlyStopping"),
+        (StopsLate, "use the callback EarlyStopping"),
+        (CountsInTrainer, "`trainer.steps`"),
+    ],
+)
+def test_steps_change_neither_the_optimizer_nor_the_trainer(tmp_path, kind, word):
+    trainer = new_trainer(tmp_path)
+    with pytest.raises(ValueError, match="Expected `training_step`") as caught:
+        trainer.fit(FedAvg(seeded(kind)), shared_out(classes(SIZES)))
+    assert word in str(caught.value)
+    assert not trainer.should_stop
+    assert trainer.current_epoch == (1 if kind.__name__.endswith("Late") else 0)
+
+
+class HalvesEachStep(Stateful):
+    """Sets the learning rate of each step by the hook of the step."""
+
+    def on_before_optimizer_step(self, optimizer):
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+
+
+def test_hook_of_a_step_sets_the_learning_rate_of_its_client(tmp_path):
+    data, module = shared_out(classes(SIZES), batch_size=8), seeded(HalvesEachStep).double()
+    client = FedAvg(copy.deepcopy(module), local_epochs=2)
+    outcome = run_rounds(client, data, rounds=1)
+    ends = []
+    for number in range(len(SIZES)):
+        own, batch = copy.deepcopy(module), data.clients.batch(data.clients.train.samples(number))
+        optimizer = own.configure_optimizers()
+        for step in range(2):
+            optimizer.zero_grad()
+            own.training_step((batch.inputs.double(), batch.targets), step).backward()
+            own.on_before_optimizer_step(optimizer)
+            optimizer.step()
+        ends.append(nn.utils.parameters_to_vector(own.parameters()).detach())
+    torch.testing.assert_close(outcome.w, torch.stack(ends).mean(0), rtol=1e-9, atol=1e-9)
+
+
+CALLS = []
+
+
+def note_call():
+    CALLS.append(1)
+    return len(CALLS)
+
+
+class Calls(Stateful):
+    """A function of the file counts; the count matters late."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 if note_call() < 1000 else 2)
+
+
+class LateCalls(Stateful):
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch:
+            note_call()
+        return self.loss(batch)
+
+
+@pytest.mark.parametrize("kind", [Calls, LateCalls])
+def test_values_outside_of_the_module_are_said(tmp_path, kind):
+    trainer = new_trainer(tmp_path, rounds=2)
+    with pytest.warns(UserWarning, match=f"{kind.__name__} change `{__name__}.CALLS` outside"):
+        trainer.fit(FedAvg(seeded(kind)), shared_out(classes(SIZES)))
+
+
 class CountingLoss(nn.Module):
     """Cross entropy with class weights from a running count of labels, which is a buffer."""
 

@@ -17,11 +17,21 @@ def test_accuracies_are_better_if_larger(name):
     assert guess_direction(name) is True
 
 
+DIFFERENCES = ["1-acc", "drop_in_accuracy", "std_acc", "forget_acc", "delta_f1", "d_loss"]
 DOUBTFUL = "smape wape crps mase rmsle fid hd95 ce kl bce hinge lpips eer nrmse regret cost"
 
 
 @pytest.mark.parametrize(
-    "name", [*DOUBTFUL.split(), "neg_mse", "attack_accuracy", "mse_skill", "accloss", "lossless"]
+    "name",
+    [
+        *DOUBTFUL.split(),
+        *DIFFERENCES,
+        "neg_mse",
+        "attack_accuracy",
+        "mse_skill",
+        "accloss",
+        "lossless",
+    ],
 )
 def test_doubtful_names_have_no_direction(name):
     assert guess_direction(name) is None

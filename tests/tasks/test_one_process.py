@@ -1,10 +1,15 @@
 """Code of a client sees a run of one process, whatever the run has."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
+from lightning import Trainer as LightningTrainer
 from lightning.fabric.utilities.distributed import _sync_ddp_if_available
 
+import pl_fed
+from pl_fed.samplers import All
 from pl_fed.tasks.one_process import one_process
 
 
@@ -25,6 +30,16 @@ def test_other_processes_are_hidden(group):
             dist.all_reduce(ones)
     assert dist.is_initialized()
     dist.all_reduce(ones)
+
+
+def test_trainer_speaks_of_one_process(group, tmp_path):
+    federation = pl_fed.Federation(All())
+    trainer = pl_fed.Trainer(federation, run_dir=tmp_path, accelerator="cpu", logger=False)
+    names = ("world_size", "num_devices", "is_global_zero", "global_rank", "local_rank")
+    with mock.patch.object(LightningTrainer, "world_size", 2):
+        with mock.patch.object(LightningTrainer, "is_global_zero", False), one_process():
+            assert [getattr(trainer, name) for name in names] == [1, 1, True, 0, 0]
+        assert trainer.world_size == 2
 
 
 def test_processes_are_visible_again_after_an_error(group):

@@ -1,0 +1,56 @@
+"""The options of optimizers: a guard that restores what a client's steps change in them."""
+
+import copy
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from pl_fed.clients.base import Client
+
+
+class OptionGuard:
+    """Option guard: restores the options of optimizers, such as learning rates.
+
+    Args:
+        optimizers: The optimizers.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+        >>> guard = OptionGuard([optimizer])
+        >>> optimizer.param_groups[0]["lr"] = 0.5
+        >>> guard.restore()
+        ['lr']
+        >>> optimizer.param_groups[0]["lr"]
+        0.1
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self._before = [
+            (group, copy.deepcopy({name: v for name, v in group.items() if name != "params"}))
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+        ]
+
+    @classmethod
+    def guard_trainer(cls, client: Client) -> "OptionGuard":
+        """Return a guard of the optimizers of an algorithm's trainer; of none without a trainer."""
+        with suppress(RuntimeError):  # the algorithm has no trainer
+            return cls(getattr(client.trainer, "optimizers", ()))
+        return cls([])
+
+    def restore(self) -> list[str]:
+        """Restore all options, and return the names of the changed ones."""
+        changed = []
+        for group, before in self._before:
+            for name, value in before.items():
+                if _differ(group.get(name), value):
+                    changed.append(name)
+                    group[name] = value
+        return list(dict.fromkeys(changed))
+
+
+def _differ(value: Any, other: Any) -> bool:
+    """Return whether two values of an option differ."""
+    return type(value) is not type(other) or bool(value != other)

@@ -1,0 +1,37 @@
+"""Hooks that a user registers on the gradients of parameters."""
+
+from torch import nn
+
+
+def has_gradient_hooks(module: nn.Module) -> bool:
+    """Return whether a parameter has a hook on its gradient.
+
+    Only a backward pass to the parameter itself calls the hook, and no pass to other tensors in its
+    place, as in a stack.
+
+    Example:
+        >>> layer = nn.Linear(1, 1)
+        >>> handle = layer.weight.register_hook(lambda gradient: 2 * gradient)
+        >>> has_gradient_hooks(layer), has_gradient_hooks(nn.Linear(1, 1))
+        (True, False)
+    """
+    return any(
+        parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        for parameter in module.parameters()
+    )
+
+
+def copy_gradient_hooks(source: nn.Module, copy: nn.Module) -> None:
+    """Register the hooks of a module's parameters on those of its copy; torch leaves them out.
+
+    Args:
+        source: The module.
+        copy: A copy of it; parameters that both share keep their hooks.
+    """
+    for parameter, copied in zip(source.parameters(), copy.parameters(), strict=True):
+        if copied is parameter:
+            continue
+        for hook in (parameter._backward_hooks or {}).values():
+            copied.register_hook(hook)
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            copied.register_post_accumulate_grad_hook(hook)

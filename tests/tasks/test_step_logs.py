@@ -1,0 +1,93 @@
+"""Each logged value reaches its own metric, and only that one."""
+
+import numpy as np
+import pytest
+import torch
+from small_federations import classes, seeded, shared_out
+from stateful_modules import Stateful
+from torchmetrics import MeanSquaredError, MinMaxMetric
+
+import pl_fed
+from pl_fed.clients import FedAvg
+from pl_fed.samplers import All
+from pl_fed.tasks.step_logs import StepLogs
+
+
+def fit(kind, folder):
+    trainer = pl_fed.Trainer(
+        pl_fed.Federation(All(), seed=0), run_dir=folder, max_epochs=1, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, logger=False,
+    )  # fmt: skip
+    trainer.fit(FedAvg(seeded(kind)), shared_out(classes([12, 8]), val_fraction=0.5))
+    return trainer.callback_metrics
+
+
+class LogsTwice(Stateful):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_x", 1.0)
+
+    def on_validation_epoch_end(self):
+        self.log("val_x", 9.0)
+
+
+def test_hook_of_the_epoch_replaces_the_value_of_the_step(tmp_path):
+    assert float(fit(LogsTwice, tmp_path)["val/global/x"]) == 9
+
+
+class LogsAnotherLoss(Stateful):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("train_loss", 2 * loss)
+        return loss
+
+
+class LogsItsLoss(LogsAnotherLoss):
+    def training_step(self, batch, batch_idx):
+        self.log("train_loss", loss := self.loss(batch))
+        return loss
+
+
+def test_loss_that_a_training_step_logs_beside_the_returned_one_has_a_column(tmp_path):
+    metrics = fit(LogsAnotherLoss, tmp_path / "other")
+    assert float(metrics["train/train_loss"]) == pytest.approx(2 * float(metrics["train/loss"]))
+    assert "train/train_loss" not in fit(LogsItsLoss, tmp_path / "equal")
+
+
+def logs_in_training(name):
+    class Logs(Stateful):
+        def training_step(self, batch, batch_idx):
+            self.log(name, 7.0)
+            return self.loss(batch)
+
+    return Logs
+
+
+@pytest.mark.parametrize("name", ["loss", "upload_bytes", "train_small_cohort", "cohort"])
+def test_names_of_the_round_are_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=f"pl_fed's own `train/.* but got '{name}'"):
+        fit(logs_in_training(name), tmp_path)
+
+
+class LogsPlaces(Stateful):
+    def validation_step(self, batch, batch_idx):
+        self.log("a/dataloader_idx_0", 1.0)
+
+
+def test_names_of_dataloaders_are_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match="use another name"):
+        fit(LogsPlaces, tmp_path)
+
+
+def test_numbers_of_numpy_are_numbers():
+    logs = StepLogs()
+    logs.log("x", np.float32(3.5))
+    logs.log("n", np.int64(2))
+    assert {name: float(value) for name, value in logs.values().items()} == {"x": 3.5, "n": 2.0}
+
+
+def test_metric_with_several_values_is_refused_with_its_entries():
+    metric, logs = MinMaxMetric(MeanSquaredError()), StepLogs()
+    metric.update(torch.ones(2), torch.zeros(2))
+    logs.log("mse", metric)
+    with pytest.raises(ValueError, match=r"one number but got a dict \(raw, max, min\)"):
+        logs.values()
