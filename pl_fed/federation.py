@@ -435,6 +435,7 @@ class Federation(Configurable):
         sample = None
         if self.evaluate_clients is not None:
             sample = ClientSample.draw(self.evaluate_clients, data.val.sizes, self.seed)
+        datamodule.limit_validation(None if sample is None else sample.is_drawn.nonzero().flatten())
         evaluation = FederatedEvaluation(
             states,
             self.engine_choice,

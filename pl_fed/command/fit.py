@@ -36,7 +36,7 @@ from pl_fed.command.run_files import (
     saves_into_run_folder,
     wandb_loggers_in,
 )
-from pl_fed.command.saved_config import SaveAndLogConfig
+from pl_fed.command.saved_config import SaveAndLogConfig, add_defaults
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.command.start_status import StartStatus
 from pl_fed.command.wandb_runs import close_wandb_run, silence_wandb
@@ -53,6 +53,10 @@ from pl_fed.run_folder import (
 )
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REMEDIES = {  # for Lightning's words, beside last
+    "best": "set it to the file in `checkpoints/` of a run that your ModelCheckpoint names as best",
+    "hpc": "pl_fed saves no checkpoint of this kind, so set it to last, or to the folder of a run",
+}
 _UNSAVED_METRICS = "metrics_before.csv"  # rounds before a restart, without a checkpoint
 
 
@@ -144,17 +148,8 @@ class FederatedCLI(SectionsCLI):
         path = self._ckpt_path = config.ckpt_path
         config.ckpt_path = None
         check_weights_only(config.get("weights_only"))
-        if path is None or path == LAST:
-            return
-        check_source(path)
-        file = local_path(path)
-        if file is None or file.is_dir() or (file.is_file() and zipfile.is_zipfile(file)):
-            return
-        fault = "broken, or of another kind" if file.is_file() else "no such file"
-        raise ValueError(
-            "Expected argument `ckpt_path` to be a checkpoint, last or the folder of a run but got"
-            f" {path if path.isprintable() else repr(path)}: {fault}."
-        )
+        if path is not None and path != LAST:
+            _check_checkpoint(path)
 
     def before_instantiate_classes(self) -> None:
         """Restore the path of the checkpoint."""
@@ -202,7 +197,14 @@ class FederatedCLI(SectionsCLI):
             return None
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
         choose = choose_run if self.subcommand == "fit" else choose_evaluated_run
-        return choose(LAST if file is None else str(file), root, config)
+        return choose(LAST if file is None else str(file), root, config, self._add_defaults)
+
+    def _add_defaults(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Return a saved config with the defaults of the arguments that it lacks."""
+        name = self.subcommand
+        complete = add_defaults({"subcommand": name, name: saved}, self.parser)
+        config: dict[str, Any] = complete[name]
+        return config
 
     def _start_from(self, run: StoredRun, config: Namespace) -> None:
         """Start from a run's last checkpoint, or from round 0 if it has none; name the run."""
@@ -263,6 +265,21 @@ class FederatedCLI(SectionsCLI):
     def after_fit(self) -> None:
         """Test the final models."""
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+
+
+def _check_checkpoint(path: str) -> None:
+    """Raise ``ValueError`` if a path is neither a checkpoint, a folder, nor a URL."""
+    if path:
+        check_source(path)
+    file = local_path(path)
+    if file is None or (path and file.is_dir()) or zipfile.is_zipfile(file):
+        return
+    fault = "broken, or of another kind" if file.is_file() else "no such file"
+    remedy = _REMEDIES.get(path, "set it to last, or to the folder of a run")
+    raise ValueError(
+        "Expected argument `ckpt_path` to be a checkpoint, last or the folder of a run but got"
+        f" {path if path and path.isprintable() else repr(path)}: {fault}: {remedy}."
+    )
 
 
 def _resume_arguments(arguments: list[str], folder: Path) -> list[str]:

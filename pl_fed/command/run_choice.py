@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from pl_fed.command.run_files import CONFIG
 from pl_fed.command.saved_config import (
     PREVIOUS_CONFIG,
+    Completion,
     find_changes,
     find_model_changes,
     is_longer,
@@ -52,11 +53,11 @@ class Candidate:
     is_longer: bool
 
     @classmethod
-    def compare(cls, run: StoredRun, config: dict[str, Any]) -> "Candidate":
+    def compare(cls, run: StoredRun, config: dict[str, Any], complete: Completion) -> "Candidate":
         """Compare a run with the config of a command."""
         file = _find_config(run)
         unknown = run.checkpoint is None and not file.exists()  # stopped within its start
-        changes = "" if unknown else find_changes(file, config)
+        changes = "" if unknown else find_changes(file, config, complete)
         return cls(run, changes, is_longer(file, config))
 
     @property
@@ -82,7 +83,9 @@ def _find_config(run: StoredRun) -> Path:
     return run.folder / CONFIG
 
 
-def choose_run(path: str, root: str | Path, config: dict[str, Any]) -> StoredRun:
+def choose_run(
+    path: str, root: str | Path, config: dict[str, Any], complete: Completion
+) -> StoredRun:
     """Return the run that a fit continues.
 
     ``last`` is the newest unfinished run with the command's config. If there is none, it is the
@@ -93,6 +96,7 @@ def choose_run(path: str, root: str | Path, config: dict[str, Any]) -> StoredRun
         path: ``last``, or the folder of a run.
         root: The parent folder of the runs.
         config: The config of the command, in the form of ``config.yaml``.
+        complete: Adds defaults to the config of a run of an earlier version.
 
     Raises:
         FileNotFoundError: If there is no run.
@@ -100,8 +104,8 @@ def choose_run(path: str, root: str | Path, config: dict[str, Any]) -> StoredRun
         ValueError: If no run can continue under this config.
     """
     if path != LAST:
-        return _choose_folder(Path(path), config)
-    candidates = [Candidate.compare(run, config) for run in find_runs(root)]
+        return _choose_folder(Path(path), config, complete)
+    candidates = [Candidate.compare(run, config, complete) for run in find_runs(root)]
     if not candidates:
         raise no_run_error(root)
     matching = [candidate for candidate in candidates if candidate.matches]
@@ -117,9 +121,9 @@ def choose_run(path: str, root: str | Path, config: dict[str, Any]) -> StoredRun
     )
 
 
-def _choose_folder(folder: Path, config: dict[str, Any]) -> StoredRun:
+def _choose_folder(folder: Path, config: dict[str, Any], complete: Completion) -> StoredRun:
     """Return the run in a folder."""
-    candidate = Candidate.compare(read_run(folder), config)
+    candidate = Candidate.compare(read_run(folder), config, complete)
     run, changes = candidate.run, candidate.changes
     if candidate.matches or not (run.is_finished or (run.checkpoint is None and changes)):
         return run
@@ -159,13 +163,16 @@ def read_run(folder: Path) -> StoredRun:
     return run
 
 
-def choose_evaluated_run(path: str, root: str | Path, config: dict[str, Any]) -> StoredRun:
+def choose_evaluated_run(
+    path: str, root: str | Path, config: dict[str, Any], complete: Completion
+) -> StoredRun:
     """Return the run to evaluate: one with the config of the command if there is one.
 
     Args:
         path: ``last``, the newest run, or the folder of a run.
         root: The parent folder of the runs.
         config: The config of the command, in the form of ``config.yaml``.
+        complete: Adds defaults to the config of a run of an earlier version.
 
     Raises:
         FileNotFoundError: If there is no run with a checkpoint.
@@ -176,7 +183,8 @@ def choose_evaluated_run(path: str, root: str | Path, config: dict[str, Any]) ->
     if not saved:
         raise no_run_error(root if path == LAST else path)
     changes = {
-        folder: find_model_changes(_find_config(run), config) for folder, run in saved.items()
+        folder: find_model_changes(_find_config(run), config, complete)
+        for folder, run in saved.items()
     }
     folder = next((folder for folder, change in changes.items() if not change), next(iter(saved)))
     if changes[folder]:

@@ -1,18 +1,19 @@
 """``config.yaml`` in a run's folder, and its differences from another config."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentError
 from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
-from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.command.run_files import CONFIG
-from pl_fed.reports.configs import find_differences, format_value
+from pl_fed.reports.configs import find_differences, flatten, format_value
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # a resume may raise
 _PROCESSES = {f"trainer.{name}" for name in ("devices", "num_nodes", "strategy")}
@@ -20,6 +21,8 @@ _PROCESSES = {f"trainer.{name}" for name in ("devices", "num_nodes", "strategy")
 PREVIOUS_CONFIG = "config_to_round_{}.yaml"
 """The name of the config of a run's first rounds, up to a resume under another config."""
 _MAX_CHANGES = 3  # most differences that a list of runs names
+Completion = Callable[[dict[str, Any]], dict[str, Any]]
+"""Adds the defaults of the arguments that a saved config lacks, see :func:`add_defaults`."""
 
 
 class SaveAndLogConfig(SaveConfigCallback):
@@ -51,7 +54,7 @@ class SaveAndLogConfig(SaveConfigCallback):
 
     def _warn_of_no_round(self, folder: Path) -> None:
         """Warn if a run without a round left has another config."""
-        if changes := config_changes(folder / CONFIG, self._plain_config()):
+        if changes := self._describe_changes(folder / CONFIG):
             rank_zero_warn(
                 f"The run has no round left, so this config ({changes}) trains nothing and the test"
                 " uses the models of the previous config: raise `trainer.max_epochs`, or start a"
@@ -66,7 +69,7 @@ class SaveAndLogConfig(SaveConfigCallback):
         """
         previous = folder / PREVIOUS_CONFIG.format(round)
         before = previous if previous.exists() else folder / CONFIG
-        if changes := config_changes(before, self._plain_config()):
+        if changes := self._describe_changes(before):
             before.rename(previous)
             rank_zero_warn(
                 f"The run resumes with another config from round {round} on ({changes}). The"
@@ -75,6 +78,14 @@ class SaveAndLogConfig(SaveConfigCallback):
             )
         else:
             previous.unlink(missing_ok=True)  # config.yaml is the same again
+
+    def _describe_changes(self, file: Path) -> str:
+        """Describe the differences of this config from a config file, other than its length."""
+        config = self._plain_config()
+        changes = _differences(
+            _read_config(file) or config, config, lambda saved: add_defaults(saved, self.parser)
+        )
+        return "" if changes.keys() <= _LENGTHS else _list_changes(changes)
 
     def save_config(
         self, trainer: LightningTrainer, pl_module: LightningModule, stage: str
@@ -90,38 +101,65 @@ class SaveAndLogConfig(SaveConfigCallback):
         return config
 
 
-def config_changes(file: Path, config: dict[str, Any]) -> str:
-    """Describe the differences of a config from a config file.
+def add_defaults(saved: dict[str, Any], parser: LightningArgumentParser) -> dict[str, Any]:
+    """Add the defaults of the arguments that a saved config lacks: earlier versions had fewer.
 
-    Returns an empty text if only the length of training differs, or if the file cannot be read.
+    Args:
+        saved: The config of a run.
+        parser: Parses such a config.
+
+    Returns:
+        The complete config, or the saved one if this version cannot parse it.
     """
-    changes = _differences(file, config)
-    return "" if changes.keys() <= _LENGTHS else _describe_changes(changes)
+    exits = parser.exit_on_error
+    parser.exit_on_error = False
+    try:
+        text = parser.dump(parser.parse_object(saved), skip_none=False)
+    except (ArgumentError, TypeError, ValueError, KeyError, AttributeError, ImportError):
+        return saved
+    finally:
+        parser.exit_on_error = exits
+    complete: dict[str, Any] = yaml.safe_load(text)
+    return complete
 
 
-def find_changes(file: Path, config: dict[str, Any]) -> str:
+def find_changes(file: Path, config: dict[str, Any], complete: Completion) -> str:
     """Describe the differences of a config from that of a run, other than length and processes.
+
+    Args:
+        file: The config of the run.
+        config: The other config.
+        complete: Adds defaults to the run's config.
 
     Returns:
         The differences, the first of them if there are many; empty if the configs match.
     """
-    if not _is_readable(file):
+    saved = _read_config(file)
+    if saved is None:
         return f"no readable {file.name}"
-    changes = _differences(file, config)
-    listed = {key: change for key, change in changes.items() if key not in _LENGTHS | _PROCESSES}
-    return _describe_changes(listed, _MAX_CHANGES)
+    ignored = _LENGTHS | _PROCESSES
+    changes = find_differences([saved, config])
+    if changes.keys() & flatten(saved).keys() <= ignored:  # completing takes a fifth of a second
+        changes = _differences(saved, config, complete)
+    listed = {key: change for key, change in changes.items() if key not in ignored}
+    return _list_changes(listed, _MAX_CHANGES)
 
 
-def find_model_changes(file: Path, config: dict[str, Any]) -> str:
+def find_model_changes(file: Path, config: dict[str, Any], complete: Completion) -> str:
     """Describe the differences of an evaluation's config from that of a run, without the trainer.
+
+    Args:
+        file: The config of the run.
+        config: The other config.
+        complete: Adds defaults to the run's config.
 
     Returns:
         The differences, the first of them if there are many; empty without any.
     """
-    changes = _differences(file, config)
+    changes = _differences(_read_config(file) or config, config, complete)
     sections = ("model", "data", "federation", "seed_everything")
     listed = {key: change for key, change in changes.items() if key.startswith(sections)}
-    return _describe_changes(listed, _MAX_CHANGES)
+    return _list_changes(listed, _MAX_CHANGES)
 
 
 def is_longer(file: Path, config: dict[str, Any]) -> bool:
@@ -141,17 +179,13 @@ def _count_rounds(trainer: dict[str, Any]) -> float:
     )
 
 
-def _describe_changes(changes: Mapping[str, list[Any]], most: int | None = None) -> str:
+def _list_changes(changes: Mapping[str, list[Any]], most: int | None = None) -> str:
     texts = [
         f"{key} {format_value(saved)} → {format_value(value)}"
         for key, (saved, value) in changes.items()
     ]
     more = [] if most is None or len(texts) <= most else [f"{len(texts) - most} more"]
     return ", ".join([*texts[:most], *more])
-
-
-def _is_readable(file: Path) -> bool:
-    return _read_config(file) is not None
 
 
 def _read_config(file: Path) -> dict[str, Any] | None:
@@ -163,6 +197,11 @@ def _read_config(file: Path) -> dict[str, Any] | None:
     return saved if isinstance(saved, dict) else None
 
 
-def _differences(file: Path, config: dict[str, Any]) -> dict[str, list[Any]]:
-    saved = _read_config(file)
-    return {} if saved is None else find_differences([saved, config])
+def _differences(
+    saved: dict[str, Any], config: dict[str, Any], complete: Completion
+) -> dict[str, list[Any]]:
+    """Return the differences of a config from a saved one, whose missing keys have defaults."""
+    changes = find_differences([saved, config])
+    if changes.keys() - flatten(saved).keys():
+        return find_differences([complete(saved), config])
+    return changes

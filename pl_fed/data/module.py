@@ -159,6 +159,7 @@ class FederatedData(Configurable, LightningDataModule):
         self.root_samples = root_samples
         self.seed = global_seed() if seed is None else seed
         self._clients: ClientData | None = None
+        self._validated: list[int] | None = None
         self._has_doubles = False  # whether the type of the inputs depends on the precision
         self._built_for: torch.dtype | None = None
         self._preparation: dict[str, Any] = {}
@@ -262,12 +263,18 @@ class FederatedData(Configurable, LightningDataModule):
         return ClientBatches(range(self.clients.num_clients), 1)
 
     def val_dataloader(self) -> Any:
-        """Return the ids of all clients in batches."""
-        return self._evaluation_batches(range(self.clients.num_clients))
+        """Return the ids of all clients, or of those of :meth:`limit_validation`, in batches."""
+        if self._validated is not None:
+            return self._evaluation_batches(self._validated)
+        return self.test_dataloader()
+
+    def limit_validation(self, clients: Tensor | None) -> None:
+        """Choose the clients of validations: these ids, int64, or ``None`` for all clients."""
+        self._validated = None if clients is None else clients.tolist()
 
     def test_dataloader(self) -> Any:
         """Return the ids of all clients in batches."""
-        return self.val_dataloader()
+        return self._evaluation_batches(range(self.clients.num_clients))
 
     def predict_dataloader(self) -> Any:
         """Return the ids of ``predict_clients`` in batches."""

@@ -227,8 +227,7 @@ def limit_meeting(processes: Processes) -> None:
     """End this process with an error message if the processes do not meet in time.
 
     They have five minutes, and twice the time that this process took to start: others may start
-    when this one already waits, and read the data first. A shorter ``trainer.strategy.timeout`` is
-    PyTorch's own limit.
+    when this one already waits, and read the data first. ``trainer.strategy.timeout`` counts later.
     """
     if processes.size > 1 and not dist.is_initialized():
         _start_watch(_wait_for_meeting, processes, _MEETING_SECONDS)

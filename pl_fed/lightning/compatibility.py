@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pl_fed.arguments import check_instances
@@ -33,6 +34,7 @@ from pl_fed.tasks.module_steps import has_training_step
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
+_MIN_PROCESSES = 4  # accepted on any CPU, to try several processes
 CALLBACKS: dict[type[Callback], str] = {
     BaseFinetuning: "the trainable parameters are fixed: set requires_grad=False in the net",
     BatchSizeFinder: "set the data's batch_size",
@@ -236,6 +238,44 @@ def check_processes(trainer: Any, sync_batchnorm: bool = False) -> None:
         raise ValueError(
             "Expected trainer argument `sync_batchnorm` to be False but got True: a local step uses"
             " the batch of one client, in one process."
+        )
+    environment = getattr(strategy, "cluster_environment", None)
+    starts_processes = environment is not None and not environment.creates_processes_externally
+    if starts_processes and strategy.root_device.type == "cpu":
+        check_process_count(trainer.num_devices, count_cores())
+
+
+def count_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+
+
+def check_process_count(processes: int, cores: int) -> None:
+    """Refuse more processes on a CPU than twice its cores; four are always accepted.
+
+    Args:
+        processes: Number of processes to start on this machine.
+        cores: Number of its cores.
+
+    Raises:
+        ValueError: If there are too many.
+    """
+    most = max(_MIN_PROCESSES, 2 * cores)
+    if processes > most:
+        raise ValueError(
+            f"Expected trainer argument `devices` to be at most {most} on this CPU with {cores}"
+            f" cores but got {processes}: each is a process with its own copy of the data. Set"
+            f" `trainer.devices`, for example to {cores}."
+        )
+
+
+def warn_of_idle_processes(processes: int, clients: int | None) -> None:
+    """Warn if there are more processes than clients; ``None`` is an unknown number."""
+    if clients is not None and processes > clients:
+        rank_zero_warn(
+            f"{processes} processes share {clients} clients, so {processes - clients} of them have"
+            f" nothing to do: set `trainer.devices` and `trainer.num_nodes` for at most {clients}."
         )
 
 

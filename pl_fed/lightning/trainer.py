@@ -54,8 +54,10 @@ from pl_fed.lightning.compatibility import (
     check_processes,
     check_trainer,
     choose_accelerator,
+    warn_of_idle_processes,
 )
 from pl_fed.lightning.loop import FederatedLoop
+from pl_fed.lightning.meeting import meet_patiently
 from pl_fed.loggers import RunCSV, begin_own_wandb_runs, postpone_experiments
 from pl_fed.rounds.identity import check_identity, federation_identity
 from pl_fed.rounds.settings import RunSettings
@@ -180,6 +182,7 @@ class Trainer(LightningTrainer):
         check_processes(self, bool(kwargs.get("sync_batchnorm")))
         self.processes = Processes(self.global_rank, self.world_size, self.num_devices)
         self._watch_launcher()
+        meet_patiently(self.strategy)
         if self.world_size > 1:  # all processes log the same values
             warnings.filterwarnings("ignore", ".*recommended to use .*sync_dist=True")
         self._loop = self.fit_loop = FederatedLoop(self, federation)
@@ -267,6 +270,7 @@ class Trainer(LightningTrainer):
         """
         check_trainer(self, model)
         check_data(datamodule)
+        warn_of_idle_processes(self.world_size, datamodule.num_clients if datamodule else None)
         path = self._resolve_checkpoint(ckpt_path)
         if datamodule is not None and (saved := read_identity(path)):  # before loggers begin
             check_identity(

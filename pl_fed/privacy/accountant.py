@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any
 
-from pl_fed.functional.privacy import sensitivity_of_bands
+from pl_fed.functional.privacy import gaussian_epsilon, sensitivity_of_bands
 from pl_fed.privacy.differential_privacy import Accounting
 from pl_fed.privacy.participation import Participation
 from pl_fed.privacy.saved_results import SavedResults
@@ -93,7 +93,15 @@ class Accountant:
         if self.accounting == "pld" and self.participation.kind == "poisson":
             step = 1 << max(0, (2 * rounds // _EXACT_ROUNDS).bit_length() - 1)
             rounds = int(min(-(-rounds // step) * step, max(rounds, last)))
+        if self.accounting == "gaussian" and rounds:
+            deviation = self._gaussian_deviation(noise_multiplier, rounds)
+            return gaussian_epsilon(deviation, self.delta)
         return self.epsilon(noise_multiplier, rounds)
+
+    def _gaussian_deviation(self, noise_multiplier: float, rounds: int) -> float:
+        """Return σ of the one Gaussian mechanism that some rounds compose to."""
+        event, count = self.event(noise_multiplier, rounds)
+        return float(event.noise_multiplier / math.sqrt(count))
 
     def calibrate(self, epsilon: float, rounds: int, inform: Callable[[str], None]) -> float:
         """Return the smallest noise multiplier whose ε after some rounds is at most the target.
@@ -153,8 +161,7 @@ class Accountant:
         if self.accounting == "rdp":
             return self._rdp_epsilon(noise_multiplier, rounds)
         if self.accounting == "gaussian":
-            event, count = self.event(noise_multiplier, rounds)
-            deviation = event.noise_multiplier / math.sqrt(count)
+            deviation = self._gaussian_deviation(noise_multiplier, rounds)
             return float(_import_library().get_epsilon_gaussian(deviation, self.delta))
         return self._pld_epsilon(noise_multiplier, rounds)
 

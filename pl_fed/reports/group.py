@@ -114,9 +114,8 @@ class Group:
 
     def _compute_curve(self, metric: str) -> Curve:
         if len(self.runs) == 1:
-            values = {r: v for r, v in self.runs[0].curve(metric).items() if math.isfinite(v)}
-            own = list(values.values())
-            return Curve(list(values), own, own, own, [1] * len(own))
+            rounds, own = self.runs[0].table.finite_points(metric)
+            return Curve(rounds, own, own, own, [1] * len(own))
         values_by_round: dict[int, list[float]] = {}
         for run in self.runs:
             for round, value in run.curve(metric).items():

@@ -2,14 +2,16 @@
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+_MAX_ROUND = 2**53  # integers below it are exact as float64
 
 
 @dataclass(frozen=True)
@@ -37,25 +39,24 @@ class MetricTable:
         rows = [row for row in reader if row]
         if any(len(row) != len(names) for row in rows):  # of a killed process, for example
             rows = [(row + [""] * len(names))[: len(names)] for row in rows]
-        texts = dict(zip(names, zip(*rows))) if rows else {}
-        texts.pop("", None)
-        parsed = {name: _parse_column(column) for name, column in texts.items()}
-        damaged_cells = sum(damaged for _, damaged in parsed.values())
-        numbers, _ = parsed.pop("round", (np.full(len(rows), np.nan), 0))
-        has_round = np.isfinite(numbers)
-        own_rounds = [int(number) for number in numbers[has_round].tolist()]
-        rounds = sorted(set(own_rounds))
-        place_by_round = {round: place for place, round in enumerate(rounds)}
-        places = np.array([place_by_round[round] for round in own_rounds], dtype=np.int64)
+        values, damaged_cells = parse_cells(rows, names)
+        place_by_name = {name: place for place, name in enumerate(names)}  # the last of equal ones
+        place_of_round = place_by_name.pop("round", None)
+        place_by_name.pop("", None)
+        numbers = np.full(len(rows), np.nan) if place_of_round is None else values[place_of_round]
+        has_round = np.abs(numbers) < _MAX_ROUND  # also false for NaN
+        rounds, places = np.unique(numbers[has_round].astype(np.int64), return_inverse=True)
+        is_in_order = len(rounds) == len(rows) and bool((places[1:] > places[:-1]).all())
+        has_value = ~np.isnan(values)
         columns = {}
-        for name, (values, _) in parsed.items():
-            own = values[has_round]
-            is_value = ~np.isnan(own)
-            if is_value.any():
-                column = np.full(len(rounds), np.nan)
-                column[places[is_value]] = own[is_value]  # the last of equal rounds
+        for name, place in place_by_name.items():
+            if (is_value := has_value[place] & has_round).any():
+                column = values[place]
+                if not is_in_order:
+                    column = np.full(len(rounds), np.nan)
+                    column[places[is_value[has_round]]] = values[place, is_value]  # the last one
                 columns[name] = column
-        return cls(rounds, columns, len(rows) - len(own_rounds), damaged_cells)
+        return cls(rounds.tolist(), columns, len(rows) - int(has_round.sum()), damaged_cells)
 
     @cached_property
     def rows(self) -> dict[int, dict[str, float]]:
@@ -73,6 +74,14 @@ class MetricTable:
             return {}
         places = (~np.isnan(column)).nonzero()[0]
         return dict(zip([self.rounds[place] for place in places.tolist()], column[places].tolist()))
+
+    def finite_points(self, metric: str) -> tuple[list[int], list[float]]:
+        """Return the rounds with a finite value of a metric, and these values."""
+        column = self.columns.get(metric)
+        if column is None:
+            return [], []
+        is_finite = np.isfinite(column)
+        return list(compress(self.rounds, is_finite.tolist())), column[is_finite].tolist()
 
     def last(self, metric: str) -> tuple[int, float]:
         """Return the last round with a value of a metric, and the value."""
@@ -107,13 +116,28 @@ def is_damaged(text: object) -> bool:
     return False
 
 
-def _parse_column(cells: Sequence[str]) -> tuple[NDArray[np.float64], int]:
-    """Return the numbers in cells, and the number of damaged cells; NaN without a number."""
-    numbers = np.full(len(cells), np.nan)
-    if not any(cells):
-        return numbers, 0
-    with suppress(ValueError):  # fails at the first empty cell
-        return np.array(list(map(float, cells))), 0
-    filled = [place for place, cell in enumerate(cells) if cell]
-    numbers[filled] = [parse_number(cells[place]) for place in filled]
-    return numbers, sum(is_damaged(cells[place]) for place in filled)
+def parse_cells(
+    rows: Sequence[Sequence[str]], names: Sequence[str], texts: Collection[str] = ("",)
+) -> tuple[NDArray[np.float64], int]:
+    """Return the numbers in a table, and the number of damaged cells.
+
+    Args:
+        rows: The cells of each row, as many as columns.
+        names: The names of the columns.
+        texts: The names of columns that may hold texts.
+
+    Returns:
+        The numbers, [columns, rows], with NaN in cells without a number; and the number of cells
+        with a text that is not a number, outside the columns of texts.
+    """
+    table = np.empty((len(names), len(rows)))
+    if not rows:
+        return table, 0
+    damaged = 0
+    for place, cells in enumerate(zip(*rows)):
+        try:
+            table[place] = [float(cell) if cell else math.nan for cell in cells]
+        except ValueError:
+            table[place] = [parse_number(cell) for cell in cells]
+            damaged += 0 if names[place] in texts else sum(map(is_damaged, cells))
+    return table, damaged

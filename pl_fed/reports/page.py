@@ -8,7 +8,7 @@ from pathlib import Path
 from pl_fed.reports import classes, clients, configs, curves, robustness, spread, tables, times
 from pl_fed.reports.answers import find_answers
 from pl_fed.reports.group import Group, group_runs, main_metric
-from pl_fed.reports.picture import BLACK, COLOURS, Picture, encode, encode_csv
+from pl_fed.reports.picture import BLACK, COLOURS, LINES, Picture, encode, encode_csv
 from pl_fed.reports.run import Run
 
 _SPREAD, _CLIENTS, _CLASSES = "Mean against spread", "Clients", "Classes"
@@ -17,6 +17,7 @@ _PRIVACY = "Privacy"
 _NOT_PERSONAL = {"global", "lagged_global", "hybrid", "hybrid_by_test_data"}
 _FIGURE = '<figure id="picture-'
 _MAX_NAMES = 6
+_MAX_DRAWN = len(COLOURS) * len(LINES)  # more groups would have equal lines
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #111; --muted: #555; --line: #ddd;
   --strong: #888; --soft: #f4f4f4; --link: #005a8d; --warn: #a03c00; }
@@ -125,16 +126,17 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
 
 
 def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
+    drawn = groups[:_MAX_DRAWN]
     return {
-        _SPREAD: spread.draw_spread(groups),
+        _SPREAD: spread.draw_spread(drawn),
         _ROBUSTNESS: robustness.draw_robustness(groups),
-        _CLIENTS: clients.draw_distributions(groups),
-        _CLASSES: classes.draw_class_accuracy(groups),
-        "Validation over rounds": curves.draw_validation(groups),
-        "Training loss": curves.draw_training_loss(groups),
-        "Uploads": curves.draw_uploads(groups),
-        _PRIVACY: curves.draw_privacy(groups),
-        "Time": times.draw_round_times(groups),
+        _CLIENTS: clients.draw_distributions(drawn),
+        _CLASSES: classes.draw_class_accuracy(drawn),
+        "Validation over rounds": curves.draw_validation(drawn),
+        "Training loss": curves.draw_training_loss(drawn),
+        "Uploads": curves.draw_uploads(drawn),
+        _PRIVACY: curves.draw_privacy(drawn),
+        "Time": times.draw_round_times(drawn),
     }
 
 
@@ -182,6 +184,12 @@ def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
         notes.append(
             "Runs that differ only in the seed are one group. Tables show the mean over its runs"
             " ± one standard deviation (n − 1); pictures show the mean and the range."
+        )
+    if len(groups) > _MAX_DRAWN:
+        notes.append(
+            f"Pictures show the first {_MAX_DRAWN} of {len(groups)} groups, which have different"
+            " lines; tables and the pictures of robustness show all. To draw other groups, name"
+            " their folders."
         )
     diverged = [run.name for group in groups for run in group.runs if run.is_diverged]
     if diverged:

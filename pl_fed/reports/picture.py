@@ -49,6 +49,7 @@ _PROLOG = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style .*?</style>"
 _SIZE = re.compile(r'(?<=<svg ).*?viewBox="([^"]*)".*?>', re.DOTALL)
 _ID = re.compile(r'\b(id="|href="#|url\(#)')
 _PATH, _DIGITS = re.compile(rb' d="[^"]*"'), re.compile(rb"(\.\d\d)\d+")
+_TO_LEFT_EDGE = {"relpos": (0, 0.5), "patchA": None, "shrinkA": 0, "shrinkB": 0}  # cuts are slow
 _STYLE = {
     "font.size": 9.0,
     "axes.titlesize": 9.0,
@@ -168,8 +169,9 @@ def encode_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     columns = [*dict.fromkeys(name for names in dict.fromkeys(map(tuple, rows)) for name in names)]
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
+    escape = functools.cache(csv_cell)
     writer.writerows(
-        [csv_cell(cell) if isinstance(cell, str) else cell for cell in _cells(row, columns)]
+        [escape(cell) if isinstance(cell, str) else cell for cell in _cells(row, columns)]
         for row in rows
     )
     return encode(file.getvalue())
@@ -283,15 +285,15 @@ def draw_curves(axes: Axes, curves: Mapping[int, Curve]) -> None:
 def _thin(curve: Curve) -> Curve:
     """Return the points of a long curve that determine its picture.
 
-    Of each of 800 intervals of rounds, narrower than a pixel, these are the first and the last
-    point and the extremes of each line.
+    These are both ends, and the extremes of each line in each of 800 intervals of rounds, which are
+    narrower than a pixel.
     """
     number = len(curve.rounds)
     if number <= _MAX_POINTS:
         return curve
     edges = np.linspace(0, number, _INTERVALS + 1).astype(np.int64)
-    points = {0, number - 1, *edges[:-1].tolist(), *(edges[1:] - 1).tolist()}
-    for line in (curve.mean, curve.low, curve.high):
+    points = {0, number - 1}
+    for line in (curve.mean, curve.low, curve.high) if max(curve.runs) > 1 else (curve.mean,):
         values = np.asarray(line)
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist()):
             points |= {
@@ -299,7 +301,13 @@ def _thin(curve: Curve) -> Curve:
                 begin + int(values[begin:end].argmax()),
             }
     order = sorted(points)
-    return Curve(*([column[place] for place in order] for column in curve))
+    return Curve(
+        [curve.rounds[place] for place in order],
+        [curve.mean[place] for place in order],
+        [curve.low[place] for place in order],
+        [curve.high[place] for place in order],
+        [curve.runs[place] for place in order],
+    )
 
 
 def describe_equal_lines(lines: Mapping[int, Sequence[float]]) -> str:
@@ -344,8 +352,8 @@ def number_ends(axes: Axes, curves: Mapping[int, Curve]) -> None:
         colour = line_style(number - 1)["color"]
         axes.annotate(
             str(number), ends[number], (1.02 + 0.05 * (place % 2), height), "data", "axes fraction",
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.4}, fontsize=7,
-            va="center", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.4, **_TO_LEFT_EDGE},
+            fontsize=7, va="center", annotation_clip=False,
         )  # fmt: skip
 
 

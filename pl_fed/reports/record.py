@@ -1,5 +1,6 @@
 """A run's files as plain Python and numpy, for notebooks and scripts."""
 
+import copy
 import csv
 import json
 from collections.abc import Mapping
@@ -65,7 +66,7 @@ def read_run(folder: str | Path) -> RunRecord:
     if "owner" in clients:
         clients["owner"] = _read_owners(folder / "per_client.csv")
     return RunRecord(
-        dict(run.config),
+        copy.deepcopy(dict(run.config)),
         metrics,
         clients,
         dict(run.classes),

@@ -15,11 +15,10 @@ import yaml
 from numpy.typing import NDArray
 
 from pl_fed.reports import configs
-from pl_fed.reports.metric_table import MetricTable, is_damaged, parse_number
+from pl_fed.reports.metric_table import MetricTable, is_damaged, parse_cells
 
 Columns = Mapping[str, NDArray[np.float64]]
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast with libyaml
 csv.field_size_limit(2**31 - 1)  # a client may have many owners in one cell
 
 _MAIN_METRICS = (["accuracy"], ["loss"])  # every model has one of them
@@ -110,9 +109,17 @@ class Run:
 
     def models(self, part: str) -> list[str]:
         """Return the models that were evaluated on ``"val"`` or ``"test"`` data."""
-        names = (name.split("/") for name in self.metrics)
-        evaluated = [name for name in names if name[0] == part and name[2:] in _MAIN_METRICS]
-        return sort_models(name[1] for name in evaluated)
+        return list(self._models.get(part, ()))
+
+    @cached_property
+    def _models(self) -> dict[str, list[str]]:
+        """The models by part of the data."""
+        names = [name.split("/") for name in self.metrics]
+        evaluated = [name for name in names if name[2:] in _MAIN_METRICS]
+        parts = dict.fromkeys(name[0] for name in evaluated)
+        return {
+            part: sort_models(name[1] for name in evaluated if name[0] == part) for part in parts
+        }
 
     @property
     def has_test(self) -> bool:
@@ -353,16 +360,16 @@ def _read_earlier_configs(folder: Path) -> Iterator[tuple[int, configs.Config]]:
             yield int(round), _read_config(path)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> configs.Config:
     if not path.is_file():
         return {}
     try:
-        config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        config = configs.load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, OSError):
         config = None
-    if not isinstance(config, dict) or "model" not in config:
+    if config is None or "model" not in config:
         raise NoFitError(path.parent, f"{path.name} is not the config of a run")
-    return configs.LoadedConfig(config)
+    return config
 
 
 def _read_metrics(path: Path, damage: list[str]) -> MetricTable:
@@ -410,14 +417,16 @@ def _read_texts(path: Path) -> dict[str, tuple[str, ...]]:
     if not path.is_file():
         return {}
     with _open_csv(path) as file:
-        rows = list(csv.DictReader(file))
-    names = [name for name in (rows[0] if rows else ()) if name]
-    columns = {name: tuple(row[name] or "" for row in rows) for name in names}
-    return {
-        name: cells
-        for name, cells in columns.items()
-        if name == _OWNER or all(is_damaged(cell) for cell in cells)
-    }
+        reader = csv.reader(file)
+        names = next(reader, [])
+        rows = [row for row in reader if row]
+    columns = {}
+    for place, name in enumerate(names):
+        if name and rows and (name == _OWNER or is_damaged("".join(rows[0][place : place + 1]))):
+            cells = tuple("".join(row[place : place + 1]) for row in rows)  # rows may be short
+            if name == _OWNER or all(map(is_damaged, cells)):
+                columns[name] = cells
+    return columns
 
 
 def _read_summary(path: Path, damage: list[str]) -> dict[str, Any]:
@@ -457,12 +466,9 @@ def _read_columns(
         names = next(reader, [])
         rows = list(reader)
     complete = [row for row in rows if len(row) == len(names)]
-    pairs = (pair for row in complete for pair in zip(names, row))
-    cells = sum(is_damaged(text) for name, text in pairs if name not in texts)
+    table, cells = parse_cells(complete, names, texts)
     damage += _describe_damage(path, len(rows) - len(complete), cells)
-    numbers = [[parse_number(text) for text in row] for row in complete]
-    table = np.array(numbers, dtype=np.float64).reshape(len(numbers), len(names))
-    columns = {name: table[:, place] for place, name in enumerate(names)}
+    columns = dict(zip(names, table))
     for name in required:
         if columns and not (name in columns and np.isfinite(columns[name]).all()):
             raise NoFitError(path.parent, f"{path.name} lacks a number in its column `{name}`")

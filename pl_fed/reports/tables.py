@@ -8,8 +8,6 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-import yaml
-
 from pl_fed.reports import configs
 from pl_fed.reports.answers import Answer
 from pl_fed.reports.group import (
@@ -23,7 +21,6 @@ from pl_fed.reports.picture import FEW
 from pl_fed.reports.run import Run
 from pl_fed.reports.titles import result_titles
 
-_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # five times as fast with libyaml
 _NONE = configs.format_value(None)
 _COMMIT_LETTERS = 8
 _SHORT = 24  # letters of a cell without line breaks
@@ -253,8 +250,7 @@ def render_configs(groups: Sequence[Group]) -> str:
     parts = []
     for group in groups:
         for run in group.runs:
-            text = yaml.dump(dict(run.config), Dumper=_Dumper, sort_keys=False)
-            text = text if run.config else "none\n"
+            text = configs.dump(run.config) if run.config else "none\n"
             title = f"{group.number} {run.name}: {group.label}"
             parts.append(
                 f"<details><summary>{html.escape(title)}</summary>"

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
 from pl_fed.distributed.work_share import WorkShare
-from pl_fed.functional.aggregation import squared_norms, weighted_sum
+from pl_fed.functional.aggregation import weighted_sum
 from pl_fed.functional.privacy import (
     clip_factors,
+    exact_squared_norms,
     move_clip_norm,
     next_correlated_row,
     root_coefficients,
@@ -180,7 +181,7 @@ class RoundPrivacy:
         Returns:
             A row for each of the B buckets, [B, numel]; one row without buckets.
         """
-        norms = squared_norms(uploads)
+        norms = exact_squared_norms(uploads)
         factors = clip_factors(norms, self.clip_norm)
         sums = share.processes.sum(self._sum(uploads, factors, share.clients))
         num_below = share.processes.sum((factors == 1).sum().double())

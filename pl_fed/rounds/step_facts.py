@@ -8,10 +8,10 @@ carry one client's values to the next.
 
 import copy
 import random
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from pl_fed.random import fork_all_generators
 from pl_fed.trees import Tree, count_sample_bytes
 from pl_fed.types import Batch
 
+_T = TypeVar("_T")
 _STEPS, _SAMPLES = 3, 8
 _BATCH_BYTES = 1 << 19  # inputs of a minibatch: large images take time
 
@@ -75,94 +76,101 @@ class StepFacts:
     leaks: bool = False
 
 
-def find_step_facts(
-    client: Client,
-    data: ClientData,
-    prepare: Callable[[Client, Batch], Batch],
-    new_round: Callable[[Client, ClientData, int], ClientRound],
-    augment: Callable[[Tree], Tree] | None,
-    settings: LocalSettings,
-    batch_size: int = _SAMPLES,
-) -> StepFacts:
-    """Take local steps on copies of an algorithm, and return what they change.
+@dataclass(frozen=True)
+class StepTrial:
+    """Step trial: all that local steps on a copy of an algorithm need.
 
-    Nothing of the algorithm itself changes. Without two clients with data, the same client takes
-    the place of the second one. Facts stay unknown if Python cannot copy the algorithm, or a step
-    fails: a real error appears in the first round.
-
-    Args:
-        client: The algorithm, after its checks.
+    Attributes:
+        client: The algorithm, after its checks. Nothing of it changes.
         data: The clients' data.
         prepare: Returns a batch as in local steps, for an algorithm.
         new_round: Returns the first round of one client, for an algorithm.
         augment: Changes the inputs of each minibatch.
         settings: Precision and clipping of the local steps.
+    """
+
+    client: Client
+    data: ClientData
+    prepare: Callable[[Client, Batch], Batch]
+    new_round: Callable[[Client, ClientData, int], ClientRound]
+    augment: Callable[[Tree], Tree] | None
+    settings: LocalSettings
+
+    def run(self, clients: Iterable[int], samples: int) -> "list[_Run]":
+        """Take the local steps of clients one after the other on a new copy of the algorithm.
+
+        Args:
+            clients: The clients' ids.
+            samples: Samples in a minibatch.
+        """
+        steps = _CopySteps(self, samples)
+        return [steps.run(number) for number in clients]
+
+    def attempt(self, run: Callable[[], _T]) -> _T | Exception:
+        """Return the result of runs, or their exception; a device without memory raises it.
+
+        A hook of a copy may write into the original, which gets its values back.
+        """
+        lay_rows(self.client)
+        guard = ValueGuard(kept_parts(self.client))
+        try:
+            return run()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            return error
+        finally:
+            guard.restore()
+
+
+def find_step_facts(trial: StepTrial, batch_size: int = _SAMPLES) -> StepFacts:
+    """Take local steps on copies of an algorithm, and return what they change.
+
+    Without two clients with data, the same client takes the place of the second one. Facts stay
+    unknown if Python cannot copy the algorithm, or a step fails, for example without a state that
+    only a fit provides: a real error appears in the first round.
+
+    Args:
+        trial: The algorithm, and what its steps need.
         batch_size: Samples in a minibatch.
     """
-    sizes = data.train.sizes
+    sizes = trial.data.train.sizes
     ids = sizes.argsort(descending=True, stable=True)[:2].tolist()
     ids = [number for number in ids if int(sizes[number])]
     if not ids:
         return StepFacts()
-    most = max(2, min(_SAMPLES, _BATCH_BYTES // max(1, count_sample_bytes(data.inputs))))
+    most = max(2, min(_SAMPLES, _BATCH_BYTES // max(1, count_sample_bytes(trial.data.inputs))))
     width = min(most, batch_size, *(int(sizes[number]) for number in ids))
-    pair = (ids[0], ids[-1])
-
-    def run(order: tuple[int, int]) -> list[_Run]:
-        trial = _Trial(client, data, width, prepare, new_round, augment, settings)
-        return [trial.run(number) for number in order]
-
-    lay_rows(client)
-    guard = ValueGuard(kept_parts(client))  # a hook of a copy may write into the original
-    try:
-        forwards, backwards = run(pair), run(pair[::-1])
-        runs = [*forwards, *backwards]
-        leaks = not (forwards[0].agrees(backwards[1]) and forwards[1].agrees(backwards[0]))
-        if leaks and not any(run.changes.attributes | run.changes.outside for run in runs):
-            leaks = backwards[0].agrees(run(pair[::-1])[0])  # otherwise its draws have no key
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
-        # a step may need a state that only a fit provides
+    outcome = trial.attempt(lambda: _run_in_both_orders(trial, (ids[0], ids[-1]), width))
+    if isinstance(outcome, Exception):
         return StepFacts()
-    finally:
-        guard.restore()
-    return _read_facts(client, runs, leaks)
+    runs, leaks = outcome
+    return _read_facts(trial.client, runs, leaks)
 
 
-def find_step_error(
-    client: Client,
-    data: ClientData,
-    prepare: Callable[[Client, Batch], Batch],
-    new_round: Callable[[Client, ClientData, int], ClientRound],
-    augment: Callable[[Tree], Tree] | None,
-    settings: LocalSettings,
-    number: int,
-    samples: int,
-) -> Exception | None:
+def _run_in_both_orders(
+    trial: StepTrial, pair: tuple[int, int], width: int
+) -> "tuple[list[_Run], bool]":
+    """Return the runs A, B and, on another copy, B, A; and whether a client's numbers leak."""
+    forwards, backwards = trial.run(pair, width), trial.run(pair[::-1], width)
+    runs = [*forwards, *backwards]
+    leaks = not (forwards[0].agrees(backwards[1]) and forwards[1].agrees(backwards[0]))
+    if leaks and not any(run.changes.attributes | run.changes.outside for run in runs):
+        again = trial.run(pair[::-1], width)
+        leaks = backwards[0].agrees(again[0])  # otherwise its draws have no key
+    return runs, leaks
+
+
+def find_step_error(trial: StepTrial, number: int, samples: int) -> Exception | None:
     """Return the error of local steps on minibatches of some samples; ``None`` without one.
 
     Args:
-        client: The algorithm; nothing of it changes.
-        data: The clients' data.
-        prepare: Returns a batch as in local steps, for an algorithm.
-        new_round: Returns the first round of one client, for an algorithm.
-        augment: Changes the inputs of each minibatch.
-        settings: Precision and clipping of the local steps.
+        trial: The algorithm, and what its steps need.
         number: The client.
         samples: Samples in a minibatch.
     """
-    lay_rows(client)
-    guard = ValueGuard(kept_parts(client))
-    try:
-        _Trial(client, data, samples, prepare, new_round, augment, settings).run(number)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        return error
-    finally:
-        guard.restore()
-    return None
+    outcome = trial.attempt(lambda: trial.run([number], samples))
+    return outcome if isinstance(outcome, Exception) else None
 
 
 def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
@@ -269,36 +277,19 @@ class _Run:
         )
 
 
-class _Trial:
+class _CopySteps:
     """A copy of an algorithm that takes clients' local steps one by one.
 
     Args:
-        client: The algorithm.
-        data: The clients' data.
+        trial: The algorithm, and what its steps need.
         width: Samples in a minibatch.
-        prepare: Returns a batch as in local steps.
-        new_round: Returns the first round of one client.
-        augment: Changes the inputs of each minibatch.
-        settings: Precision and clipping of the local steps.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        data: ClientData,
-        width: int,
-        prepare: Callable[[Client, Batch], Batch],
-        new_round: Callable[[Client, ClientData, int], ClientRound],
-        augment: Callable[[Tree], Tree] | None,
-        settings: LocalSettings,
-    ) -> None:
-        self.client = copy_client(client).train()
-        self.data = data
+    def __init__(self, trial: StepTrial, width: int) -> None:
+        self.client = copy_client(trial.client).train()
+        self.trial = trial
         self.width = width
-        self._prepare = prepare
-        self._new_round = new_round
-        self._augment = augment
-        self._engine = OneByOne(settings)
+        self._engine = OneByOne(trial.settings)
 
     def run(self, number: int) -> _Run:
         """Take the local steps of a client, and return what they changed."""
@@ -311,7 +302,7 @@ class _Trial:
         ):
             seed(0)
             batches = [self._batch(number, step) for step in range(_STEPS)]
-            round = client.run_begin(self._new_round(client, self.data, number))
+            round = client.run_begin(self.trial.new_round(client, self.trial.data, number))
             optimizer = client.objective.build_optimizer(client.trained_parameters)
             patch_optimizers(client, optimizer)
             lay_rows(client)
@@ -354,12 +345,12 @@ class _Trial:
 
     def _batch(self, number: int, step: int) -> Batch:
         """Return a client's minibatch of one step."""
-        samples = self.data.train.samples(number)
+        samples = self.trial.data.train.samples(number)
         places = (torch.arange(self.width) + step * self.width) % len(samples)
         index = samples[places.to(samples.device)]
-        batch = self._prepare(self.client, self.data.batch(index))
-        if self._augment is not None:
-            batch = batch._replace(inputs=self._augment(batch.inputs))
+        batch = self.trial.prepare(self.client, self.trial.data.batch(index))
+        if self.trial.augment is not None:
+            batch = batch._replace(inputs=self.trial.augment(batch.inputs))
         return batch._replace(samples=index.to(batch.device), visits=None, mask=None)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +16,13 @@ from pl_fed.engine.base import LocalSettings, as_outputs
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.checks import explain_log, place_batch
 from pl_fed.rounds.features import compute_features, keeps_features
-from pl_fed.rounds.step_facts import StepFacts, copy_client, find_step_error, find_step_facts
+from pl_fed.rounds.step_facts import (
+    StepFacts,
+    StepTrial,
+    copy_client,
+    find_step_error,
+    find_step_facts,
+)
 from pl_fed.text import first_line
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
@@ -84,7 +89,8 @@ def try_steps(
         settings: Precision and gradient clipping of the local steps.
         batch_size: Samples in a minibatch.
     """
-    return find_step_facts(client, data, _prepare_batch, _new_round, augment, settings, batch_size)
+    trial = StepTrial(client, data, _prepare_batch, _new_round, augment, settings)
+    return find_step_facts(trial, batch_size)
 
 
 def explain_smallest_minibatch(
@@ -114,11 +120,9 @@ def explain_smallest_minibatch(
     if not single:
         return None
     largest = max(range(len(sizes)), key=sizes.__getitem__)
-    find_error = partial(
-        find_step_error, client, data, _prepare_batch, _new_round, augment, settings, largest
-    )
-    error = find_error(samples=1)
-    if error is None or find_error(samples=2) is not None:
+    trial = StepTrial(client, data, _prepare_batch, _new_round, augment, settings)
+    error = find_step_error(trial, largest, samples=1)
+    if error is None or find_step_error(trial, largest, samples=2) is not None:
         return None
     return (
         f"Expected local steps of {type(client.global_model).__name__} to take minibatches of one"

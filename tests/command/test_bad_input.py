@@ -206,7 +206,10 @@ REFUSED = {
         ['--federation.engine={"class_path": "torch.optim.SGD"}'],
         "`federation.engine` to be a mapping of arguments without a class_path but got the class",
     ),
-    "no checkpoint": (["--ckpt_path="], "`ckpt_path` to be a checkpoint, last or best but got ''."),
+    "no checkpoint": (
+        ["--ckpt_path="],
+        "`ckpt_path` to be a checkpoint, last or the folder of a run but got ''",
+    ),
     "numbers as keys": (
         ["--trainer.limit_val_batches={0}"],
         "`trainer.limit_val_batches` to have names as keys but got a number as a key.",

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import Mock
@@ -192,6 +193,26 @@ def test_last_is_the_newest_unfinished_run_with_the_same_config(tmp_path, capsys
     error = capsys.readouterr().err
     assert f"{runs[0]} (already finished; seed_everything 0 → 5)" in error
     assert "leave it out to start a new run" in error
+
+
+def test_config_of_an_earlier_version_lacks_new_arguments(run, tmp_path, capsys):
+    """Arguments that a run's config lacks have their defaults, at any depth."""
+    unfinish(run)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    del config["federation"]["small_cohort"], config["federation"]["engine"]
+    del config["data"]["root_samples"], config["trainer"]["log_every_n_steps"]
+    del config["data"]["partitioner"]["init_args"]["whole_test_classes"]
+    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    arguments = ["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--federation.small_cohort", "raise"])
+    assert f"{run} (unfinished; federation.small_cohort skip → raise)" in capsys.readouterr().err
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*another config")
+        main([*arguments, "--trainer.max_epochs", "3"])
+    assert {*tmp_path.iterdir()} == {run}
+    assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2", "3"]
+    assert not list(run.glob("config_to_round_*.yaml"))
 
 
 def test_evaluations_take_the_run_with_their_config(tmp_path):

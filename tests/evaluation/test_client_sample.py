@@ -89,6 +89,20 @@ def test_validation_sees_the_sample_and_test_all_clients(tmp_path):
     assert trainer.federation.list_evaluated_clients("test").tolist() == list(range(7))
 
 
+def test_validation_has_batches_of_drawn_clients_only():
+    """Few clients of many are few batches; data that another federation uses are unlimited."""
+    data = FederatedData(Given(classes([9] * 200)), val_fraction=0.2, seed=0)
+    lengths = []
+    for evaluated in (40, None):
+        federation = make_federation(evaluated)
+        federation.setup(Ditto(seeded(mlp), optimizer=sgd(0.1)), data, "fit")
+        ids = torch.cat(list(data.val_dataloader()))
+        assert ids.tolist() == federation.list_evaluated_clients("val").tolist()
+        assert torch.cat(list(data.test_dataloader())).tolist() == list(range(200))
+        lengths.append(len(data.val_dataloader()))
+    assert lengths == [2, 7]
+
+
 def test_training_does_not_depend_on_the_sample(tmp_path):
     models = [
         run_fit(tmp_path / str(number), number).lightning_module.state_dict()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pl_fed.functional.privacy import (
     clip_factors,
+    exact_squared_norms,
     move_clip_norm,
     next_correlated_row,
     root_coefficients,
@@ -103,3 +104,14 @@ def test_adaptive_clipping_norm_converges_to_the_quantile():
         below = float((norms <= clip_norm).double().mean())
         clip_norm = move_clip_norm(clip_norm, below, 0.7, 0.2)
     assert clip_norm == pytest.approx(float(norms.quantile(0.7)), rel=0.02)
+
+
+@pytest.mark.parametrize("columns", [1, 5, (1 << 17) + 3])
+def test_squared_norm_of_a_row_depends_on_the_row_alone(columns):
+    rows = torch.randn(4, columns, generator=torch.Generator().manual_seed(0))
+    norms = exact_squared_norms(rows)
+    torch.testing.assert_close(norms, rows.double().square().sum(1), rtol=1e-12, atol=0.0)
+    assert all(exact_squared_norms(rows[k : k + 1]).equal(norms[k : k + 1]) for k in range(4))
+    rows[1, 0], rows[2, -1] = math.nan, math.inf
+    assert exact_squared_norms(rows).isfinite().tolist() == [True, False, False, True]
+    assert exact_squared_norms(rows[:0]).shape == (0,)

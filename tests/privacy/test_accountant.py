@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 import pl_fed
-from pl_fed.functional.privacy import sensitivity_of_bands
+from pl_fed.functional.privacy import gaussian_epsilon, sensitivity_of_bands
 from pl_fed.privacy import Accountant, Participation, saved_results
 
 noise_multipliers, rounds = st.floats(0.7, 6.0), st.integers(1, 400)
@@ -83,6 +84,22 @@ def test_any_cohorts_compose_gaussian_mechanisms(noise, count, delta, separation
         direct_epsilon(RdpAccountant(), event, math.ceil(count / separation), delta), rel=1e-9
     )
     assert expected < by_rdp
+
+
+@given(log_deviation=st.floats(-2.5, 4), log_delta=st.floats(-12, -0.01))
+def test_epsilon_of_a_gaussian_mechanism_is_the_library_s_bit_for_bit(log_deviation, log_delta):
+    deviation, delta = 10**log_deviation, 10**log_delta
+    with np.errstate(divide="ignore"):  # of the library, where both terms are equal
+        expected = dp_accounting.get_epsilon_gaussian(deviation, delta)
+    assert gaussian_epsilon(deviation, delta) == expected
+
+
+@pytest.mark.parametrize("kind", ["any", "banded"])
+def test_bound_of_epsilon_is_exact_without_sampling(kind):
+    accountant = Accountant(Participation(kind, 100, 10, 3), 1e-5)
+    for rounds in (0, 1, 7, 300):
+        bound = accountant.epsilon_bound(1.3, rounds, 1000)
+        assert bound == accountant.epsilon(1.3, rounds)
 
 
 def test_accountings_of_any_cohorts_agree():

@@ -37,6 +37,17 @@ def test_file_without_rounds(text):
     assert read(text).columns == {}
 
 
+def test_huge_rounds_are_damaged_rows():
+    table = read("round,a\n0,1\n1e300,2\n-inf,3\n")
+    assert (table.rows, table.damaged_rows) == ({0: {"a": 1}}, 2)
+
+
+def test_finite_points_leave_out_empty_and_infinite_cells():
+    table = read("round,a\n4,inf\n0,1\n2,\n3,-2\n")
+    assert table.finite_points("a") == ([0, 3], [1, -2])
+    assert table.finite_points("b") == ([], [])
+
+
 def test_names_of_the_last_round():
     assert read("round,a,b\n0,1,\n1,,2\n").names_of_last_round == ["b"]
 

@@ -391,3 +391,18 @@ def test_results_have_a_column_for_a_number_that_the_user_logs(tmp_path):
     text = tables.render_results(group_runs(find_runs([tmp_path])[0]))
     assert "gini" in text
     assert "0.0625" in text
+
+
+def test_pictures_show_as_many_groups_as_there_are_kinds_of_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "_MAX_DRAWN", 2)
+    for lam in (1, 2, 3):
+        write_run(tmp_path / f"run{lam}", with_changes({"model.init_args.lam": lam}))
+    text = page.write(find_runs([tmp_path])[0], tmp_path / "out").read_text(encoding="utf-8")
+    assert "Pictures show the first 2 of 3 groups" in text
+    rows = read_table(tmp_path / "out" / "clients_personal.csv")
+    assert {row["group"] for row in rows} == {"1", "2"}
+    assert {row["run"] for row in read_table(tmp_path / "out" / "runs.csv")} == {
+        "run1",
+        "run2",
+        "run3",
+    }
