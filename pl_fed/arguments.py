@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # `pl_fed report` starts faster without torch
 
 
 _MAX_COUNT = 2**31 - 1  # products of two counts fit into 64 bits
+_LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 
 def check_integers(minimum: int, maximum: int = _MAX_COUNT, **arguments: int) -> None:
@@ -98,15 +99,15 @@ def check_optimizers(**arguments: "Optimizer") -> None:
 
 
 def check_finite_options(**optimizers: "Optimizer") -> None:
-    """Raise ``ValueError`` if an option of an optimizer is NaN or infinite."""
+    """Raise ``ValueError`` if an option of an optimizer is no number of float32, such as NaN."""
     for name, optimizer in optimizers.items():
         for group in optimizer.param_groups:
             for option, value in group.items():
                 values = value if isinstance(value, tuple | list) else (value,)
                 if option != "params" and not all(map(_is_finite, values)):
                     raise ValueError(
-                        f"Expected argument `{name}` to build an optimizer with finite options but"
-                        f" got {option} = {value}."
+                        f"Expected argument `{name}` to build an optimizer with options that are"
+                        f" finite in float32 but got {option} = {value}."
                     )
 
 
@@ -121,7 +122,8 @@ def check_not_differentiable(**optimizers: "Optimizer") -> None:
 
 
 def _is_finite(value: object) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
+    """Return whether a value is finite in float32, in which an optimizer multiplies by it."""
+    return not isinstance(value, float | int) or abs(value) <= _LARGEST
 
 
 def check_positive(**arguments: float) -> None:

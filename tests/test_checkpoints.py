@@ -178,6 +178,13 @@ def test_checkpoint_with_wrong_checksums_is_refused(run, server, capsys):
         assert "to be a complete checkpoint" in get_error(capsys, "test", "--ckpt_path", address)
 
 
+def test_checkpoint_without_its_first_half_is_refused(run, capsys):
+    """The entries of the archive would begin before the file does."""
+    content = (run / "checkpoints" / "last.ckpt").read_bytes()
+    Path("half.ckpt").write_bytes(content[len(content) // 2 :])
+    assert "to be a complete checkpoint" in get_error(capsys, "test", "--ckpt_path", "half.ckpt")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "words"),

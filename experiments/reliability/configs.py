@@ -86,7 +86,7 @@ def run(draw: random.Random, folder: Path) -> tuple[str, str]:
     command.wait()
     if (folder / "executed").exists():
         return description, "executed code of a config"
-    return description, command.fault() or (_find_odd_number(folder) if not command.status else "")
+    return description, command.fault() or (find_odd_number(folder) if not command.status else "")
 
 
 def _full_config(algorithm: str, folder: Path) -> dict[str, Any]:
@@ -118,16 +118,20 @@ def _put(config: Any, key: Key, value: Any) -> None:
             config = config[name]
         except (KeyError, IndexError, TypeError):
             return
-    if isinstance(config, dict | list):
+    if isinstance(config, dict) or (isinstance(config, list) and key[-1] in range(len(config))):
         config[key[-1]] = value
 
 
-def _find_odd_number(folder: Path) -> str:
-    """Return a number in the metrics that is not finite, or an empty string."""
+def find_odd_number(folder: Path) -> str:
+    """Return a number in the metrics that is not finite, or an empty string.
+
+    A variance may overflow: that of losses of 1e20 is no number of float32.
+    """
     for path in folder.glob("runs/*/metrics.csv"):
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 for name, text in row.items():
-                    if text and not math.isfinite(float(text)):
+                    has_overflowed = name.endswith("_var") and text == "inf"
+                    if text and not has_overflowed and not math.isfinite(float(text)):
                         return f"{name} is {text} in round {row['round']}"
     return ""

@@ -22,12 +22,14 @@ from experiments.reliability.federations import (
 from pl_fed import Adversary, DifferentialPrivacy
 from pl_fed.aggregators import Median
 from pl_fed.attacks import FlippedLabels, Outliers, RandomLabels
+from pl_fed.clients import Client
 from pl_fed.data import FederatedData
 from pl_fed.rounds.privacy_checks import refuse_algorithm
 from pl_fed.samplers import All, Cyclic, Poisson, Sampler, Uniform
 from pl_fed.types import Population
 
 CLIENTS, SAMPLES, ROUNDS = 6, 6, 2
+Results = dict[int, dict[str, Tensor]]  # by client and name
 Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NEIGHBOURS: dict[str, Change] = {
     "other samples": lambda x, y: (x.flip(0) * 3 - 1, (y + 1) % 3),
@@ -47,6 +49,66 @@ ATTACKS = (RandomLabels, FlippedLabels, Outliers)
 PRIVACY: tuple[dict[str, Any], ...] = ({"target_quantile": 0.5}, {"buckets": 3})
 
 
+class ObservedRounds(Rounds):
+    """Observed rounds: rounds that note each client's upload, metrics and states.
+
+    Args:
+        client: The algorithm; it is copied.
+        data: The data.
+        engine: The name of the engine.
+        chunk_size: The number of clients that the engine trains at once.
+        **settings: Further arguments of the federation.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        data: FederatedData,
+        engine: str = "one_by_one",
+        chunk_size: int | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(client, data, engine, chunk_size, **settings)
+        self._seen: Results = {}
+        training = self.federation.session.rounds.local_training
+        train = training.run
+
+        def note(plan: Any) -> Any:
+            trained = train(plan)
+            self._seen = _results_by_client(trained)
+            return trained
+
+        training.run = note  # type: ignore[method-assign]
+
+    def observe(self, round: int) -> Results:
+        """Run a round, and return the results of each client of the cohort."""
+        self.run(round)
+        return self._seen
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The released clipping norm; ``None`` without privacy."""
+        privacy = self.federation.session.rounds.privacy
+        return None if privacy is None else privacy.clip_norm
+
+    def take(self, released: list[Tensor], clip_norm: float | None) -> None:
+        """Take over the released tensors and the clipping norm of another federation."""
+        for own, tensor in zip(self.released, released, strict=True):
+            own.copy_(tensor)
+        if clip_norm is not None:
+            self.federation.session.rounds.privacy.clip_norm = clip_norm
+
+
+def list_differences(values: Results, others: Results, position: int) -> list[str]:
+    """Return the clients and names of results that differ, but for one client."""
+    return [
+        f"client {client}, {name}"
+        for client in values.keys() & others.keys() - {position}
+        for name, tensor in values[client].items()
+        if not torch.equal(tensor, others[client][name])
+    ]
+
+
 def run(draw: random.Random, _: Path) -> tuple[str, str]:
     """Return a federation and a change of one client's data, and the values that it reached."""
     name, position = _draw_algorithm(draw), draw.randrange(CLIENTS)
@@ -54,16 +116,23 @@ def run(draw: random.Random, _: Path) -> tuple[str, str]:
     engine, chunk_size = draw.choice([("one_by_one", 1), ("stacked", 3), ("stacked", 6)])
     settings, words = _draw_settings(draw)
     description = f"{neighbour} of client {position}, {name}, {engine}, {words}"
-    plain, released = _observe(name, _make_data(position, None), engine, chunk_size, settings)
-    data = _make_data(position, change)
-    changed, _ = _observe(name, data, engine, chunk_size, settings, released)
-    reached = [
-        f"round {round}, client {client}, {value}"
-        for round, (values, others) in enumerate(zip(plain, changed))
-        for client in values.keys() & others.keys() - {position}
-        for value, tensor in values[client].items()
-        if not torch.equal(tensor, others[client][value])
+    federations = [
+        ObservedRounds(
+            make_client(ALGORITHMS[name]),
+            _make_data(position, own_change),
+            engine,
+            chunk_size,
+            **settings(),
+        )
+        for own_change in (None, change)
     ]
+    reached = []
+    for round in range(ROUNDS):
+        values, others = (federation.observe(round) for federation in federations)
+        differences = list_differences(values, others, position)
+        reached += [f"round {round}, {difference}" for difference in differences]
+        plain, changed = federations
+        changed.take(plain.released, plain.clip_norm)
     return description, ", ".join(reached[:5])
 
 
@@ -106,51 +175,9 @@ def _make_data(position: int, change: Change | None) -> FederatedData:
     return make_data(samples, last=position)
 
 
-def _observe(
-    name: str,
-    data: FederatedData,
-    engine: str,
-    chunk_size: int,
-    settings: Callable[[], dict[str, Any]],
-    released: list[tuple[list[Tensor], Any]] | None = None,
-) -> tuple[list[dict[int, dict[str, Tensor]]], list[tuple[list[Tensor], Any]]]:
-    """Run rounds, and return the results of each client and each round's released tensors.
-
-    Args:
-        name: The algorithm.
-        data: The data.
-        engine: The engine.
-        chunk_size: The number of clients that it trains at once.
-        settings: Makes the arguments of the federation.
-        released: The released tensors of another federation, to take over.
-    """
-    rounds = Rounds(make_client(ALGORITHMS[name]), data, engine, chunk_size, **settings())
-    training, seen = rounds.federation.session.rounds.local_training, []
-    train = training.run
-
-    def note(plan: Any) -> Any:
-        trained = train(plan)
-        seen.append(_results_by_client(trained))
-        return trained
-
-    training.run = note  # type: ignore[method-assign]
-    own_released = []
-    for round in range(ROUNDS):
-        rounds.run(round)
-        privacy = rounds.federation.session.rounds.privacy
-        clip_norm = None if privacy is None else privacy.clip_norm
-        own_released.append(([row.clone() for row in rounds.released], clip_norm))
-        if released is not None:
-            for row, other in zip(rounds.released, released[round][0], strict=True):
-                row.copy_(other)
-            if privacy is not None:
-                privacy.clip_norm = released[round][1]
-    return seen, own_released
-
-
-def _results_by_client(trained: Any) -> dict[int, dict[str, Tensor]]:
+def _results_by_client(trained: Any) -> Results:
     """Return the upload, metrics and states of each client of a cohort."""
-    results: dict[int, dict[str, Tensor]] = {int(client): {} for client in trained.clients}
+    results: Results = {int(client): {} for client in trained.clients}
     for position, client in enumerate(trained.clients.tolist()):
         for name, values in trained.metrics.items():
             results[client][f"metric {name}"] = values[position].clone()

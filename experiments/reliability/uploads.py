@@ -1,12 +1,14 @@
-"""Hostile uploads: one client sends something broken to each aggregator.
+"""Hostile uploads: clients send broken or extreme uploads to each aggregator.
 
-The round must be the round without this client, and an upload of another precision is cast.
+With a broken upload, the round must be the round without this client; an upload of another
+precision is cast. With extreme finite uploads, the model stays finite, and moves no farther than
+the aggregator promises by its breakdown point.
 """
 
 import inspect
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from experiments.reliability.federations import (
     make_client,
     make_data,
 )
+from pl_fed import Adversary
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
 from pl_fed.clients import FLAME, Client, Ditto, FedAvg, Scaffold
 
@@ -61,19 +64,35 @@ CAST: dict[str, Callable[[Tensor], Any]] = {
     "float64": lambda row: row.double(),
     "with a gradient": lambda row: row.clone().requires_grad_(),
 }
+EXTREME: dict[str, Callable[[Tensor], Tensor]] = {
+    "wrong sign": lambda row: -row,
+    "wrong sign, large": lambda row: row * -1e4,
+    "huge": lambda row: row.sign() * 1e20,
+    "largest": lambda row: row.sign() * 3.4e38,
+    "largest of one sign": lambda row: row * 0 + 3.4e38,
+    "one large number": lambda row: torch.where(torch.arange(row.shape[1]) == 2, 1e30, row),
+    "large and alternating": lambda row: 1e15 * (-1.0) ** torch.arange(row.shape[1])[None],
+    "denormal": lambda row: row * 0 + 1e-42,
+    "zeros": lambda row: row * 0,
+    "negative zeros": lambda row: row.abs() * -0.0,
+    "equal rows": lambda row: row * 0 + 0.01,
+    "equal large rows": lambda row: row * 0 - 1e6,
+}
 KINDS: tuple[type[Client], ...] = (FedAvg, Ditto, Scaffold, FLAME)
 
 
 class HostileUpload:
-    """Hostile upload: replaces the upload of one client in one round."""
+    """Hostile upload: replaces the uploads of hostile clients in one round."""
 
     replace: Callable[[Tensor], Any] | None = None
+    hostile_clients: Collection[int] = (HOSTILE,)
     is_hostile = False
 
     def end_round(self, client: Any) -> Any:
-        """Return the replaced upload of the hostile client."""
+        """Return the upload; that of a hostile client is replaced."""
         upload = super().end_round(client)  # type: ignore[misc]
-        if self.is_hostile and self.replace is not None and client.ids.tolist() == [HOSTILE]:
+        (number,) = client.ids.tolist()
+        if self.is_hostile and self.replace is not None and number in self.hostile_clients:
             return self.replace(upload.clone())
         return upload
 
@@ -118,6 +137,66 @@ def run(draw: random.Random, _: Path) -> tuple[str, str]:
     return description, f"differs from the run without the client: {far}" if far else ""
 
 
+def run_extreme(draw: random.Random, _: Path) -> tuple[str, str]:
+    """Return uploads and an aggregator, and the fault."""
+    aggregator, defence = draw.choice(list(list_aggregators().items()))
+    name, replace = draw.choice(list(EXTREME.items()))
+    kind = draw.choice(KINDS)
+    hostile_clients = draw.sample(COHORT, draw.choice([1, 1, 2, 3]))
+    description = f"{name} of {hostile_clients} to {aggregator}, {kind.__name__}"
+    settings = {**defence(), "adversary": Adversary(expected=len(hostile_clients))}
+    is_robust = False
+    try:
+        rounds = _build(kind, replace, [COHORT] * ROUNDS, settings, hostile_clients)
+        merge = rounds.federation.server.aggregator
+        is_robust = len(hostile_clients) <= merge.breakdown(len(COHORT))
+        uploads, before = _note_uploads(rounds), rounds.released[0].clone()
+        rounds.client.is_hostile = True
+        rounds.run(ROUND)
+        moved = float((rounds.released[0].double() - before.double()).norm())
+        rounds.client.is_hostile = False
+        rounds.run(ROUND + 1)
+    except ValueError as error:
+        is_refused = str(error).startswith("Expected") and not is_robust
+        return description, "" if is_refused else str(error)[:300]
+    if odd := [name for name, tensor in rounds.tensors().items() if not tensor.isfinite().all()]:
+        return description, f"not finite: {odd}"
+    lengths = [float(row.norm()) for client, row in uploads[ROUND] if client not in hostile_clients]
+    limit = len(COHORT) * max(lengths) * (1 + TOLERANCE)
+    if is_robust and moved > limit:
+        return description, f"moved the model by {moved:.3g}, more than {limit:.3g}"
+    return description, ""
+
+
+def _note_uploads(rounds: Rounds) -> list[list[tuple[int, Tensor]]]:
+    """Return a list to which each round adds the clients and their uploads in float64."""
+    training, uploads = rounds.federation.session.rounds.local_training, []
+    train = training.run
+
+    def note(plan: Any) -> Any:
+        trained = train(plan)
+        uploads.append(list(zip(trained.clients.tolist(), trained.own.uploads.double())))
+        return trained
+
+    training.run = note  # type: ignore[method-assign]
+    return uploads
+
+
+def _build(
+    kind: type[Client],
+    replace: Callable[[Tensor], Any] | None,
+    cohorts: list[tuple[int, ...]],
+    defence: dict[str, Any],
+    hostile_clients: Collection[int] = (HOSTILE,),
+) -> Rounds:
+    """Return the rounds of a federation with hostile clients."""
+    attributes = {"replace": staticmethod(replace), "hostile_clients": hostile_clients}
+    hostile = type("Hostile", (HostileUpload, kind), attributes)
+    client = make_client(hostile if replace else kind, local_steps=2)
+    data = make_data([draw_samples(size, seed) for seed, size in enumerate(SIZES)], root_samples=6)
+    return Rounds(client, data, sampler=Cohorts(cohorts), **defence)
+
+
 def _run(
     kind: type[Client],
     replace: Callable[[Tensor], Any] | None,
@@ -125,10 +204,7 @@ def _run(
     defence: dict[str, Any],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors after all rounds, and the report of the hostile round."""
-    hostile = type("Hostile", (HostileUpload, kind), {"replace": staticmethod(replace)})
-    client = make_client(hostile if replace else kind, local_steps=2)
-    data = make_data([draw_samples(size, seed) for seed, size in enumerate(SIZES)], root_samples=6)
-    rounds = Rounds(client, data, sampler=Cohorts(cohorts), **defence)
+    rounds = _build(kind, replace, cohorts, defence)
     reports = []
     for round in range(ROUNDS):
         rounds.client.is_hostile = round == ROUND

@@ -76,7 +76,7 @@ class FederatedCLI(SectionsCLI):
             try:
                 super().__init__(
                     save_config_callback=SaveAndLogConfig,
-                    save_config_kwargs={"overwrite": True},
+                    save_config_kwargs={"save_to_log_dir": False},  # it writes the file itself
                     parser_kwargs={"prog": program_name()},
                     args=args,
                 )

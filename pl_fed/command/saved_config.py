@@ -1,6 +1,7 @@
 """``config.yaml`` in a run's folder, and its differences from another config."""
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pl_fed.command.run_files import CONFIG
 from pl_fed.reports.configs import find_differences, flatten, format_value
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # a resume may raise
-_PROCESSES = {f"trainer.{name}" for name in ("devices", "num_nodes", "strategy")}
+_PROCESSES = ("trainer.devices", "trainer.num_nodes", "trainer.strategy")
 
 PREVIOUS_CONFIG = "config_to_round_{}.yaml"
 """The name of the config of a run's first rounds, up to a resume under another config."""
@@ -90,10 +91,23 @@ class SaveAndLogConfig(SaveConfigCallback):
     def save_config(
         self, trainer: LightningTrainer, pl_module: LightningModule, stage: str
     ) -> None:
-        """Log the config."""
+        """Write the config whole or not at all, because ``last`` reads it, and log it."""
+        self._write(Path(trainer.default_root_dir) / CONFIG)
         config = self._plain_config()
         for logger in trainer.loggers:
             logger.log_hyperparams(config)
+
+    def _write(self, path: Path) -> None:
+        """Write the config to a temporary file, and move it into place."""
+        temporary = path.with_suffix(".yaml.tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            text = self.parser.dump(self.config, skip_none=False)
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def _plain_config(self) -> dict[str, Any]:
         """Return the config in the form of ``config.yaml``."""
@@ -137,12 +151,17 @@ def find_changes(file: Path, config: dict[str, Any], complete: Completion) -> st
     saved = _read_config(file)
     if saved is None:
         return f"no readable {file.name}"
-    ignored = _LENGTHS | _PROCESSES
     changes = find_differences([saved, config])
-    if changes.keys() & flatten(saved).keys() <= ignored:  # completing takes a fifth of a second
+    shared = changes.keys() & flatten(saved).keys()
+    if all(map(_may_change, shared)):  # else completing, a fifth of a second, would be in vain
         changes = _differences(saved, config, complete)
-    listed = {key: change for key, change in changes.items() if key not in ignored}
+    listed = {key: change for key, change in changes.items() if not _may_change(key)}
     return _list_changes(listed, _MAX_CHANGES)
+
+
+def _may_change(key: str) -> bool:
+    """Return whether a resumed run may change an argument: its length, and its processes."""
+    return key in _LENGTHS or key.startswith(_PROCESSES)
 
 
 def find_model_changes(file: Path, config: dict[str, Any], complete: Completion) -> str:

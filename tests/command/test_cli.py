@@ -20,6 +20,7 @@ import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.callbacks import PerClient
+from pl_fed.command import saved_config
 from pl_fed.command.fit import _resume_arguments
 from pl_fed.command.main import main
 from pl_fed.command.parser import Parser
@@ -287,6 +288,27 @@ def test_old_config_resumes_after_a_failed_resume_with_another(run, tmp_path):
     assert (run / "config.yaml").read_text() == before.replace("max_epochs: 2", "max_epochs: 4")
 
 
+@pytest.mark.parametrize("moment", ["dump", "replace"])
+def test_config_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch, moment):
+    """A run with half a config could not be continued by ``last``."""
+    before = (run / "config.yaml").read_text()
+    more = ["--trainer.max_epochs", "3", "--ckpt_path", unfinish(run)]
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if moment == "dump":
+            patch.setattr(saved_config.SaveAndLogConfig, "_keep_previous", lambda *_: None)
+            patch.setattr(Path, "write_text", fail)
+        else:
+            patch.setattr(saved_config, "os", Mock(replace=fail))
+        with pytest.raises(SystemExit):
+            main(["fit", *QUICKSTART, *short(tmp_path), *more])
+    assert (run / "config.yaml").read_text() == before
+    assert not [*run.rglob("*.tmp")]
+
+
 def test_resume_leaves_a_finished_run_without_checkpoint_alone(tmp_path):
     older, newer = fit(tmp_path), fit(tmp_path)
     (older / "checkpoints" / "last.ckpt").unlink()
@@ -348,10 +370,17 @@ def test_run_stopped_before_its_first_checkpoint_restarts_in_its_folder(tmp_path
     assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
 
 
-def test_run_without_checkpoint_restarts_with_another_number_of_processes(run, tmp_path):
+DDP = {
+    "class_path": "lightning.pytorch.strategies.DDPStrategy",
+    "init_args": {"timeout": "0:00:20"},
+}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", DDP])
+def test_run_without_checkpoint_restarts_with_other_processes(run, tmp_path, strategy):
     run = remove_checkpoint(run)
     saved = yaml.safe_load((run / "config.yaml").read_text())
-    saved["trainer"] |= {"devices": 2, "strategy": "ddp", "num_nodes": 2}
+    saved["trainer"] |= {"devices": 2, "strategy": strategy, "num_nodes": 2}
     (run / "config.yaml").write_text(yaml.safe_dump(saved))
     with pytest.warns(UserWarning, match="was stopped before its first checkpoint"):
         main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"])

@@ -4,9 +4,6 @@ Two federations differ in the data of client 0 only. In each round both have the
 models. Then the uploads, states and metrics of all other clients must be equal bit for bit.
 """
 
-import copy
-from contextlib import nullcontext
-
 import pytest
 import torch
 from algorithms import ALGORITHMS, make
@@ -14,13 +11,12 @@ from small_federations import classes, seeded, sgd, shared_out
 from torch import nn
 
 import pl_fed
-from pl_fed import Adversary, DifferentialPrivacy, EngineOptions, Federation
+from experiments.reliability.interference import NEIGHBOURS, ObservedRounds, list_differences
+from pl_fed import Adversary, DifferentialPrivacy
 from pl_fed.attacks import Backdoor, FlippedLabels, Outliers, RandomLabels
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data.source import Arrays
-from pl_fed.engine import LocalSettings
 from pl_fed.rounds.privacy_checks import refuse_algorithm
-from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Cyclic, Poisson, Uniform
 
 pytestmark = [
@@ -43,16 +39,6 @@ def net():
     )
 
 
-NEIGHBOURS = {
-    "other samples": lambda x, y: (x.flip(0) * 3 - 1, (y + 1) % 3),
-    "fewer samples": lambda x, y: (x[:1], y[:1]),
-    "more samples": lambda x, y: (torch.cat([x + 0.5] * 3), y.repeat(3)),
-    "one class": lambda x, y: (x, y * 0),
-    "large samples": lambda x, y: (x * 1e30, y),
-    "overflowing samples": lambda x, y: (x.sign() * 3e38, y),
-}
-
-
 def make_data(change=None, shape=SHAPE, position=MINE, comes_first=False):
     """Return data in which one client has changed samples, the last of all or the first."""
     arrays = classes([SAMPLES] * CLIENTS, shape)
@@ -70,96 +56,23 @@ def make_data(change=None, shape=SHAPE, position=MINE, comes_first=False):
     return shared_out(joined, BATCH)
 
 
-class Rounds:
-    """Rounds of a federation that note what each client gives: upload, metrics and states."""
-
-    def __init__(self, client, data, engine="one_by_one", chunk_size=None, **settings):
-        self.client = copy.deepcopy(client)
-        self.federation = Federation(
-            **{
-                "sampler": All(),
-                "engine": EngineOptions(engine, chunk_size),
-                "seed": 0,
-                "max_rejected": 1.0,
-                "model_selection": None,
-                **settings,
-            }
-        )
-        local = LocalSettings(nullcontext)
-        self.federation.setup(self.client, data, "fit", settings=RunSettings(local, rounds=4))
-        self.client.train()
-        self.optimizer = self.client.configure_optimizers()
-        self.seen = {}
-        rounds = self.federation.session.rounds
-        train = rounds.local_training.run
-
-        def note(plan):
-            trained = train(plan)
-            self.seen = self._results(trained)
-            return trained
-
-        rounds.local_training.run = note
-
-    def _results(self, trained):
-        """Return tensors by client and name."""
-        results = {int(client): {} for client in trained.clients}
-        for position, client in enumerate(trained.clients.tolist()):
-            for name, values in trained.metrics.items():
-                results[client][f"metric {name}"] = values[position].clone()
-            results[client]["status"] = trained.status[position].clone()
-            if trained.own.uploads is not None:
-                results[client]["upload"] = trained.own.uploads[position].clone()
-        for clients, states in trained.own.states:
-            for position, client in enumerate(clients.tolist()):
-                for name, rows in states.items():
-                    results[client][f"state {name}"] = rows[position].clone()
-        return results
-
-    def run(self, round):
-        self.federation.run_round(round, self.optimizer)
-        return self.seen
-
-    @property
-    def released(self):
-        """The released tensors: those of the global model and of the server's states."""
-        client = self.client
-        rows = [client.row("global").data, client.statistics("global").data]
-        return [*rows, *self.federation.server_states.values()]
-
-    @property
-    def clip_norm(self):
-        privacy = self.federation.session.rounds.privacy
-        return None if privacy is None else privacy.clip_norm
-
-    def take(self, released, clip_norm):
-        """Take over the released models, and the released clipping norm, of another federation."""
-        for own, tensor in zip(self.released, released, strict=True):
-            own.copy_(tensor)
-        if clip_norm is not None:
-            self.federation.session.rounds.privacy.clip_norm = clip_norm
-
-
 def interference(
     make_client, names=NEIGHBOURS, shape=SHAPE, position=MINE, comes_first=False, **settings
 ):
     """Return the values of other clients that depend on the data of one client, in two rounds."""
+    settings = {"sampler": All(), **settings}
     data = make_data(None, shape, position, comes_first)
-    plain, expected = Rounds(make_client(), data, **settings), []
+    plain, expected = ObservedRounds(make_client(), data, **settings), []
     for round in range(2):
-        seen = plain.run(round)
+        seen = plain.observe(round)
         expected.append((seen, [row.clone() for row in plain.released], plain.clip_norm))
     differences = []
     for name in names:
         data = make_data(NEIGHBOURS[name], shape, position, comes_first)
-        other = Rounds(make_client(), data, **settings)
+        other = ObservedRounds(make_client(), data, **settings)
         for round, (values, *released) in enumerate(expected):
-            got = other.run(round)
-            differences += [
-                f"{name}, round {round}, client {client}, {value}"
-                for client in values.keys() & got.keys() - {position}
-                for value, tensor in values[client].items()
-                if not torch.equal(tensor, got[client][value])
-            ]
+            found = list_differences(values, other.observe(round), position)
+            differences += [f"{name}, round {round}, {difference}" for difference in found]
             other.take(*released)
     return differences
 
