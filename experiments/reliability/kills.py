@@ -127,12 +127,12 @@ def list_differences(own: Path, reference: Path) -> Iterator[str]:
         yield f"checkpoints {names} instead of {expected_names}"
         return
     for name in names:
-        yield from _list_differing_values(
+        yield from _find_differing_values(
             own / "checkpoints" / name, reference / "checkpoints" / name
         )
 
 
-def _list_differing_values(own: Path, reference: Path) -> Iterator[str]:
+def _find_differing_values(own: Path, reference: Path) -> Iterator[str]:
     """Yield the names of values of two checkpoints that differ."""
     values, expected = (dict(_list_values(_load(path))) for path in (own, reference))
     if values.keys() != expected.keys():

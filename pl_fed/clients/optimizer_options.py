@@ -1,6 +1,5 @@
 """The options of optimizers: a guard that restores what a client's steps change in them."""
 
-import copy
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -28,7 +27,7 @@ class OptionGuard:
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self._before = [
-            (group, copy.deepcopy({name: v for name, v in group.items() if name != "params"}))
+            (group, {name: _copy(value) for name, value in group.items() if name != "params"})
             for optimizer in optimizers
             for group in optimizer.param_groups
         ]
@@ -45,10 +44,15 @@ class OptionGuard:
         changed = []
         for group, before in self._before:
             for name, value in before.items():
-                if _differ(group.get(name), value):
+                if (current := group.get(name)) is not value and _differ(current, value):
                     changed.append(name)
                     group[name] = value
         return list(dict.fromkeys(changed))
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy of a tensor, such as the rate of a capturable optimizer; others stay."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _differ(value: Any, other: Any) -> bool:

@@ -123,7 +123,7 @@ class ReadOnlyFields:
 
     def _read_fields(self, client: ClientRound) -> _Fields:
         """Return the fields that the hook may only read, each with its tensors by key."""
-        fields = {
+        fields: _Fields = {
             "": {
                 "ids": client.ids,
                 "samples": client.samples,

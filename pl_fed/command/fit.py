@@ -201,7 +201,7 @@ class FederatedCLI(SectionsCLI):
 
     def _add_defaults(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Return a saved config with the defaults of the arguments that it lacks."""
-        name = self.subcommand
+        name = str(self.subcommand)
         complete = add_defaults({"subcommand": name, name: saved}, self.parser)
         config: dict[str, Any] = complete[name]
         return config

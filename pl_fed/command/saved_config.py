@@ -152,16 +152,15 @@ def find_changes(file: Path, config: dict[str, Any], complete: Completion) -> st
     if saved is None:
         return f"no readable {file.name}"
     changes = find_differences([saved, config])
-    if all(
-        map(_is_ignored, changes.keys() & flatten(saved).keys())
-    ):  # completing takes a fifth of a second
+    shared = changes.keys() & flatten(saved).keys()
+    if all(map(_may_change, shared)):  # else completing, a fifth of a second, would be in vain
         changes = _differences(saved, config, complete)
-    listed = {key: change for key, change in changes.items() if not _is_ignored(key)}
+    listed = {key: change for key, change in changes.items() if not _may_change(key)}
     return _list_changes(listed, _MAX_CHANGES)
 
 
-def _is_ignored(key: str) -> bool:
-    """Return whether configs match that differ in this entry: length, or options of processes."""
+def _may_change(key: str) -> bool:
+    """Return whether a resumed run may change an argument: its length, and its processes."""
     return key in _LENGTHS or key.startswith(_PROCESSES)
 
 

@@ -13,10 +13,11 @@ _BLOCK = 1 << 17  # numbers; 1 MiB in float64
 
 
 def exact_squared_norms(rows: Tensor) -> Tensor:
-    """Return the squared norm of each row, in float64; each depends on its row alone.
+    """Return the squared norm of each row, in float64.
 
-    On a CPU, each row is copied to float64 block by block within the caches. This takes half the
-    time of :func:`~pl_fed.functional.aggregation.squared_norms`.
+    On a CPU, rows of fewer bits are copied to float64 block by block within the caches, in half the
+    time of :func:`~pl_fed.functional.aggregation.squared_norms`. The difference is a rounding in
+    float64, which disappears when the clipping factors are rounded to float32.
 
     Args:
         rows: Shape [n, d].
@@ -28,7 +29,7 @@ def exact_squared_norms(rows: Tensor) -> Tensor:
         >>> exact_squared_norms(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
         tensor([25.,  1.], dtype=torch.float64)
     """
-    if rows.device.type != "cpu":
+    if rows.device.type != "cpu" or rows.dtype == torch.float64:
         return squared_norms(rows)
     block = torch.empty(min(rows.shape[1], _BLOCK), dtype=torch.float64)
     norms = torch.zeros(len(rows), dtype=torch.float64)

@@ -63,7 +63,7 @@ class Part:
         """Return the hooks of a module by dotted names; they may keep values in closures."""
         if self.ignored is None or not isinstance(self.owner, nn.Module):
             return {}
-        values = {name: vars(self.owner)[name] for name in _HOOKS}
+        values = {name: vars(self.owner).get(name) for name in _HOOKS}
         return {join_names(self.name, name): hooks for name, hooks in values.items() if hooks}
 
 
@@ -253,7 +253,7 @@ class ValueGuard:
     """Value guard: restores all that a computation changes in modules besides parameters.
 
     These are attributes, also deep inside of lists, dicts and objects, the modules' parts by name,
-    and the numbers of buffers that are changed in place.
+    hooks, and the numbers of buffers that are changed in place.
 
     Args:
         parts: All modules, and other objects.
@@ -296,6 +296,10 @@ class ValueGuard:
         for values in (owner._parameters, owner._buffers, owner._modules):
             if values:
                 self._dicts.append(_DictBefore(part.name, values, dict(values), frozenset()))
+        for name in _HOOKS:
+            if (hooks := vars(owner).get(name)) is not None:
+                prefix = join_names(part.name, name)
+                self._dicts.append(_DictBefore(prefix, hooks, dict(hooks), frozenset()))
         for name, buffer in owner._buffers.items():
             if buffer is None or id(buffer) in self._loaded:
                 continue
@@ -358,7 +362,7 @@ class _DictBefore:
         for name in dict.fromkeys((*before, *values)):
             if name in self.ignored or values.get(name, _MISSING) is before.get(name, _MISSING):
                 continue
-            changed.append(join_names(self.prefix, name))
+            changed.append(join_names(self.prefix, str(name)))
             if name in before:
                 values[name] = before[name]
             else:

@@ -126,9 +126,15 @@ class DrawnGlobally(Validated):
         return 1 + 0 * (random.random() + np.random.rand())  # noqa: NPY002
 
 
+class HookInEvaluation(Validated):
+    def touch(self, stage):
+        self.net[0].register_forward_hook(lambda layer, inputs, outputs: 2 * outputs)
+        return len(self.net[0]._forward_hooks)
+
+
 CHANGES = [
     *(CountInPlace, CountReplaced, CountByData, CountSet, CountAttribute, CountInLists),
-    *(CountInSubmodule, NormInTrainingMode, DrawnGlobally),
+    *(CountInSubmodule, NormInTrainingMode, DrawnGlobally, HookInEvaluation),
 ]
 
 

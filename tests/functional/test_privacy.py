@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pl_fed.functional.aggregation import squared_norms
 from pl_fed.functional.privacy import (
     clip_factors,
     exact_squared_norms,
@@ -115,3 +116,5 @@ def test_squared_norm_of_a_row_depends_on_the_row_alone(columns):
     rows[1, 0], rows[2, -1] = math.nan, math.inf
     assert exact_squared_norms(rows).isfinite().tolist() == [True, False, False, True]
     assert exact_squared_norms(rows[:0]).shape == (0,)
+    wide = rows[[0, 3]].double()
+    assert exact_squared_norms(wide).equal(squared_norms(wide))
