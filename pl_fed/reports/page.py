@@ -9,6 +9,7 @@ from pl_fed.reports import classes, clients, configs, curves, robustness, spread
 from pl_fed.reports.answers import find_answers
 from pl_fed.reports.group import Group, group_runs, main_metric
 from pl_fed.reports.picture import BLACK, COLOURS, LINES, Picture, encode, encode_csv
+from pl_fed.reports.privacy import describe_guarantees
 from pl_fed.reports.run import Run
 
 _SPREAD, _CLIENTS, _CLASSES = "Mean against spread", "Clients", "Classes"
@@ -99,6 +100,7 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
     """
     groups = group_runs(runs)
     facts = [tables.describe_run(group, run) for group in groups for run in group.runs]
+    all_runs = [run for group in groups for run in group.runs]
     files = {"runs.csv": encode_csv(facts)}
     found_answers = find_answers(groups)
     files |= {f"{answer.name}.csv": encode_csv(answer.rows) for answer in found_answers}
@@ -110,7 +112,7 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
         _DIFFERENCES: tables.render_differences(groups) if len(facts) > 1 else "",
         "Configs": tables.render_configs(groups),
     }
-    chapters[_PRIVACY] += "".join(map(_note, _privacy_statements(groups)))
+    chapters[_PRIVACY] += "".join(map(_note, describe_guarantees(all_runs)))
     for title in (_SPREAD, _CLIENTS):
         chapters[title] += _note_missing_metric(groups) if chapters[title] else ""
     chapters[_CLASSES] += _note_missing_classes(groups)
@@ -138,13 +140,6 @@ def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
         _PRIVACY: curves.draw_privacy(drawn),
         "Time": times.draw_round_times(drawn),
     }
-
-
-def _privacy_statements(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield the guarantee of each private run, as the run printed it."""
-    for run in (run for group in groups for run in group.runs):
-        if statement := run.summary.get("privacy"):
-            yield f"{run.name}: {statement}"
 
 
 def _page(title: str, notes: Sequence[str], chapters: Mapping[str, str]) -> str:

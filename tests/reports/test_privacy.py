@@ -1,0 +1,36 @@
+"""The guarantee of several private runs together."""
+
+import json
+
+from run_folders import with_changes, write_run
+
+from pl_fed.reports.privacy import describe_guarantees
+from pl_fed.reports.run import read_run
+
+DIGITS = {"data.dataset.class_path": "pl_fed.data.Digits"}
+DIABETES = {"data.dataset.class_path": "pl_fed.data.Diabetes"}
+
+
+def describe(tmp_path, runs):
+    """Return the sentences for runs: (ε or None, δ, changes of the config) each."""
+    read = []
+    for number, (epsilon, delta, changes) in enumerate(runs):
+        config = with_changes({"federation.privacy": {"delta": delta}, **changes})
+        extra = {} if epsilon is None else {"privacy/epsilon": epsilon}
+        folder = write_run(tmp_path / str(number), config, extra=extra)
+        (folder / "summary.json").write_text(json.dumps({"privacy": f"ε of {number}."}))
+        read.append(read_run(folder))
+    return list(describe_guarantees(read))
+
+
+def test_guarantees_of_runs_on_one_data_set_add_up(tmp_path):
+    partition = {**DIGITS, "data.num_clients": 7}  # other clients, but the same people
+    runs = [(3.0, 1e-2, DIGITS), (0.5, 2e-2, partition), (8.0, 1e-5, DIABETES), (None, 0, DIGITS)]
+    *own, composed = describe(tmp_path, runs)
+    assert own == [f"{number}: ε of {number}." for number in range(4)]
+    assert composed.startswith("2 private runs read one data set")
+    assert "ε = 3.5 at δ = 0.03," in composed
+
+
+def test_single_runs_have_no_composed_guarantee(tmp_path):
+    assert len(describe(tmp_path, [(3.0, 1e-2, DIGITS), (8.0, 1e-5, DIABETES)])) == 2
