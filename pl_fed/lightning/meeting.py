@@ -1,4 +1,4 @@
-"""The meeting of processes, which has a time limit of its own."""
+"""The meeting of processes, with a time limit of its own."""
 
 from datetime import timedelta
 from typing import Any

@@ -35,7 +35,7 @@ class ClassPath(str):
 
 
 class Section:
-    """Section: top-level keys of a loaded config with their values, which nobody changes.
+    """Section: top-level keys of a loaded config with their constant values.
 
     The configs of a study differ in few sections. Equal sections are read, flattened and written
     once.
@@ -69,7 +69,7 @@ class Section:
 
 
 class LoadedConfig(dict[str, Any]):
-    """Loaded config: the config of a run, which nobody changes.
+    """Loaded config: the constant config of a run.
 
     Args:
         sections: The sections, without a key in common.

@@ -20,7 +20,7 @@ def describe_guarantees(runs: Sequence[Run]) -> Iterator[str]:
 def _describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a sentence for each data set that several private runs have read.
 
-    Who sees all runs has Σ ε and Σ δ as guarantee. This basic composition (C. Dwork and A. Roth,
+    All runs together have Σ ε and Σ δ as guarantee. This basic composition (C. Dwork and A. Roth,
     "The Algorithmic Foundations of Differential Privacy", 2014, theorem 3.16) holds for all
     mechanisms; the runs' noise must be independent.
     """
