@@ -1,6 +1,13 @@
 """Hooks that a user registers on the gradients of parameters."""
 
-from torch import nn
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def list_gradient_hooks(parameter: Tensor) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Return the hooks on a gradient and those after its accumulation, by their handles' ids."""
+    return parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}  # type: ignore[attr-defined]
 
 
 def has_gradient_hooks(module: nn.Module) -> bool:
@@ -15,10 +22,7 @@ def has_gradient_hooks(module: nn.Module) -> bool:
         >>> has_gradient_hooks(layer), has_gradient_hooks(nn.Linear(1, 1))
         (True, False)
     """
-    return any(
-        parameter._backward_hooks or parameter._post_accumulate_grad_hooks
-        for parameter in module.parameters()
-    )
+    return any(any(list_gradient_hooks(parameter)) for parameter in module.parameters())
 
 
 def copy_gradient_hooks(source: nn.Module, copy: nn.Module) -> None:
@@ -31,7 +35,8 @@ def copy_gradient_hooks(source: nn.Module, copy: nn.Module) -> None:
     for parameter, copied in zip(source.parameters(), copy.parameters(), strict=True):
         if copied is parameter:
             continue
-        for hook in (parameter._backward_hooks or {}).values():
+        on_gradient, after_accumulation = list_gradient_hooks(parameter)
+        for hook in on_gradient.values():
             copied.register_hook(hook)
-        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        for hook in after_accumulation.values():
             copied.register_post_accumulate_grad_hook(hook)

@@ -18,6 +18,7 @@ from pl_fed.nets.fingerprints import (
     is_unread,
     package_of,
 )
+from pl_fed.nets.gradient_hooks import list_gradient_hooks
 from pl_fed.nets.user_values import user_values
 
 _MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
@@ -253,7 +254,7 @@ class ValueGuard:
     """Value guard: restores all that a computation changes in modules besides parameters.
 
     These are attributes, also deep inside of lists, dicts and objects, the modules' parts by name,
-    hooks, and the numbers of buffers that are changed in place.
+    hooks of modules and of parameters, and the numbers of buffers that are changed in place.
 
     Args:
         parts: All modules, and other objects.
@@ -274,6 +275,7 @@ class ValueGuard:
         self._dicts: list[_DictBefore] = []
         self._containers: dict[int, tuple[str, Any, Any]] = {}
         self._buffers: dict[int, _BufferBefore] = {}
+        self._gradient_hooks: dict[int, _GradientHooksBefore] = {}
         parts = list(parts)
         tensors = [tensor for part in parts for _, tensor in own_tensors(part.owner)]
         self._registered = {*map(id, tensors), *(id(part.owner) for part in parts)}
@@ -289,7 +291,7 @@ class ValueGuard:
                         self._note(name, value)
 
     def _note_module(self, part: Part) -> None:
-        """Note the parts of a module, and copy its buffers."""
+        """Note the parts and the hooks of a module, and copy its buffers."""
         owner = part.owner
         if not isinstance(owner, nn.Module):
             return
@@ -300,11 +302,19 @@ class ValueGuard:
             if (hooks := vars(owner).get(name)) is not None:
                 prefix = join_names(part.name, name)
                 self._dicts.append(_DictBefore(prefix, hooks, dict(hooks), frozenset()))
+        self._note_tensors(part.name, owner)
+
+    def _note_tensors(self, prefix: str, owner: nn.Module) -> None:
+        """Note the hooks of a module's parameters, and copy its buffers."""
+        for name, parameter in owner._parameters.items():
+            if parameter is not None and id(parameter) not in self._gradient_hooks:
+                before = _GradientHooksBefore(join_names(prefix, name), parameter)
+                self._gradient_hooks[id(parameter)] = before
         for name, buffer in owner._buffers.items():
             if buffer is None or id(buffer) in self._loaded:
                 continue
             if id(buffer) not in self._buffers:
-                self._buffers[id(buffer)] = _BufferBefore(join_names(part.name, name), buffer)
+                self._buffers[id(buffer)] = _BufferBefore(join_names(prefix, name), buffer)
 
     def _note(self, name: str, value: Any) -> None:
         """Copy the containers and objects in a value, without what modules have registered."""
@@ -327,6 +337,7 @@ class ValueGuard:
         for name, container, before in self._containers.values():
             if _restore_mutable(container, before):
                 changed.append(name)
+        changed += [hooks.name for hooks in self._gradient_hooks.values() if hooks.restore()]
         with torch.no_grad():
             changed += [buffer.name for buffer in self._buffers.values() if buffer.restore()]
         return list(dict.fromkeys(changed))
@@ -368,6 +379,27 @@ class _DictBefore:
             else:
                 del values[name]
         return changed
+
+
+class _GradientHooksBefore:
+    """The hooks on a parameter's gradient, from before a computation."""
+
+    def __init__(self, name: str, parameter: Tensor) -> None:
+        self.name = name
+        self._parameter = parameter
+        self._before = self._read()
+
+    def restore(self) -> bool:
+        """Restore the hooks, and return whether they have changed."""
+        if self._read() == self._before:
+            return False
+        for hooks, before in zip(list_gradient_hooks(self._parameter), self._before):
+            hooks.clear()
+            hooks.update(before)
+        return True
+
+    def _read(self) -> list[dict[Any, Any]]:
+        return [dict(hooks) for hooks in list_gradient_hooks(self._parameter)]
 
 
 class _BufferBefore:

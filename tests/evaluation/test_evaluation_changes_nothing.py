@@ -132,9 +132,16 @@ class HookInEvaluation(Validated):
         return len(self.net[0]._forward_hooks)
 
 
+class GradientHookInEvaluation(Validated):
+    def touch(self, stage):
+        self.net[0].weight.register_hook(lambda gradient: 2 * gradient)
+        return len(self.net[0].weight._backward_hooks)
+
+
 CHANGES = [
     *(CountInPlace, CountReplaced, CountByData, CountSet, CountAttribute, CountInLists),
     *(CountInSubmodule, NormInTrainingMode, DrawnGlobally, HookInEvaluation),
+    GradientHookInEvaluation,
 ]
 
 
