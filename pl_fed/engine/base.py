@@ -266,6 +266,26 @@ def _are_equal(a: Tensor, b: Tensor) -> bool:
     return bool(a.equal(b)) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
+def are_close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Return whether numbers agree where the expected ones are finite.
+
+    A client that overflows must not decide how all clients are trained.
+
+    Args:
+        actual: The numbers to compare.
+        expected: The right numbers.
+        tolerance: The largest difference, as a part of the largest expected number.
+
+    Example:
+        >>> are_close(torch.tensor([1.0, 2.0]), torch.tensor([1.001, torch.inf]), tolerance=1e-2)
+        True
+    """
+    is_finite = expected.isfinite()
+    actual, expected = actual[is_finite].double(), expected[is_finite].double()
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(actual, expected, rtol=0, atol=tolerance * scale + 1e-6)
+
+
 def allocate_rows(like: Tensor) -> Tensor:
     """Return new rows [clients, numel] without values; ``like`` may be one expanded row."""
     return torch.empty_like(like, memory_format=torch.contiguous_format)

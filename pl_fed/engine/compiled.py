@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pl_fed.engine.base import CannotCompileError
+from pl_fed.engine.base import CannotCompileError, are_close
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.engine.step import LocalStep, Tensors
@@ -77,7 +77,7 @@ class CompiledStep:
                 for tensor, value in zip(self._state, leaves(before), strict=True):
                     tensor.copy_(value)
         for expected, actual in zip(leaves(eager), leaves(compiled), strict=True):
-            if not _are_close(expected, actual, _TOLERANCE[step.casts]):
+            if not are_close(actual, expected, _TOLERANCE[step.casts]):
                 raise CannotCompileError("a compiled step gave other numbers than an eager one")
 
     def _compile(
@@ -136,17 +136,6 @@ def _scale(numbers: Tensor) -> Tensor:
     Samples that overflow must not decide which engine the other clients have.
     """
     return 0.75 * numbers.clamp(-_LARGE, _LARGE) if numbers.is_floating_point() else numbers
-
-
-def _are_close(expected: Tensor, actual: Tensor, tolerance: float) -> bool:
-    """Return whether numbers agree where the expected ones are finite.
-
-    A client that overflows must not decide how all clients are trained.
-    """
-    is_finite = expected.isfinite()
-    expected, actual = expected[is_finite].double(), actual[is_finite].double()
-    scale = float(expected.abs().max()) if expected.numel() else 0.0
-    return torch.allclose(expected, actual, rtol=0, atol=tolerance * scale + 1e-6)
 
 
 def _shapes(tensors: list[Tensor]) -> list[Any]:

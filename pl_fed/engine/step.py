@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Objective
 from pl_fed.devices import to_device
-from pl_fed.engine.base import LocalSettings
+from pl_fed.engine.base import LocalSettings, are_close
 from pl_fed.engine.step_function import StepFunction
 from pl_fed.engine.tracing import loosen_views, trace
 from pl_fed.trees import clone, select
@@ -416,19 +416,12 @@ def have_same_gradients(actual: Tensors, expected: Tensors) -> bool:
             found = actual[model].get(name)
             if gradient is None:  # the parameter has no effect
                 gradient = torch.zeros_like(actual[model][name])
-            if found is None or not _are_close(found, gradient):
+            if found is None or not are_close(found, gradient, _TOLERANCE):
                 return False
     return True
 
 
 _TOLERANCE = 1e-2  # relative, of gradients
-
-
-def _are_close(actual: Tensor, expected: Tensor) -> bool:
-    is_finite = expected.isfinite()
-    actual, expected = actual[is_finite].double(), expected[is_finite].double()
-    scale = float(expected.abs().max()) if expected.numel() else 0.0
-    return torch.allclose(actual, expected, rtol=0, atol=_TOLERANCE * scale + 1e-6)
 
 
 def _replace(old: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Tensor) -> None:

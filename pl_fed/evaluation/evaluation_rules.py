@@ -22,7 +22,7 @@ def refuse_changes(step: str, net: str, values: Collection[str], options: Sequen
     if options:
         raise ValueError(
             f"Expected `{step}` and its hooks of {net} to leave the optimizer unchanged, because"
-            f" they run for each client, but got another {join_names(options)}: use a schedule of"
+            f" they run for each client, but got another {quote(options)}: use a schedule of"
             " `configure_optimizers`, which steps once a round, or a callback of the trainer."
         )
 
@@ -39,12 +39,12 @@ def describe_stop(step: str, net: str) -> str:
 def describe_outside_values(step: str, net: str, names: Sequence[str]) -> str:
     """Return the sentence about an evaluation that changes values outside of modules."""
     return (
-        f"`{step}` and its hooks of {net} change {join_names(names)} outside of the module, which"
+        f"`{step}` and its hooks of {net} change {quote(names)} outside of the module, which"
         " pl_fed does not restore: a training that reads it depends on how often you evaluate."
     )
 
 
-def join_names(names: Sequence[str]) -> str:
+def quote(names: Sequence[str]) -> str:
     """Return the first three names in backticks, and the number of the others."""
     text = ", ".join(f"`{name}`" for name in names[:3])
     return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,8 +1,7 @@
 """Rules over the facts of local steps: what a step may change; one sentence for each refusal."""
 
 from pl_fed.clients.kept_parts import STOP
-from pl_fed.evaluation.evaluation_rules import describe_stop
-from pl_fed.evaluation.evaluation_rules import join_names as _join
+from pl_fed.evaluation.evaluation_rules import describe_stop, quote
 from pl_fed.rounds.step_facts import StepFacts
 
 _REGISTER = (
@@ -42,7 +41,7 @@ def describe_reset_buffers(facts: StepFacts) -> str | None:
     if not facts.reset_buffers:
         return None
     return (
-        f"Local steps of {facts.net} change the buffers {_join(facts.reset_buffers)}, which are not"
+        f"Local steps of {facts.net} change the buffers {quote(facts.reset_buffers)}, which are not"
         " saved with the net: pl_fed sets them to their initial values before each client's steps"
         " in every round."
     )
@@ -53,7 +52,7 @@ def describe_shared_values(facts: StepFacts) -> str | None:
     if not facts.shared:
         return None
     return (
-        f"Local steps of {facts.net} change {_join(facts.shared)} outside of the module. All"
+        f"Local steps of {facts.net} change {quote(facts.shared)} outside of the module. All"
         " clients of a process share it, and no checkpoint keeps it: if a step reads it, the result"
         " depends on the order of clients. Keep such a value in a floating-point buffer."
     )
@@ -79,7 +78,7 @@ def _describe_frozen_parameters(facts: StepFacts) -> str | None:
     return (
         f"Expected `training_step` of {facts.net} to leave parameters with requires_grad=False"
         f" unchanged, because all clients share them, but got a change of"
-        f" {_join(facts.frozen_parameters)}: {_REGISTER}."
+        f" {quote(facts.frozen_parameters)}: {_REGISTER}."
     )
 
 
@@ -88,7 +87,7 @@ def _describe_replaced_parameters(facts: StepFacts) -> str | None:
         return None
     return (
         f"Expected `training_step` of {facts.net} to keep its parameters but got other tensors for"
-        f" {_join(facts.replaced_parameters)}: change them in place, or leave them to the"
+        f" {quote(facts.replaced_parameters)}: change them in place, or leave them to the"
         " optimizer."
     )
 
@@ -98,7 +97,7 @@ def _describe_moved_parameters(facts: StepFacts) -> str | None:
         return None
     return (
         f"Expected `training_step` of {facts.net} to change parameters in place but it sets `.data`"
-        f" of {_join(facts.moved_parameters)}: write into it, as in `parameter.data.copy_(...)`."
+        f" of {quote(facts.moved_parameters)}: write into it, as in `parameter.data.copy_(...)`."
     )
 
 
@@ -107,7 +106,7 @@ def _describe_toggled(facts: StepFacts) -> str | None:
         return None
     return (
         f"Expected `training_step` of {facts.net} to leave `requires_grad` unchanged but got"
-        f" another value for {_join(facts.toggled)}: set it in `__init__`, since it decides which"
+        f" another value for {quote(facts.toggled)}: set it in `__init__`, since it decides which"
         " parameters clients train and send."
     )
 
@@ -117,7 +116,7 @@ def _describe_reshaped_buffers(facts: StepFacts) -> str | None:
         return None
     return (
         f"Expected `training_step` of {facts.net} to keep the shapes of buffers but got another one"
-        f" for {_join(facts.reshaped_buffers)}: register the buffer in its final shape and update"
+        f" for {quote(facts.reshaped_buffers)}: register the buffer in its final shape and update"
         " it in place."
     )
 
@@ -127,7 +126,7 @@ def _describe_counters(facts: StepFacts) -> str | None:
         return None
     return (
         f"Expected `training_step` of {facts.net} to change floating-point buffers only but got a"
-        f" change of {_join(facts.counters)}, integers that no mean over clients keeps: register it"
+        f" change of {quote(facts.counters)}, integers that no mean over clients keeps: register it"
         " as a floating-point buffer, or with persistent=False to begin anew in each round."
     )
 
@@ -138,7 +137,7 @@ def _describe_modes(facts: StepFacts) -> str | None:
         return None
     return (
         f"Expected `training_step` of {facts.net} to leave modules in the mode in which it found"
-        f" them but got another value of {_join(modes)}: call `train()` or `eval()` again at the"
+        f" them but got another value of {quote(modes)}: call `train()` or `eval()` again at the"
         " end of the step."
     )
 
@@ -148,7 +147,7 @@ def _describe_options(facts: StepFacts) -> str | None:
         return None
     return (
         f"Expected `training_step` of {facts.net} to leave the options of its optimizer unchanged,"
-        f" which all clients share, but got another {_join(facts.optimizer_options)}: change them"
+        f" which all clients share, but got another {quote(facts.optimizer_options)}: change them"
         " in `on_before_optimizer_step`, whose optimizer is the client's own, or by a schedule of"
         " `configure_optimizers`, which steps once a round."
     )
@@ -165,7 +164,7 @@ def _describe_attributes(facts: StepFacts) -> str | None:
         return None
     return (
         f"Expected `training_step` of {facts.net} to keep values between steps in buffers only but"
-        f" it changes {_join(facts.attributes)}, which would pass from one client to the next:"
+        f" it changes {quote(facts.attributes)}, which would pass from one client to the next:"
         f" {_REGISTER}."
     )
 
