@@ -4,17 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pl_fed.attacks.adversary import Adversary as Adversary
     from pl_fed.engine.options import EngineOptions as EngineOptions
     from pl_fed.federation import Federation as Federation
     from pl_fed.lightning.trainer import Trainer as Trainer
     from pl_fed.privacy.differential_privacy import DifferentialPrivacy as DifferentialPrivacy
     from pl_fed.reports.record import read_run as read_run
-    from pl_fed.rounds.adversary import Adversary as Adversary
     from pl_fed.rounds.storage import StorageOptions as StorageOptions
 
 __version__ = "0.1.0"
 _OBJECTS = {
-    "Adversary": "rounds.adversary",
+    "Adversary": "attacks.adversary",
     "DifferentialPrivacy": "privacy.differential_privacy",
     "EngineOptions": "engine.options",
     "Federation": "federation",

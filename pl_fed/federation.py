@@ -1,6 +1,7 @@
 """The federation: its checked arguments, and the session that a trainer sets up from them."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from pl_fed.arguments import (
     check_integers,
     check_shares,
 )
+from pl_fed.attacks.adversary import Adversary
 from pl_fed.clients.base import Client
 from pl_fed.configurable import Configurable
 from pl_fed.data.batches import BatchRule
@@ -31,19 +33,33 @@ from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.metrics import ClientMetrics
 from pl_fed.metrics.named import name_metrics
-from pl_fed.privacy import DifferentialPrivacy
-from pl_fed.rounds.adversary import Adversary
-from pl_fed.rounds.byzantine_clients import ByzantineClients
-from pl_fed.rounds.checks import (
+from pl_fed.preflight.net_trial import (
+    find_net_facts,
+    try_attacks,
+    try_features,
+    try_kept_optimizers,
+)
+from pl_fed.preflight.privacy_rules import check_privacy
+from pl_fed.preflight.round_trial import try_round
+from pl_fed.preflight.rules import (
     check_attacks,
     check_engine,
-    check_features,
-    check_kept_optimizers,
+    check_evaluated_clients,
     check_mean,
-    check_net,
+    check_root_samples,
     check_validation_loss,
-    try_attacks,
 )
+from pl_fed.preflight.step_facts import StepFacts
+from pl_fed.preflight.step_rules import (
+    describe_missing_loss,
+    describe_reset_buffers,
+    describe_shared_values,
+    refuse_changes,
+)
+from pl_fed.preflight.step_trial import explain_smallest_minibatch, find_step_facts
+from pl_fed.preflight.trial import Trial
+from pl_fed.privacy import DifferentialPrivacy
+from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.federated_evaluation import (
     FederatedEvaluation,
@@ -58,23 +74,15 @@ from pl_fed.rounds.identity import (
     optimizer_identity,
 )
 from pl_fed.rounds.privacy import RoundPrivacy, build_privacy, load_privacy
-from pl_fed.rounds.privacy_checks import check_nothing_spent, check_privacy
 from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.small_cohorts import SmallCohortRule
-from pl_fed.rounds.step_facts import StepFacts
-from pl_fed.rounds.step_rules import (
-    describe_missing_loss,
-    describe_reset_buffers,
-    describe_shared_values,
-    refuse_changes,
-)
 from pl_fed.rounds.storage import StorageOptions
-from pl_fed.rounds.trial import explain_smallest_minibatch, try_client, try_steps
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
+from pl_fed.tasks import LightningTask
 from pl_fed.tasks.directions import Directions, describe_directions
 from pl_fed.types import Population
 
@@ -273,97 +281,86 @@ class Federation(Configurable):
         if previous is None:
             own_samples = None if self.privacy is None else data.train.samples
             self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed, own_samples)
-        cohort = self.sampler.size_of_cohort(data.num_clients)
-        client.population = Population(
-            data.num_clients,
-            cohort,
-            int(data.train.sizes.sum()),
-            cohort_varies=not self.sampler.has_fixed_size,
-        )
-        self._check(client, datamodule)
-        if self.privacy is not None:
-            check_privacy(
-                self.privacy,
-                client,
-                datamodule,
-                self.sampler,
-                self.server.aggregator,
-                self.adversary,
-            )
+        trial = self._prepare_client(client, datamodule, settings)
+        self._check(trial, datamodule)
         session = self._build_session(client, datamodule, settings, previous)
         if stage == "fit":
-            self._try_parts(session)
+            self._try_parts(session, trial)
             if session.rounds.privacy is not None:
                 session.rounds.privacy.plan(settings.rounds)
         client.check(data, client.population)
         if stage == "fit":
-            with settings.autocast():
-                try_client(client, data, datamodule.augment)
-            session.rounds.local_training.watch.expect(
-                self._find_step_facts(client, datamodule, settings, session.rounds.batch_rule)
-            )
+            try_round(trial)
+            facts = self._find_step_facts(trial, session.rounds.batch_rule)
+            client.draws_globally = facts.draws_globally
+            session.rounds.local_training.watch.expect(facts)
         self._session = session
 
-    def _check(self, client: Client, datamodule: FederatedData) -> None:
-        """Refuse an algorithm, data, attacks and aggregators that do not fit together."""
+    def _prepare_client(
+        self, client: Client, datamodule: FederatedData, settings: RunSettings
+    ) -> Trial:
+        """Set all that set-up sets in an algorithm and its task: settings, then facts.
+
+        Before a fit, :meth:`setup` adds one fact about local steps, ``client.draws_globally``.
+
+        Returns:
+            The algorithm with its samples, for further trials.
+        """
         data = datamodule.clients
-        client.choose_task(data.targets, data.num_classes)
-        client.task.further_metrics = self.further_metrics
-        client.task.directions = self.directions
+        client.population = Population(
+            data.num_clients,
+            self.sampler.size_of_cohort(data.num_clients),
+            int(data.train.sizes.sum()),
+            cohort_varies=not self.sampler.has_fixed_size,
+        )
         client.keeps_optimizer_state = self.engine.keep_optimizer_state
-        check_net(client, data, datamodule.augment)
-        check_kept_optimizers(client)
-        classes = client.count_classes(data)
+        client.choose_task(data.targets, data.num_classes)
+        task = client.task
+        task.further_metrics, task.directions = self.further_metrics, self.directions
+        if isinstance(task, LightningTask):
+            task.entries = data.entries
+        trial = Trial(client, data, datamodule.augment, settings.local)
+        facts = find_net_facts(trial)
+        client.takes_integers = facts.takes_integers
+        if isinstance(task, LightningTask):
+            task.facts = facts.module
+        else:
+            task.averages_samples = facts.averages_samples
+        return replace(trial, takes_integers=facts.takes_integers)
+
+    def _check(self, trial: Trial, datamodule: FederatedData) -> None:
+        """Refuse an algorithm, data, attacks and aggregators that do not fit together."""
+        client, data, aggregator = trial.client, trial.data, self.server.aggregator
+        try_kept_optimizers(client)
         self.directions.check(client.task.metric_names())
-        Monitor.from_name(self.monitor, client.task, classes)  # refuses an unknown name
+        Monitor.from_name(self.monitor, client.task, client.count_classes(data))
         check_validation_loss(client, self.monitor)
-        if self.evaluate_clients is not None and not data.val.sizes.any():
-            raise ValueError(
-                "Expected the data to have validation samples for `federation.evaluate_clients` but"
-                " got none: set `data.val_fraction`, for example `0.1`, or leave the option out."
-            )
-        check_mean(client, self.server.aggregator, self.server.only_adds)
-        check_features(client, datamodule)
+        check_evaluated_clients(data, self.evaluate_clients)
+        check_mean(client, aggregator, self.server.only_adds)
+        try_features(trial)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)
-        if self.server.aggregator.needs_root and not len(data.root):
-            raise ValueError(
-                "Expected argument `root_samples` of the data to be above 0 for an aggregator that"
-                " compares uploads with the server's own update, as FLTrust does, but got 0."
+        check_root_samples(data, aggregator)
+        if self.privacy is not None:
+            check_privacy(
+                self.privacy, client, datamodule, self.sampler, aggregator, self.adversary
             )
 
-    def _find_step_facts(
-        self,
-        client: Client,
-        datamodule: FederatedData,
-        settings: RunSettings,
-        batch_rule: BatchRule,
-    ) -> StepFacts:
+    def _find_step_facts(self, trial: Trial, batch_rule: BatchRule) -> StepFacts:
         """Return what local steps change; refuse what passes from one client to the next."""
-        facts = try_steps(
-            client,
-            datamodule.clients,
-            datamodule.augment,
-            settings.local,
-            datamodule.batch_size,
-        )
+        facts = find_step_facts(trial, batch_rule.batch_size)
         refuse_changes(facts)
-        fault = explain_smallest_minibatch(
-            client, datamodule.clients, datamodule.augment, settings.local, batch_rule
-        )
-        if fault is not None:
+        if fault := explain_smallest_minibatch(trial, batch_rule):
             if self.on_client_error == "raise" and self.privacy is None:
                 raise ValueError(fault)
             rank_zero_warn(f"{fault} Without it, pl_fed leaves these clients out.")
         if sentence := describe_shared_values(facts):
             rank_zero_warn(sentence)
-        client.draws_globally = facts.draws_globally
-        task, net = client.task, type(client.global_model).__name__
+        task, net = trial.client.task, type(trial.client.global_model).__name__
         directions = task.metric_directions()
-        has_metrics = bool(directions)
         for sentence in (
             describe_directions(directions) if task.runs_steps and directions else None,
             describe_reset_buffers(facts),
-            describe_missing_loss(net, task.has_loss("val"), has_metrics),
+            describe_missing_loss(net, task.has_loss("val"), bool(directions)),
         ):
             if sentence is not None:
                 rank_zero_info(sentence)
@@ -378,16 +375,16 @@ class Federation(Configurable):
         """Refuse a fit that would begin a spent budget again, with the noise of earlier rounds."""
         continued = None if previous is None else previous.rounds.privacy
         if self._spent_privacy is not None and self._spent_privacy is not continued:
-            check_nothing_spent(self._spent_privacy)
+            self._spent_privacy.check_nothing_spent()
 
-    def _try_parts(self, session: Session) -> None:
+    def _try_parts(self, session: Session, trial: Trial) -> None:
         """Run the aggregator, the attacks and the engine on a few numbers before training."""
-        client, data, rounds = session.client, session.datamodule.clients, session.rounds
+        rounds = session.rounds
         rounds.try_aggregator()
         if sentence := rounds.describe_small_cohorts():
             rank_zero_info(sentence)
-        try_attacks(client, data, self.byzantine_clients.attacks_on_data)
-        check_engine(client, rounds.batch_rule, data, self.engine.name)
+        try_attacks(trial, self.byzantine_clients.attacks_on_data)
+        check_engine(trial.client, rounds.batch_rule, trial.data, self.engine.name)
 
     def _build_session(
         self,

@@ -2,6 +2,7 @@
 
 import linecache
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 _FORMULA = re.compile(r"[=+\-@\t\r']")
@@ -74,3 +75,9 @@ def first_line(error: BaseException) -> str:
     """
     line, *_ = str(error).strip().splitlines() or [type(error).__name__]
     return line.rstrip(".")
+
+
+def quote(names: Sequence[str]) -> str:
+    """Return the first three names in backticks, and the number of the others."""
+    text = ", ".join(f"`{name}`" for name in names[:3])
+    return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")

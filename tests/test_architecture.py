@@ -22,6 +22,7 @@ FLOORS = {
     4: ("federation", "callbacks", "loggers", "reports", "exports", "run_folder"),
     3.5: ("rounds",),
     3: ("evaluation", "distributed"),
+    2.5: ("preflight",),
     2: ("clients", "engine"),
     1.5: ("data",),
     1: (

@@ -35,7 +35,7 @@ from pl_fed.clients import (
     Mocha,
     Scaffold,
 )
-from pl_fed.rounds.checks import NonFiniteLossError
+from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.samplers import Cyclic, Poisson
 
 SIZES = [9, 4, 6, 11, 5, 8]

@@ -22,9 +22,9 @@ from torch import nn
 import pl_fed
 from pl_fed.aggregators import Krum, Median
 from pl_fed.attacks import ALittleIsEnough, RandomLabels
+from pl_fed.attacks.adversary import Adversary
 from pl_fed.clients import APFL, FLAME, Ditto, DittoChoice, FedAvg, FedRep, FedTilt, Scaffold
 from pl_fed.engine.batched import BatchedRunner
-from pl_fed.rounds.adversary import Adversary
 from pl_fed.samplers import Uniform
 
 DEVICE = os.environ.get("PL_FED_TEST_DEVICE", "cuda")

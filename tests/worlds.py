@@ -51,7 +51,7 @@ from pl_fed.clients import (
 from pl_fed.data import FederatedData
 from pl_fed.distributed import work_share
 from pl_fed.privacy import DifferentialPrivacy
-from pl_fed.rounds.checks import NonFiniteLossError
+from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.rounds.round import RoundRunner
 from pl_fed.samplers import All, Poisson, Uniform
 

@@ -24,7 +24,7 @@ from pl_fed.aggregators import Median
 from pl_fed.attacks import FlippedLabels, Outliers, RandomLabels
 from pl_fed.clients import Client
 from pl_fed.data import FederatedData
-from pl_fed.rounds.privacy_checks import refuse_algorithm
+from pl_fed.preflight.privacy_rules import refuse_algorithm
 from pl_fed.samplers import All, Cyclic, Poisson, Sampler, Uniform
 from pl_fed.types import Population
 

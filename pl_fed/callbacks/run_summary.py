@@ -19,7 +19,7 @@ from pl_fed.configurable import class_record
 from pl_fed.evaluation.monitor import metric_directions
 from pl_fed.federation import Federation
 from pl_fed.reports.configs import PYTHON_CONFIG, flatten
-from pl_fed.rounds.checks import NonFiniteLossError
+from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.run_folder import SUMMARY
 from pl_fed.text import first_line
 

@@ -1,6 +1,7 @@
 """The modules and objects of an algorithm whose values may pass from one client to the next."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
@@ -144,7 +145,7 @@ def select_ignored(module: nn.Module) -> frozenset[str] | None:
     return _LIGHTNING if isinstance(module, LightningModule) else frozenset()
 
 
-def user_name(client: Client, name: str) -> str:
-    """Return a name as the user's own module has it: without the name of the client's model."""
-    prefixes = [f"{model}_model." for model in client.models]
-    return next((name.removeprefix(p) for p in prefixes if name.startswith(p)), name)
+def user_names(client: Client, names: Iterable[str]) -> tuple[str, ...]:
+    """Return names as the user's own module has them: without the name of the client's model."""
+    prefix = re.compile(rf"^({'|'.join(client.models)})_model[.]")
+    return tuple(dict.fromkeys(prefix.sub("", name) for name in sorted(names)))

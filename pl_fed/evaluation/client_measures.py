@@ -9,7 +9,7 @@ from torch import Tensor
 from pl_fed.evaluation.sample_collector import SampleCollector
 from pl_fed.metrics.named import metric_arguments
 from pl_fed.tasks import Task
-from pl_fed.tasks.metric_values import keep_local, metric_value
+from pl_fed.tasks.metric_values import local_metrics, metric_value
 from pl_fed.trees import Tree
 
 
@@ -56,14 +56,6 @@ class ClientMeasures:
                 self.values[position] = self.values.new_tensor(values)
             else:
                 self._partial[position] = metrics
-
-
-def local_metrics(task: Task, device: torch.device) -> dict[str, Any]:
-    """Return a task's metrics by name, for one client; they do not communicate."""
-    metrics = {name: metric.to(device) for name, metric in task.all_metrics().items()}
-    for metric in metrics.values():
-        keep_local(metric)
-    return metrics
 
 
 def measure(

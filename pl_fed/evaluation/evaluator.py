@@ -19,7 +19,6 @@ from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.evaluation.client_losses import ClientLosses
 from pl_fed.evaluation.client_measures import ClientMeasures
-from pl_fed.evaluation.evaluation_rules import refuse_changes
 from pl_fed.evaluation.monitor import Monitor, Tables, metric_directions, prefer_second
 from pl_fed.evaluation.step_evaluation import StepEvaluation
 from pl_fed.metrics import ClientMetrics
@@ -28,6 +27,7 @@ from pl_fed.nets.dropout import unkey_dropouts
 from pl_fed.nets.kept_values import Part, ValueGuard
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import count_as_integers
+from pl_fed.preflight.step_rules import refuse_evaluation_changes
 from pl_fed.random import fork_all_generators, fork_torch_rng
 from pl_fed.tasks import LightningTask
 from pl_fed.torch_internals import has_operator_modes
@@ -103,7 +103,7 @@ class Evaluator:
                 self._restores, self._guard = self._has_changes, None
                 changed_options = options.restore()
         net = type(self.client.global_model).__name__
-        refuse_changes("validation_step", net, self._changed_values, changed_options)
+        refuse_evaluation_changes("validation_step", net, self._changed_values, changed_options)
 
     def _list_loaded_buffers(self) -> list[Tensor]:
         """Return the running statistics of models that are loaded client by client."""

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.data.client_data import ClientData
-from pl_fed.evaluation.client_measures import local_metrics, measure
+from pl_fed.evaluation.client_measures import measure
 from pl_fed.evaluation.monitor import Tables
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.tasks import LightningTask
+from pl_fed.tasks.metric_values import local_metrics
 from pl_fed.trees import Tree, join, select
 from pl_fed.types import Batch
 
@@ -46,7 +47,7 @@ class StepEvaluation:
         self.samples = samples
         sizes, device = samples.sizes, samples.data.device
         self._loss = torch.zeros(len(sizes), dtype=torch.float64, device=device)
-        self._values = self._loss.new_full((len(sizes), len(task.measures)), torch.nan)
+        self._values = self._loss.new_full((len(sizes), len(task.facts.measures)), torch.nan)
         self._further_metrics = local_metrics(task, device)
 
     def evaluate(self, position: int, part: str) -> None:
@@ -54,9 +55,9 @@ class StepEvaluation:
         with self._fix_draws(position):
             loss, values = self.task.evaluate(self.module, self.batches(position), part)
         self._loss[position] = loss
-        self.task.warn_of_omitted(values, self.task.measures)
+        self.task.warn_of_omitted(values, self.task.facts.measures)
         values |= self._measure_further(position)
-        for column, name in enumerate(self.task.measures):
+        for column, name in enumerate(self.task.facts.measures):
             self._values[position, column] = values.get(name, torch.nan)
 
     def _measure_further(self, position: int) -> dict[str, float]:

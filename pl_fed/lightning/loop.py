@@ -31,7 +31,7 @@ from pl_fed.lightning.compatibility import (
     check_private_monitors,
 )
 from pl_fed.loggers import RunCSV, WaitingRows
-from pl_fed.rounds.checks import explain_log
+from pl_fed.preflight.explanations import explain_log
 from pl_fed.rounds.round import RoundHooks
 
 _Hooked = TypeVar("_Hooked")

@@ -11,10 +11,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.attacks import Attack
+from pl_fed.attacks.adversary import Adversary
 from pl_fed.attacks.base import apply_attacks
 from pl_fed.nets.rows import finite_rows, usable_rows
 from pl_fed.random import generator
-from pl_fed.rounds.adversary import Adversary
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 

@@ -10,11 +10,11 @@ from pl_fed.attacks import Attack
 from pl_fed.clients.base import Client
 from pl_fed.clients.client_rounds import optimizer_state_name
 from pl_fed.clients.contract import ClientRound, ModelRows
+from pl_fed.clients.features import place_data
 from pl_fed.data.client_data import ClientData
 from pl_fed.devices import to_device
 from pl_fed.distributed.processes import Processes
 from pl_fed.distributed.work_share import RemoteRows
-from pl_fed.rounds.features import place_data
 from pl_fed.rounds.identity import states_identity
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings

@@ -21,10 +21,11 @@ from pl_fed.functional.privacy import (
     root_coefficients,
     split_noise,
 )
+from pl_fed.preflight.privacy_rules import find_participation
 from pl_fed.privacy import Accountant, DifferentialPrivacy, Participation
+from pl_fed.privacy.buckets import Buckets
 from pl_fed.random import key, normal_row
-from pl_fed.rounds.buckets import Buckets
-from pl_fed.samplers import All, Cyclic, Poisson, Sampler, Uniform
+from pl_fed.samplers import Sampler
 from pl_fed.types import RoundContext
 
 _PATH = "federation.privacy"
@@ -125,6 +126,23 @@ class RoundPrivacy:
     def is_spent(self) -> bool:
         """Whether another round would exceed the budget."""
         return self.rounds >= self.max_rounds
+
+    def check_nothing_spent(self) -> None:
+        """Refuse to begin the budget of a federation again, for another client or other data.
+
+        The new rounds would have the noise of the rounds before, and the difference of two releases
+        with equal noise is not private.
+
+        Raises:
+            ValueError: If rounds have spent budget.
+        """
+        if self.rounds:
+            raise ValueError(
+                f"Expected a new Federation for `{_PATH}`, with a seed of its own, for another"
+                " client or other data, but got one that has spent"
+                f" ε = {self.epsilon():.4g} in {self.rounds} rounds: the new rounds would have"
+                " their noise. On the same clients' data, the budgets of both runs add up."
+            )
 
     def check_round(self, round: int) -> None:
         """Refuse a round that would draw the cohort of an earlier one again.
@@ -390,42 +408,6 @@ def build_privacy(
         noise_seed = agree(secrets.randbits(_NOISE_SEED_BITS))
     denominator = sampler.size_of_cohort(num_clients)
     return RoundPrivacy(settings, participation, denominator, seed, noise_seed)
-
-
-def find_participation(
-    settings: DifferentialPrivacy, sampler: Sampler, num_clients: int
-) -> Participation:
-    """Return the participation of clients, in the simulated federation if there is one.
-
-    Raises:
-        ValueError: If the draws of the sampler depend on the clients' data or are unknown, or the
-            mechanism needs another sampler.
-    """
-    name = type(sampler).__name__
-    if type(sampler) not in (Poisson, Uniform, All, Cyclic):
-        raise ValueError(
-            f"Expected argument `federation.sampler` to be Poisson, Uniform, Cyclic or All of"
-            f" pl_fed.samplers for `{_PATH}` but got {name}: there is no accounting for its draws;"
-            " use Poisson."
-        )
-    separation = sampler.min_separation(num_clients)
-    if settings.min_separation is not None and settings.min_separation > separation:
-        raise ValueError(
-            f"Expected argument `{_PATH}.min_separation` to be at most {separation} for {name},"
-            f" because a client may take part again after {separation} rounds, but got"
-            f" {settings.min_separation}: use pl_fed.samplers.Cyclic with as many groups."
-        )
-    clients = settings.population or num_clients
-    cohort = float(settings.noise_cohort_size or sampler.size_of_cohort(num_clients))
-    if isinstance(sampler, Poisson) and not settings.is_simulated:
-        cohort = sampler.rate * num_clients
-    if settings.min_separation is not None:
-        return Participation("banded", clients, cohort, settings.min_separation)
-    if not settings.amplification or isinstance(sampler, All | Cyclic):
-        return Participation("any", clients, cohort, separation)
-    if isinstance(sampler, Poisson):
-        return Participation("poisson", clients, cohort)
-    return Participation("without_replacement", clients, cohort)
 
 
 def load_privacy(privacy: RoundPrivacy | None, state: Mapping[str, Any] | None) -> None:

@@ -17,13 +17,13 @@ from pl_fed.data.module import FederatedData
 from pl_fed.engine import EngineChoice
 from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.evaluation.evaluator import Evaluator
+from pl_fed.preflight.aggregator_trial import check_aggregator, try_buckets
 from pl_fed.random import generator
+from pl_fed.rounds.broken_clients import check_broken_share, describe_client_error
 from pl_fed.rounds.byzantine_clients import ByzantineClients
-from pl_fed.rounds.checks import check_aggregator, check_broken_share, describe_client_error
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.local_training import LocalTraining, RoundPlan
 from pl_fed.rounds.privacy import RoundPrivacy
-from pl_fed.rounds.privacy_checks import try_buckets
 from pl_fed.rounds.root_training import RootTraining
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings

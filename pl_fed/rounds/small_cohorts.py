@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
-from pl_fed.rounds.checks import check_aggregator
+from pl_fed.preflight.aggregator_trial import check_aggregator
 from pl_fed.types import RoundContext
 
 SmallCohortRule = Literal["skip", "raise"]

@@ -9,11 +9,11 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.kept_parts import kept_parts, user_name
+from pl_fed.clients.kept_parts import kept_parts, user_names
 from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.nets.kept_values import KeptValues, Part, ValueGuard, join_names
-from pl_fed.rounds.step_facts import StepFacts
-from pl_fed.rounds.step_rules import describe_shared_values, refuse_changes
+from pl_fed.preflight.step_facts import StepFacts
+from pl_fed.preflight.step_rules import describe_shared_values, refuse_changes
 
 _MISSING = object()
 
@@ -97,15 +97,12 @@ class ValueWatch:
             shared = changes.outside
             frozen, toggled = changes.frozen_parameters, changes.toggled
 
-        def names(found: Any) -> tuple[str, ...]:
-            return tuple(dict.fromkeys(user_name(self.client, name) for name in sorted(found)))
-
         return replace(
             facts,
-            attributes=names(changed - self._scratch),
-            frozen_parameters=names(frozen),
-            toggled=names(toggled),
-            shared=names(shared - self._outside),
+            attributes=user_names(self.client, changed - self._scratch),
+            frozen_parameters=user_names(self.client, frozen),
+            toggled=user_names(self.client, toggled),
+            shared=user_names(self.client, shared - self._outside),
         )
 
 

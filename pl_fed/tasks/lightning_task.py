@@ -16,6 +16,7 @@ from pl_fed.nets.calls import Net
 from pl_fed.nets.modes import training_mode
 from pl_fed.tasks.base import SkippedStepError, Task, as_floats
 from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local, raise_device_error
+from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, list_hooks
 from pl_fed.tasks.one_process import one_process
 from pl_fed.tasks.step_logs import StepLogs, name_metrics, strip_stage
@@ -55,16 +56,7 @@ class LightningTask(Task):
             same as ``federation.lower_is_better``.
 
     Attributes:
-        measures: The names of the logged metrics of evaluations, and whether larger values are
-            better (``None`` if unknown). The trial before training sets them.
-        logged_names: The metric of each logged name, by stage; also set by that trial.
-        logged_losses: The parts, of ``val`` and ``test``, whose step returns one loss and logs
-            another: the logged one counts. Also set by that trial.
-        loss_parts: The parts, of ``val`` and ``test``, whose evaluation step gives a loss; also set
-            by that trial.
-        step_names: The names that ``training_step`` logs; ``None`` before that trial.
-        needs_training_mode: Whether ``training_step`` fails in evaluation mode, as that of a net
-            with auxiliary outputs does. The trial before training sets it.
+        facts: The names that the steps log, and more; from the trial before training.
         entries: The places of inputs and target in the samples of the data set, if known.
 
     Raises:
@@ -86,12 +78,7 @@ class LightningTask(Task):
             check_choice(("pair", "joint"), batch=batch)
         self.batch = batch
         self.lower_is_better = tuple(lower_is_better)
-        self.measures: dict[str, bool | None] = {}
-        self.logged_names: dict[str, dict[str, str]] = {}
-        self.logged_losses: frozenset[str] = frozenset()
-        self.loss_parts: frozenset[str] = frozenset(("val", "test"))
-        self.step_names: tuple[str, ...] | None = None
-        self.needs_training_mode = False
+        self.facts = ModuleFacts()
         self.entries: SampleEntries | None = None
         self._omitted: set[str] = set()
         self._has_warned_of_undefined = False
@@ -167,7 +154,7 @@ class LightningTask(Task):
 
     def _name(self, values: Mapping[str, Any], stage: str) -> dict[str, Any]:
         """Return values by the names of metrics; a name that the trial did not log stays."""
-        names = self.logged_names.get(stage)
+        names = self.facts.logged_names.get(stage)
         if names is None:
             names = name_metrics({stage: values})[stage]
         return {names.get(name, name): value for name, value in values.items()}
@@ -177,11 +164,11 @@ class LightningTask(Task):
 
         All are on the loss's device, also numbers of Python.
         """
-        if self.step_names is None:
+        if self.facts.step_names is None:
             return values
-        self.warn_of_omitted(values, self.step_names)
+        self.warn_of_omitted(values, self.facts.step_names)
         missing = loss.new_full((), torch.nan)
-        return {name: values.get(name, missing).to(loss.device) for name in self.step_names}
+        return {name: values.get(name, missing).to(loss.device) for name in self.facts.step_names}
 
     def warn_of_omitted(self, names: Iterable[str], known_names: Iterable[str]) -> None:
         """Warn once of each name that the trial before training did not log."""
@@ -238,26 +225,26 @@ class LightningTask(Task):
 
     # Evaluation
 
-    def metric_directions(self) -> dict[str, bool | None]:
+    def metric_directions(self) -> Mapping[str, bool | None]:
         """Return the names of the logged metrics, and whether larger values are better."""
-        return self.measures
+        return self.facts.measures
 
     def metric_names(self) -> set[str]:
         """Return all names of the metrics: without their stage, and as logged."""
-        logged = (self.logged_names.get(stage, {}) for stage in ("validation", "test"))
-        return {*self.measures}.union(*logged)
+        logged = (self.facts.logged_names.get(stage, {}) for stage in ("validation", "test"))
+        return {*self.facts.measures}.union(*logged)
 
     def has_loss(self, part: str) -> bool:
         """Return whether the evaluation step of a part returns or logs a loss."""
-        return part in self.loss_parts
+        return part in self.facts.loss_parts
 
     def metric_name(self, name: str) -> str:
         """Return a metric's name without its stage: ``val_acc`` is ``acc``."""
         for stage in ("validation", "test"):
-            if name in (names := self.logged_names.get(stage, {})):
+            if name in (names := self.facts.logged_names.get(stage, {})):
                 return names[name]
         short_names = {strip_stage(name, stage) for stage in ("validation", "test")}
-        return next((short for short in short_names if short in self.measures), name)
+        return next((short for short in short_names if short in self.facts.measures), name)
 
     def evaluate(
         self,
@@ -315,7 +302,7 @@ class LightningTask(Task):
         if names_as_logged:
             return torch.nan if loss is None else total / size, values
         logged_loss = values.pop("loss", None)
-        if loss is not None and (logged_loss is None or part not in self.logged_losses):
+        if loss is not None and (logged_loss is None or part not in self.facts.logged_losses):
             return total / size, values
         return torch.nan if logged_loss is None else logged_loss, values
 
@@ -335,7 +322,7 @@ class LightningTask(Task):
     def training_mean(self, module: nn.Module, batches: Iterable[Batch]) -> float:
         """Return the mean of the loss of ``training_step`` over one client's training samples."""
         total, size = 0.0, 0
-        mode = training_mode(module) if self.needs_training_mode else nullcontext()
+        mode = training_mode(module) if self.facts.needs_training_mode else nullcontext()
         with self.without_logs(), mode, torch.enable_grad():  # a step may contain a gradient
             for index, batch in enumerate(batches):
                 self._batch_idx = index

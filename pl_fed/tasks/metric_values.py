@@ -12,6 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import prints
 
+from pl_fed.tasks.base import Task
 from pl_fed.trees import Tree, leaves, replace_leaves
 
 UNDEFINED_ERRORS = (RuntimeError, ValueError, IndexError)
@@ -119,6 +120,14 @@ def compute_metric(metric: Any) -> Any:
 def keep_local(metric: Any) -> None:
     """Stop a metric from communicating: processes evaluate different clients."""
     metric.distributed_available_fn = _is_not_distributed
+
+
+def local_metrics(task: Task, device: torch.device) -> dict[str, Any]:
+    """Return a task's metrics by name, for one client; they do not communicate."""
+    metrics = {name: metric.to(device) for name, metric in task.all_metrics().items()}
+    for metric in metrics.values():
+        keep_local(metric)
+    return metrics
 
 
 def _copy_to_cpu(metric: Any) -> Any:

@@ -20,7 +20,7 @@ from pl_fed.callbacks.run_summary import read_history, write_json
 from pl_fed.callbacks.versions import read_commit
 from pl_fed.clients import Ditto
 from pl_fed.data import FederatedData
-from pl_fed.rounds.checks import NonFiniteLossError
+from pl_fed.rounds.broken_clients import NonFiniteLossError
 
 SIZES = [20, 30, 25, 15, 35]
 

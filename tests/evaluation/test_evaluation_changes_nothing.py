@@ -14,8 +14,8 @@ import pl_fed
 from pl_fed import Federation
 from pl_fed.clients import Ditto, DittoChoice, FedAvg
 from pl_fed.evaluation.monitor import Monitor
+from pl_fed.preflight.step_rules import describe_missing_loss
 from pl_fed.rounds.settings import RunSettings
-from pl_fed.rounds.step_rules import describe_missing_loss
 from pl_fed.samplers import All
 
 SIZES = [16, 16, 16]

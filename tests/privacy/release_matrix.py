@@ -23,8 +23,8 @@ from pl_fed.attacks import ALittleIsEnough, RandomLabels, SignFlipping
 from pl_fed.clients import FedAvg, FedBN
 from pl_fed.data import FederatedData, ImageFolder, Shakespeare, Table
 from pl_fed.lightning.compatibility import check_private_monitors
-from pl_fed.rounds.privacy import find_participation
-from pl_fed.rounds.privacy_checks import (
+from pl_fed.preflight.privacy_rules import (
+    find_participation,
     refuse_adversary,
     refuse_aggregator,
     refuse_algorithm,

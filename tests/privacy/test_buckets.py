@@ -31,8 +31,8 @@ from pl_fed.aggregators import (
 from pl_fed.attacks import SignFlipping
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.distributed.work_share import WorkShare
+from pl_fed.privacy.buckets import Buckets
 from pl_fed.random import key, normal_row
-from pl_fed.rounds.buckets import Buckets
 from pl_fed.rounds.privacy import build_privacy
 from pl_fed.samplers import All, Poisson, Uniform
 from pl_fed.types import RoundContext

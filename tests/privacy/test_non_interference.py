@@ -16,7 +16,7 @@ from pl_fed import Adversary, DifferentialPrivacy
 from pl_fed.attacks import Backdoor, FlippedLabels, Outliers, RandomLabels
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data.source import Arrays
-from pl_fed.rounds.privacy_checks import refuse_algorithm
+from pl_fed.preflight.privacy_rules import refuse_algorithm
 from pl_fed.samplers import All, Cyclic, Poisson, Uniform
 
 pytestmark = [

@@ -18,7 +18,7 @@ from algorithms import ALGORITHMS, CLIENTS, make
 
 from pl_fed import EngineOptions
 from pl_fed.data.source import Arrays
-from pl_fed.rounds.privacy_checks import refuse_algorithm
+from pl_fed.preflight.privacy_rules import refuse_algorithm
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from torch import nn
 from pl_fed import DifferentialPrivacy
 from pl_fed.aggregators import QFFL
 from pl_fed.clients import Ditto, FedAvg, FedBN
-from pl_fed.rounds.checks import NonFiniteLossError
+from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.samplers import Poisson
 
 SIZES = [8, 8, 12, 5]

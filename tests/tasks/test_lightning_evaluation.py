@@ -276,8 +276,8 @@ def test_two_logged_names_never_share_a_metric(backwards):
         pairs = dict(reversed(pairs.items()))
     task = measures_of(log_all(**pairs), log_all(test_loss=4.0, **{"test/f": 4.0, "test_new": 1.0}))
     own = {*pairs, "test_loss", "test/f"} - {"val_top 5", "loss"}
-    assert {*task.measures} == {*own, "top 5", "new"}
-    assert task.loss_parts == {"val"}
+    assert {*task.facts.measures} == {*own, "top 5", "new"}
+    assert task.facts.loss_parts == {"val"}
 
 
 def test_a_returned_loss_never_hides_another_logged_loss():
@@ -288,7 +288,7 @@ def test_a_returned_loss_never_hides_another_logged_loss():
     task = measures_of(step, log_all(test_loss=4.0))
     module = type("LitLogs", (LitAutoencoder,), {"validation_step": step})()
     inputs = torch.zeros(3, 4)
-    assert task.logged_losses == {"val"}
+    assert task.facts.logged_losses == {"val"}
     assert task.evaluate(module, [Batch(inputs, inputs, None, torch.arange(3))], "val")[0] == 2.0
 
 
@@ -296,7 +296,7 @@ def test_declared_directions_win_and_unknown_ones_choose_nothing():
     step = log_all(val_smape=1.0, val_mae=1.0, val_kl_a=1.0, hits=1.0)
     options = {"lower_is_better": ["*kl*"], "higher_is_better": ["hits", "val_mae"]}
     task = measures_of(step, **options)
-    assert task.measures == {"smape": None, "mae": True, "kl_a": False, "hits": True}
+    assert task.facts.measures == {"smape": None, "mae": True, "kl_a": False, "hits": True}
     with pytest.raises(ValueError, match=r"got 'smape': add it to `federation.lower_is_better`"):
         measures_of(step, monitor="smape")
     with pytest.raises(ValueError, match=r"`federation.lower_is_better` .* but got 'crps'"):
@@ -324,7 +324,7 @@ def test_direction_of_a_logged_metric_follows_its_name():
     run_client = copy.deepcopy(client)
     federation = pl_fed.Federation(All(), seed=0)
     federation.setup(run_client, shared_out(float32(numbers())), "fit")
-    assert run_client.task.measures == {"hits": None, "recon_error": False, "bits": False}
+    assert run_client.task.facts.measures == {"hits": None, "recon_error": False, "bits": False}
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ from pl_fed.command.main import main
 from pl_fed.data import Arrays
 from pl_fed.samplers import All
 from pl_fed.tasks import LightningTask
+from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.types import Batch
 
 MODULES = {
@@ -395,7 +396,7 @@ def test_start_loss_of_a_step_that_needs_the_training_mode_is_evaluated_in_it(tm
     trainer, client, data = set_up(
         LitAuxiliary, float32(numbers([12, 16])), FedAvg, tmp_path=tmp_path
     )
-    assert client.task.needs_training_mode
+    assert client.task.facts.needs_training_mode
     values = trainer.federation.metrics("val")["global"].per_client()
     net, clients = trainer.federation.model_of(1, "global"), data.clients
     batch, samples = clients.batch(clients.val.samples(1)), clients.batch(clients.train.samples(1))
@@ -533,7 +534,7 @@ def test_logged_numbers_of_python_are_on_the_device_of_the_loss():
             return super().training_step(batch, batch_idx)
 
     module, task = Logging().to("meta"), LightningTask()
-    task.step_names = ("number", "recon", "missing")
+    task.facts = ModuleFacts(step_names=("number", "recon", "missing"))
     inputs = torch.zeros(3, 4, device="meta")
     with task.training_logs(0) as logs:
         task.loss(module, Batch(inputs, inputs))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import pl_fed.tasks
-from pl_fed.evaluation.client_measures import ClientMeasures, local_metrics
+from pl_fed.evaluation.client_measures import ClientMeasures
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.tasks import (
     Classification,
@@ -20,6 +20,7 @@ from pl_fed.tasks import (
     Task,
     TokenClassification,
 )
+from pl_fed.tasks.metric_values import local_metrics
 from pl_fed.types import Batch
 
 DRAW = torch.Generator().manual_seed(0)

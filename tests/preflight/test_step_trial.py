@@ -11,9 +11,9 @@ from torch import nn
 import pl_fed
 from pl_fed import Federation
 from pl_fed.clients import Ditto, FedAvg
+from pl_fed.preflight.step_facts import StepFacts
+from pl_fed.preflight.step_rules import describe_reset_buffers, refuse_changes
 from pl_fed.rounds.settings import RunSettings
-from pl_fed.rounds.step_facts import StepFacts
-from pl_fed.rounds.step_rules import describe_reset_buffers, refuse_changes
 from pl_fed.samplers import All
 
 SIZES = [8, 8, 8]

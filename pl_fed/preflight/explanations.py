@@ -1,9 +1,11 @@
 """Errors of users' code, with an explanation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 
 def call_or_explain(
@@ -43,3 +45,17 @@ def _is_own(error: BaseException) -> bool:
     while place is not None:
         module, place = str(place.tb_frame.f_globals.get("__name__")), place.tb_next
     return module.split(".")[0] == "pl_fed"
+
+
+@contextmanager
+def explain_log() -> Iterator[None]:
+    """Replace Lightning's error about ``self.log`` in ``training_step`` by one with a remedy."""
+    try:
+        yield
+    except MisconfigurationException as error:
+        if "self.log" not in str(error):
+            raise
+        raise ValueError(
+            "Expected `training_step` to return the values to log, in a dict with `loss` and other"
+            " scalars, but got a call of `self.log`: pl_fed may train many clients at once."
+        ) from error

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -15,83 +16,69 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import module_parts, trainer_parts
 from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.engine.base import TAKEN_NUMBERS
-from pl_fed.evaluation.evaluation_rules import describe_outside_values, refuse_changes
 from pl_fed.metrics.client_metrics import (
     STANDARD_ERROR,
     STATISTICS,
     TAKEN_NAMES,
     TRAINED_STATISTICS,
 )
-from pl_fed.nets.kept_values import Changes, KeptValues, Part, ValueGuard
+from pl_fed.nets.kept_values import KeptValues, Part, ValueGuard
 from pl_fed.nets.modes import evaluation_mode, training_mode
+from pl_fed.preflight.explanations import call_or_explain
+from pl_fed.preflight.step_rules import describe_outside_values, refuse_evaluation_changes
+from pl_fed.preflight.trial import Trial, lend_optimizer
 from pl_fed.random import fork_torch_rng
-from pl_fed.rounds.explanations import call_or_explain
 from pl_fed.tasks import LightningTask
 from pl_fed.tasks.base import SkippedStepError
 from pl_fed.tasks.directions import Directions, guess_direction
 from pl_fed.tasks.lightning_task import choose_stage
+from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.tasks.step_logs import StepLogs, name_metrics
-from pl_fed.trees import Tree, describe
+from pl_fed.trees import describe
 from pl_fed.types import Batch
 
 
-def try_steps(
-    client: Client,
-    task: LightningTask,
-    first_samples: Callable[[], Batch],
-    evaluation_samples: Callable[[str], Batch],
-    optimizer: torch.optim.Optimizer,
-    augment: Callable[[Tree], Tree] | None = None,
-) -> None:
+def find_module_facts(
+    trial: Trial, task: LightningTask, optimizer: torch.optim.Optimizer
+) -> tuple[Trial, ModuleFacts]:
     """Run the steps of a module on a few samples, and find the names of its metrics.
 
-    The trial runs on a copy of the module, in evaluation mode. It sets ``task.measures``,
-    ``task.step_names``, ``task.needs_training_mode`` and ``client.takes_integers``.
+    The trial runs on copies of the module and of the task, in evaluation mode.
 
     Args:
-        client: The algorithm.
-        task: The task; the names are those of all logs in the evaluation of both parts.
-        first_samples: Returns a few training samples in the net's input format.
-        evaluation_samples: Returns more samples of ``val`` or ``test``: metrics of an epoch's hook
-            may need samples of all classes.
+        trial: The algorithm and its samples.
+        task: The task of the algorithm.
         optimizer: The local optimizer, for steps that read it.
-        augment: Changes the inputs of each minibatch.
+
+    Returns:
+        The trial with inputs as the module takes them, and the facts. The names are those of all
+        logs in the evaluation of both parts.
 
     Raises:
         ValueError: If a step fails, or logs values with a reserved name.
     """
-    net = _copy(client, optimizer)
-
-    def load_samples() -> Batch:
-        """Return a few training samples, augmented if ``augment`` is set."""
-        batch = first_samples()
-        return batch if augment is None else batch._replace(inputs=augment(batch.inputs))
-
+    client, net = trial.client, _copy(trial.client, optimizer)
+    name = type(net).__name__
     with fork_torch_rng(client.device), evaluation_mode(net):
-        _find_training_setting(net, client, task, load_samples)
-        surroundings = _Surroundings(trainer_parts(client), optimizer)
-        parts = _try_evaluations(net, task, evaluation_samples, surroundings)
-    _set_measures(task, parts)
-    _check_names(type(net).__name__, task.measures)
-    for name in task.further_metrics:
-        if name in task.measures:
+        trial, facts = _find_training_facts(net, task, trial)
+        owners = [*module_parts(net), *trainer_parts(client)]
+        parts = _try_evaluations(net, _copy_task(task, facts), trial, owners, optimizer)
+    facts = _add_evaluation_facts(task, facts, parts)
+    _check_names(name, facts.measures)
+    for metric in task.further_metrics:
+        if metric in facts.measures:
             raise ValueError(
-                f"Expected argument `federation.metrics` to have names that {type(net).__name__}"
-                f" does not log but got `{name}`: use another name."
+                f"Expected argument `federation.metrics` to have names that {name} does not log but"
+                f" got `{metric}`: use another name."
             )
-    task.measures |= task.further_directions()
+    return trial, replace(facts, measures={**facts.measures, **task.further_directions()})
 
 
-class _Surroundings(NamedTuple):
-    """Surroundings: what the steps of a module reach besides the module.
-
-    Attributes:
-        parts: The trainer, if there is one.
-        optimizer: The local optimizer.
-    """
-
-    parts: list[Part]
-    optimizer: torch.optim.Optimizer
+def _copy_task(task: LightningTask, facts: ModuleFacts) -> LightningTask:
+    """Return a copy of a task with other facts."""
+    trial_task = copy.copy(task)
+    trial_task.facts = facts
+    return trial_task
 
 
 class _Part(NamedTuple):
@@ -113,35 +100,40 @@ class _Part(NamedTuple):
 def _try_evaluations(
     net: nn.Module,
     task: LightningTask,
-    evaluation_samples: Callable[[str], Batch],
-    surroundings: _Surroundings,
+    trial: Trial,
+    owners: list[Part],
+    optimizer: torch.optim.Optimizer,
 ) -> dict[str, _Part]:
-    """Evaluate both parts on a few samples; refuse a change that reaches the training."""
-    name, owners = type(net).__name__, [*module_parts(net), *surroundings.parts]
-    task.logged_losses = frozenset()
-    task.logged_names = {"train": task.logged_names["train"], "validation": {}, "test": {}}
-    parts = {}
+    """Evaluate both parts on a few samples; refuse a change that reaches the training.
+
+    Metrics of an epoch's hook may need samples of all classes.
+    """
+    name, parts = type(net).__name__, {}
     for part, step in (("val", "validation_step"), ("test", "test_step")):
-        samples, before = evaluation_samples(part), _record(owners)
-        guard, options = ValueGuard(owners), OptionGuard([surroundings.optimizer])
+        samples, before = trial.spread_samples(part), _record(owners)
+        guard, options = ValueGuard(owners), OptionGuard([optimizer])
         parts[part] = _try_evaluation(net, task, samples, part, step)
         changes = before.changes(_record(owners))
         guard.restore()
-        _refuse_evaluation_changes(name, step, changes)
-        refuse_changes(step, name, changes.attributes, options.restore())
+        parameters = changes.frozen_parameters | changes.trained_parameters
+        parameters |= changes.replaced_parameters | changes.toggled
+        refuse_evaluation_changes(step, name, changes.attributes, options.restore(), parameters)
         if changes.outside:
             rank_zero_warn(describe_outside_values(step, name, sorted(changes.outside)))
     return parts
 
 
-def _set_measures(task: LightningTask, parts: Mapping[str, _Part]) -> None:
-    """Set the names of all metrics, their directions, and which parts have which loss."""
+def _add_evaluation_facts(
+    task: LightningTask, facts: ModuleFacts, parts: Mapping[str, _Part]
+) -> ModuleFacts:
+    """Return facts with the names of all metrics, their directions, and the parts with a loss."""
     logged = {part.stage: tuple(part.values) for part in parts.values() if part.stage is not None}
-    task.logged_names |= (names := name_metrics(logged))
-    task.measures, losses, logged_losses = {}, set(), set()
+    names = {"validation": {}, "test": {}, **name_metrics(logged)}
+    measures: dict[str, bool | None] = {}
+    losses, logged_losses = set(), set()
     for name, part in parts.items():
         metrics = names.get(part.stage or "", {})
-        task.measures |= {
+        measures |= {
             metric: _find_direction(task, metric, logged_name, part)
             for logged_name, metric in metrics.items()
             if metric != "loss"
@@ -151,7 +143,13 @@ def _set_measures(task: LightningTask, parts: Mapping[str, _Part]) -> None:
             losses.add(name)
         if abs(part.returned - logged_loss) > 1e-3 * abs(logged_loss):  # False for NaN
             logged_losses.add(name)
-    task.loss_parts, task.logged_losses = frozenset(losses), frozenset(logged_losses)
+    return replace(
+        facts,
+        measures=measures,
+        logged_names={**facts.logged_names, **names},
+        logged_losses=frozenset(logged_losses),
+        loss_parts=frozenset(losses),
+    )
 
 
 def _find_direction(task: LightningTask, metric: str, logged_name: str, part: _Part) -> bool | None:
@@ -166,31 +164,31 @@ def _find_direction(task: LightningTask, metric: str, logged_name: str, part: _P
     return direction
 
 
-def _find_training_setting(
-    net: nn.Module, client: Client, task: LightningTask, load_samples: Callable[[], Batch]
-) -> None:
-    """Set whether the net takes integers, and whether its step needs the training mode.
+def _find_training_facts(
+    net: nn.Module, task: LightningTask, trial: Trial
+) -> tuple[Trial, ModuleFacts]:
+    """Return the trial with inputs as the net takes them, and the facts about its training step.
 
     The step of a net with auxiliary outputs, for example, fails in evaluation mode.
     """
     errors = []
     for needs_training_mode, takes_integers in product((False, True), (True, False)):
-        task.needs_training_mode, client.takes_integers = needs_training_mode, takes_integers
+        trial = replace(trial, takes_integers=takes_integers)
         try:
-            _try_training(net, task, load_samples())
+            batch = trial.augment_batch(trial.first_samples(count=7))  # no step unpacks 7 outputs
+            return trial, _try_training(net, task, batch, needs_training_mode)
         except ValueError as error:
             errors.append(error)
-        else:
-            return
-    task.needs_training_mode, client.takes_integers = False, True
     raise errors[0]
 
 
-def _try_training(net: nn.Module, task: LightningTask, batch: Batch) -> None:
-    """Run ``training_step``, and set the names that it logs."""
-    task.step_names, task.logged_names = None, {"train": {}}
-    loss: Any = None
-    mode = training_mode(net) if task.needs_training_mode else nullcontext()
+def _try_training(
+    net: nn.Module, task: LightningTask, batch: Batch, needs_training_mode: bool
+) -> ModuleFacts:
+    """Run ``training_step``, and return the names that it logs."""
+    facts = ModuleFacts(logged_names={"train": {}}, needs_training_mode=needs_training_mode)
+    task, loss = _copy_task(task, facts), None
+    mode = training_mode(net) if needs_training_mode else nullcontext()
     with task.training_logs(0) as logs, mode, torch.enable_grad():
         try:
             loss = _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
@@ -211,7 +209,7 @@ def _try_training(net: nn.Module, task: LightningTask, batch: Batch) -> None:
                 f"Expected `training_step` of {type(net).__name__} to log names that pl_fed's own"
                 f" `train/{name}` does not have but got {logged_name!r}: use another name."
             )
-    task.step_names, task.logged_names = tuple(names.values()), {"train": names}
+    return replace(facts, step_names=tuple(names.values()), logged_names={"train": names})
 
 
 def _differs(loss: Any, logged: Any) -> bool:
@@ -239,23 +237,6 @@ def _record(parts: list[Part]) -> KeptValues:
     return KeptValues.record(parts, reads_trained=True)
 
 
-def _refuse_evaluation_changes(net: str, step: str, changes: Changes) -> None:
-    """Refuse an evaluation that changes a parameter: it would change the training.
-
-    Raises:
-        ValueError: With the name of the parameter.
-    """
-    changed = changes.frozen_parameters | changes.trained_parameters
-    changed |= changes.replaced_parameters | changes.toggled
-    if changed:
-        names = ", ".join(f"`{name}`" for name in sorted(changed)[:3])
-        raise ValueError(
-            f"Expected `{step}` and its hooks of {net} to leave parameters unchanged but got a"
-            f" change of {names}: put the parameters back in `on_{step[:-5]}_epoch_end`, or"
-            " evaluate a copy."
-        )
-
-
 def _try_step(net: nn.Module, batch: Batch, step: str, call: Callable[[], Any]) -> Any:
     return call_or_explain(
         f"Expected `{step}` of {type(net).__name__} to take inputs {describe(batch.inputs)} and"
@@ -276,9 +257,7 @@ def _copy(client: Client, optimizer: torch.optim.Optimizer) -> nn.Module:
         return client.global_model
     with suppress(RuntimeError):  # the client has no trainer
         net.trainer = client.trainer  # type: ignore[assignment]
-    schedule = client.build_schedule(optimizer)
-    vars(net)["optimizers"] = lambda *_, **__: optimizer
-    vars(net)["lr_schedulers"] = lambda: schedule
+    lend_optimizer([net], client, optimizer)
     return net
 
 

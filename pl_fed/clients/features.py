@@ -17,6 +17,7 @@ from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData, integers_to_floats, scale_images
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.trees import leaves
+from pl_fed.types import Batch
 
 _BATCH = 128  # samples of one call of the body, because a pretrained body has large images
 
@@ -29,6 +30,15 @@ def keeps_features(net: nn.Module) -> bool:
 def compute_features(net: nn.Module, x: Tensor) -> Tensor:
     """Return the features of inputs, by a net that keeps features."""
     return cast(Callable[[Tensor], Tensor], net.features)(x)
+
+
+def compute_batch_features(client: Client, batch: Batch) -> Batch:
+    """Return a batch with features in place of inputs, if the net keeps features."""
+    net = client.global_model
+    if not keeps_features(net) or not batch.size:
+        return batch
+    with torch.no_grad(), evaluation_mode(client):
+        return batch._replace(inputs=compute_features(net, batch.inputs))
 
 
 def place_data(client: Client, data: ClientData) -> ClientData:

@@ -17,12 +17,10 @@ from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.models import MLP
 from pl_fed.nets.rows import finite_rows
 from pl_fed.partitioners import IID
+from pl_fed.preflight.net_trial import find_net_facts
+from pl_fed.preflight.trial import Trial
+from pl_fed.rounds.broken_clients import NonFiniteLossError, check_broken_share
 from pl_fed.rounds.byzantine_clients import draw_byzantine, mark_byzantine
-from pl_fed.rounds.checks import (
-    NonFiniteLossError,
-    check_broken_share,
-    check_net,
-)
 from pl_fed.rounds.trained_cohort import UploadStatus
 from pl_fed.samplers import All
 
@@ -202,6 +200,11 @@ class ArraySource(DataSource):
         return self.arrays
 
 
+def try_net(client, data):
+    client.choose_task(data.targets, data.num_classes)
+    find_net_facts(Trial(client, data))
+
+
 def make_clients(x, y, num_classes):
     source = ArraySource(Arrays(x, y, num_classes=num_classes))
     return FederatedData(source, IID(), 2, seed=0).clients
@@ -215,32 +218,32 @@ def pictures():
 def test_matching_net_is_accepted(pictures):
     client = Ditto(MLP(16, [], 3))
     client.train()
-    check_net(client, pictures)
+    try_net(client, pictures)
     assert client.training, "the mode is put back"
 
 
 def test_matching_net_is_accepted_with_a_single_sample():
     data = make_clients(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), 3)
-    check_net(Ditto(MLP(16, [], 3)), data)
+    try_net(Ditto(MLP(16, [], 3)), data)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_net_of_half_precision_is_refused(pictures, dtype):
     with pytest.raises(ValueError, match=f"of float32 or float64 but got {dtype}: small steps"):
-        check_net(Ditto(MLP(16, [], 3).to(dtype)), pictures)
+        try_net(Ditto(MLP(16, [], 3).to(dtype)), pictures)
 
 
 def test_check_leaves_the_client_unchanged(pictures):
     net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
     client = Ditto(net)
     before = {name: tensor.clone() for name, tensor in client.state_dict().items()}
-    check_net(client, pictures)
+    try_net(client, pictures)
     assert all(torch.equal(before[name], now) for name, now in client.state_dict().items())
     assert all(parameter.grad is None for parameter in client.parameters())
 
 
 def test_net_in_double_precision_is_accepted(pictures):
-    check_net(Ditto(MLP(16, [], 3).double()), pictures)
+    try_net(Ditto(MLP(16, [], 3).double()), pictures)
 
 
 class Tuple(MLP):
@@ -271,7 +274,7 @@ def test_mismatched_net_is_refused(pictures, net, words):
     client = Ditto(net)
     client.train()
     with pytest.raises(ValueError, match=words) as failed:
-        check_net(client, pictures)
+        try_net(client, pictures)
     assert str(failed.value).startswith("Expected argument `net` to ")
     assert "\n" not in str(failed.value)
     assert client.training
@@ -282,8 +285,8 @@ def test_real_targets_are_accepted(shape):
     data = make_clients(torch.rand(20, 4), torch.rand(shape), 0)
     width = shape[1] if len(shape) > 1 else 1
     net = nn.Linear(4, width) if len(shape) > 1 else nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
-    check_net(Ditto(net, criterion=nn.MSELoss()), data)
-    check_net(Ditto(net.double(), criterion=nn.MSELoss()), data)
+    try_net(Ditto(net, criterion=nn.MSELoss()), data)
+    try_net(Ditto(net.double(), criterion=nn.MSELoss()), data)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
@@ -292,7 +295,7 @@ def test_class_ids_that_broadcast_over_outputs_are_refused():
     data = make_clients(torch.rand(20, 4), torch.arange(20) % 2, 2)
     words = "`criterion` to take outputs of shape [3, 2] and targets of shape [3] (torch.int64) but"
     with pytest.raises(ValueError, match=re.escape(words)):
-        check_net(Ditto(nn.Linear(4, 2), criterion=nn.MSELoss()), data)
+        try_net(Ditto(nn.Linear(4, 2), criterion=nn.MSELoss()), data)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
@@ -305,7 +308,7 @@ def test_outputs_that_broadcast_over_targets_are_refused(criterion, shape, wide)
     shapes = ("[2]", "[2, 1]") if wide else ("[2, 1]", "[2]")
     words = f"`net` to return outputs of the targets' shape {shapes[0]} but got {shapes[1]}"
     with pytest.raises(ValueError, match=re.escape(words)):
-        check_net(Ditto(net, criterion=criterion()), data)
+        try_net(Ditto(net, criterion=criterion()), data)
 
 
 class Gaussian(nn.Module):
@@ -321,13 +324,13 @@ class Gaussian(nn.Module):
 
 def test_criterion_may_take_several_outputs_per_target():
     data = make_clients(torch.rand(20, 4), torch.rand(20), 0)
-    check_net(Ditto(nn.Linear(4, 2), criterion=Gaussian()), data)
+    try_net(Ditto(nn.Linear(4, 2), criterion=Gaussian()), data)
 
 
 def test_real_targets_are_cast_to_the_dtype_of_the_net():
     data = make_clients(torch.rand(20, 4), torch.rand(20, 2), 0)
     net = nn.Sequential(nn.Linear(4, 2), nn.Sigmoid()).double()
-    check_net(Ditto(net, criterion=nn.BCELoss()), data)  # it takes one dtype only
+    try_net(Ditto(net, criterion=nn.BCELoss()), data)  # it takes one dtype only
 
 
 def test_criterion_that_fails_on_the_targets_is_refused():
@@ -337,7 +340,7 @@ def test_criterion_that_fails_on_the_targets_is_refused():
         match=r"`criterion` .* shape \[2, 3\] .* shape \[2\] \(torch.float32, where class ids are"
         r" integers\) but Cross",
     ):
-        check_net(Ditto(nn.Linear(4, 3)), data)
+        try_net(Ditto(nn.Linear(4, 3)), data)
 
 
 # Broken uploads

@@ -6,20 +6,15 @@ the table of all algorithms, aggregators and options.
 """
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.attacks import ALittleIsEnough, ModelReplacement
+from pl_fed.attacks.adversary import Adversary
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.data.shared_quantities import refuse_shared_quantities
-from pl_fed.privacy import DifferentialPrivacy
-from pl_fed.rounds.adversary import Adversary
-from pl_fed.rounds.buckets import Buckets
-from pl_fed.rounds.checks import check_aggregator
-from pl_fed.rounds.privacy import RoundPrivacy, find_participation
-from pl_fed.samplers import Sampler
-from pl_fed.types import RoundContext
+from pl_fed.privacy import DifferentialPrivacy, Participation
+from pl_fed.samplers import All, Cyclic, Poisson, Sampler, Uniform
 
 _FOR = "for `federation.privacy`"
 _FOR_BUCKETS = "for `federation.privacy.buckets`"
@@ -59,6 +54,43 @@ def check_privacy(
     for refusal in refusals:
         if refusal is not None:
             raise ValueError(refusal)
+
+
+def find_participation(
+    settings: DifferentialPrivacy, sampler: Sampler, num_clients: int
+) -> Participation:
+    """Return the participation of clients, in the simulated federation if there is one.
+
+    Raises:
+        ValueError: If the draws of the sampler depend on the clients' data or are unknown, or the
+            mechanism needs another sampler.
+    """
+    name = type(sampler).__name__
+    if type(sampler) not in (Poisson, Uniform, All, Cyclic):
+        raise ValueError(
+            "Expected argument `federation.sampler` to be Poisson, Uniform, Cyclic or All of"
+            f" pl_fed.samplers {_FOR} but got {name}: there is no accounting for its draws; use"
+            " Poisson."
+        )
+    separation = sampler.min_separation(num_clients)
+    if settings.min_separation is not None and settings.min_separation > separation:
+        raise ValueError(
+            "Expected argument `federation.privacy.min_separation` to be at most"
+            f" {separation} for {name}, because a client may take part again after {separation}"
+            f" rounds, but got {settings.min_separation}: use pl_fed.samplers.Cyclic with as many"
+            " groups."
+        )
+    clients = settings.population or num_clients
+    cohort = float(settings.noise_cohort_size or sampler.size_of_cohort(num_clients))
+    if isinstance(sampler, Poisson) and not settings.is_simulated:
+        cohort = sampler.rate * num_clients
+    if settings.min_separation is not None:
+        return Participation("banded", clients, cohort, settings.min_separation)
+    if not settings.amplification or isinstance(sampler, All | Cyclic):
+        return Participation("any", clients, cohort, separation)
+    if isinstance(sampler, Poisson):
+        return Participation("poisson", clients, cohort)
+    return Participation("without_replacement", clients, cohort)
 
 
 def refuse_aggregator(aggregator: Aggregator, buckets: int | None = None) -> str | None:
@@ -147,33 +179,6 @@ def refuse_buckets(buckets: int | None, cohort: int) -> str | None:
         "Expected argument `federation.privacy.buckets` to be at most the expected cohort of"
         f" {cohort} clients but got {buckets}: set a smaller number, or larger cohorts."
     )
-
-
-def try_buckets(buckets: Buckets, aggregator: Aggregator, context: RoundContext) -> None:
-    """Try an aggregator on as many rows as there are buckets, and warn of too few buckets.
-
-    Args:
-        buckets: The buckets.
-        aggregator: An aggregator without memory of any round.
-        context: The context of a cohort of the expected size.
-
-    Raises:
-        ValueError: If the aggregator or its arguments do not fit the number of buckets.
-    """
-    minority, num_byzantine = buckets.largest_minority, context.num_byzantine
-    if num_byzantine > minority:
-        rank_zero_warn(
-            f"`federation.privacy.buckets` = {buckets.count} is below {2 * num_byzantine + 1} for"
-            f" {num_byzantine} expected Byzantine clients in a cohort: they may reach half of the"
-            f" buckets, where no aggregator works; it assumes {minority} Byzantine buckets."
-        )
-    try:
-        check_aggregator(aggregator, buckets.build_context(context, num_byzantine))
-    except ValueError as error:
-        raise ValueError(
-            f"{str(error).rstrip('.')}; the rows are the sums of `federation.privacy.buckets` ="
-            f" {buckets.count}."
-        ) from error
 
 
 def refuse_algorithm(client: Client) -> str | None:
@@ -272,21 +277,3 @@ def refuse_adversary(adversary: Adversary, is_without_replacement: bool) -> str 
                 " it; set a number."
             )
     return None
-
-
-def check_nothing_spent(privacy: RoundPrivacy) -> None:
-    """Refuse to begin the budget of a federation again, for another client or other data.
-
-    The new rounds would have the noise of the rounds before, and the difference of two releases
-    with equal noise is not private.
-
-    Raises:
-        ValueError: If rounds have spent budget.
-    """
-    if privacy.rounds:
-        raise ValueError(
-            f"Expected a new Federation {_FOR}, with a seed of its own, for another client or other"
-            f" data, but got one that has spent ε = {privacy.epsilon():.4g} in {privacy.rounds}"
-            " rounds: the new rounds would have their noise. On the same clients' data, the budgets"
-            " of both runs add up."
-        )

@@ -1,0 +1,57 @@
+"""A trial of an aggregator before training and before a small cohort, on short random uploads."""
+
+from dataclasses import replace
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+
+from pl_fed.aggregators import Aggregator
+from pl_fed.privacy.buckets import Buckets
+from pl_fed.types import RoundContext
+
+
+def check_aggregator(aggregator: Aggregator, context: RoundContext) -> None:
+    """Try an aggregator on short random uploads of a cohort.
+
+    Args:
+        aggregator: An aggregator without memory of any round.
+        context: The context of a round.
+
+    Raises:
+        ValueError: If the aggregator or its arguments do not fit the number of clients.
+    """
+    n, draw = len(context.clients), torch.Generator().manual_seed(0)
+    losses, root = torch.rand(n, generator=draw), torch.randn(64, generator=draw)
+    context = replace(context, losses=losses, start_losses=losses, root=root, broadcast=root)
+    try:
+        aggregator(torch.randn(n, 64, generator=draw), torch.ones(n, dtype=torch.int64), context)
+    except Exception as error:  # some aggregators work on real uploads only
+        if isinstance(error, ValueError) and str(error).startswith("Expected argument"):
+            raise
+
+
+def try_buckets(buckets: Buckets, aggregator: Aggregator, context: RoundContext) -> None:
+    """Try an aggregator on as many rows as there are buckets, and warn of too few buckets.
+
+    Args:
+        buckets: The buckets.
+        aggregator: An aggregator without memory of any round.
+        context: The context of a cohort of the expected size.
+
+    Raises:
+        ValueError: If the aggregator or its arguments do not fit the number of buckets.
+    """
+    minority, num_byzantine = buckets.largest_minority, context.num_byzantine
+    if num_byzantine > minority:
+        rank_zero_warn(
+            f"`federation.privacy.buckets` = {buckets.count} is below {2 * num_byzantine + 1} for"
+            f" {num_byzantine} expected Byzantine clients in a cohort: they may reach half of the"
+            f" buckets, where no aggregator works; it assumes {minority} Byzantine buckets."
+        )
+    try:
+        check_aggregator(aggregator, buckets.build_context(context, num_byzantine))
+    except ValueError as error:
+        raise ValueError(
+            f"{str(error).rstrip('.')}; the rows are the sums of `federation.privacy.buckets` ="
+            f" {buckets.count}."
+        ) from error

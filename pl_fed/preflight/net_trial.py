@@ -1,0 +1,308 @@
+"""A trial of the net before training, on a few samples: with task, loss, metrics and attacks."""
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_fed.arguments import check_finite_options, check_not_differentiable
+from pl_fed.attacks import Attack
+from pl_fed.attacks.base import apply_attacks
+from pl_fed.clients.base import Client
+from pl_fed.clients.features import compute_batch_features, compute_features, keeps_features
+from pl_fed.clients.kept_parts import restore_values
+from pl_fed.clients.module_optimizer import ModuleOptimizer
+from pl_fed.metrics.client_metrics import TAKEN_NAMES
+from pl_fed.metrics.named import metric_arguments
+from pl_fed.nets.modes import evaluation_mode
+from pl_fed.preflight.explanations import call_or_explain
+from pl_fed.preflight.module_trial import find_module_facts
+from pl_fed.preflight.trial import Trial
+from pl_fed.random import fork_all_generators, fork_torch_rng
+from pl_fed.tasks import LightningTask
+from pl_fed.tasks.metric_values import local_metrics
+from pl_fed.tasks.module_facts import ModuleFacts
+from pl_fed.trees import Tree, count_samples, describe, leaves, select
+from pl_fed.types import Batch, ClientContext
+
+
+@dataclass(frozen=True)
+class NetFacts:
+    """Net facts: what the net takes, and what its task's loss is.
+
+    Attributes:
+        takes_integers: Whether the net takes integer inputs.
+        averages_samples: Whether the loss of a batch is the mean of one loss for each sample.
+        module: The facts about a LightningModule's steps.
+    """
+
+    takes_integers: bool
+    averages_samples: bool = False
+    module: ModuleFacts = field(default_factory=ModuleFacts)
+
+
+def find_net_facts(trial: Trial) -> NetFacts:
+    """Build the local optimizer, check the models, and try net and criterion on a few samples.
+
+    Args:
+        trial: The algorithm, with the task for its data.
+
+    Raises:
+        ValueError: If the net has half precision, the optimizer refuses its options, models or
+            states do not fit together, the inputs cannot be augmented, the net refuses the inputs,
+            its output does not fit the classes, or the criterion refuses outputs and targets.
+    """
+    client = trial.client
+    dtype = client.row("global").data.dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            "Expected argument `net` to have parameters of float32 or float64 but got"
+            f" {dtype}: small steps would be lost in them. To compute in lower precision, set the"
+            " trainer's precision to bf16-mixed."
+        )
+    optimizer = call_or_explain(
+        "Expected argument `optimizer` to build a local optimizer but that",
+        lambda: client.objective.build_optimizer(client.trained_parameters),
+        explains_own=not isinstance(client.objective.optimizer, ModuleOptimizer),
+    )
+    check_finite_options(optimizer=optimizer)
+    check_not_differentiable(optimizer=optimizer)
+    client.state_defaults()  # refuses a default that is not a row
+    client.server_state_defaults()
+    with torch.no_grad(), fork_all_generators(), evaluation_mode(client), restore_values(client):
+        if isinstance(client.task, LightningTask):
+            return _try_module(trial, client.task, optimizer)
+        return _try_net(trial)
+
+
+def _try_module(trial: Trial, task: LightningTask, optimizer: torch.optim.Optimizer) -> NetFacts:
+    """Try the steps of a LightningModule, and further metrics."""
+    trial, facts = find_module_facts(trial, task, optimizer)
+    if task.further_metrics:
+        net, batch = trial.client.global_model, trial.spread_samples("val")
+        outputs = call_or_explain(
+            f"Expected `predict_step` of {type(net).__name__} to take the batches of"
+            " `validation_step`, since `federation.metrics` reads its predictions, but that",
+            lambda: task.predict_batch(net, batch),
+            explains_own=False,
+        )
+        _try_metrics(trial.client, outputs, batch.targets)
+    return NetFacts(trial.takes_integers, module=facts)
+
+
+def _try_net(trial: Trial) -> NetFacts:
+    """Try net, loss and metrics; if the net refuses integers, they become real numbers."""
+    client, data, task = trial.client, trial.data, trial.client.task
+    task.check_inputs(data.inputs)
+    batch = trial.first_samples()
+    try:
+        outputs = _predict(trial, batch)
+    except ValueError:
+        if all(leaf.is_floating_point() for leaf in leaves(batch.inputs)):
+            raise
+        trial = replace(trial, takes_integers=False)
+        batch = trial.first_samples()
+        outputs = _predict(trial, batch)
+    task.check_targets(data.targets, data.num_classes)
+    task.check_outputs(outputs, batch.targets, data.num_classes)
+    loss = _try_loss(client, outputs, batch.targets)
+    if trial.augment is None:
+        task.check_loss(client.global_model, batch.inputs, batch.targets, loss)
+    _try_metrics(client, outputs, batch.targets)
+    with fork_torch_rng(client.device):
+        return NetFacts(trial.takes_integers, _averages_samples(trial, outputs))
+
+
+def _predict(trial: Trial, batch: Batch) -> Tree:
+    """Return the net's outputs for a batch, augmented if ``augment`` is set."""
+    client, net = trial.client, trial.client.global_model
+    with fork_torch_rng(batch.device):
+        inputs = call_or_explain(
+            f"Expected argument `augment` to take inputs of shape {_shapes(batch.inputs)} but that",
+            lambda: trial.augment_batch(batch).inputs,
+        )
+    return call_or_explain(
+        f"Expected argument `net` to take inputs of shape {describe(inputs)} but"
+        f" {type(net).__name__}",
+        lambda: client.task.predict(net, inputs),
+        remedies=_INPUT_REMEDIES,
+    )
+
+
+def _try_loss(client: Client, outputs: Tree, targets: Tree) -> Tensor:
+    """Return the loss; refuse a criterion that fails, or does not return one number."""
+    is_real = isinstance(targets, Tensor) and targets.is_floating_point()
+    loss = call_or_explain(
+        f"Expected argument `criterion` to take outputs of shape {_shapes(outputs)} and targets of"
+        f" shape {_shapes(targets)} ({', '.join(str(leaf.dtype) for leaf in leaves(targets))}"
+        f"{', where class ids are integers' if is_real else ''}) but {client.task.name}",
+        lambda: client.task.batch_loss(outputs, targets),
+        remedies=_TARGET_REMEDIES,
+    )
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            "Expected argument `criterion` to give one number, the loss of a batch, but"
+            f" {client.task.name} gave {got}."
+        )
+    return loss
+
+
+def _try_metrics(client: Client, outputs: Tree, targets: Tree) -> None:
+    """Refuse metrics that fail for outputs and targets, or have a reserved name."""
+    name = type(client.task).__name__
+    for key, metric in local_metrics(client.task, client.device).items():
+        if not key.isidentifier() or key in TAKEN_NAMES:
+            raise ValueError(
+                f"Expected the metrics of the task {name} to have names other than"
+                f" {', '.join(TAKEN_NAMES)} but got {key!r}."
+            )
+        call_or_explain(
+            f"Expected the metric `{key}` of the task {name} to take outputs of shape"
+            f" {_shapes(outputs)} and targets of shape {_shapes(targets)} but that",
+            lambda: metric.update(  # noqa: B023
+                *metric_arguments(metric, *client.task.metric_inputs(outputs, targets))  # noqa: B023
+            ),
+        )
+        _check_single_number(key, metric)
+
+
+def _check_single_number(name: str, metric: Any) -> None:
+    """Refuse a metric with several numbers as value."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            value = metric.compute()
+        except (RuntimeError, ValueError, IndexError):  # undefined for a few samples
+            return
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"Expected the metric `{name}` to give one number for a client but got {shape}: set,"
+            " for example, its argument `average: macro`."
+        )
+
+
+def _shapes(tree: Tree) -> str:
+    return ", ".join(str(list(leaf.shape)) for leaf in leaves(tree))
+
+
+_INPUT_REMEDIES = {
+    "'indices'": ": inputs are floating-point numbers, so call an embedding with x.long()",
+}
+_TARGET_REMEDIES = {
+    "Long": ": to use real-valued targets as class ids, call targets.long() in the criterion",
+}
+
+_MAX_SAMPLES, _BATCH = 512, 16
+_MAX_NUMBERS = 1 << 22  # numbers in the outputs of all samples
+
+
+def _averages_samples(trial: Trial, outputs: Tree) -> bool:
+    """Return whether the loss of a batch is the mean of one loss for each sample, on real targets.
+
+    The test uses targets of as many clients as possible. It also uses the targets with the smallest
+    and the largest numbers, which may be codes for missing values.
+
+    Args:
+        trial: The algorithm and the data.
+        outputs: Outputs of the current model for a few samples.
+    """
+    client, data = trial.client, trial.data
+    index, num_outputs = data.train.index, count_samples(outputs)
+    numel = max(1, sum(leaf[0].numel() for leaf in leaves(outputs)))
+    num_samples = min(_MAX_SAMPLES, max(2, _MAX_NUMBERS // numel), len(index))
+    values = [leaf[:, None].flatten(1) for leaf in leaves(data.targets)]
+    extreme = torch.stack(
+        [position for v in values for position in (v.amin(1).argmin(), v.amax(1).argmax())]
+    )
+    spread = index[torch.linspace(0, len(index) - 1, num_samples).long()]
+    targets = client.place(select(data.targets, torch.cat([extreme, spread])))
+    size = min(_BATCH, max(2, _MAX_NUMBERS // numel))
+    for begin in range(0, count_samples(targets), size):
+        batch_targets = select(targets, slice(begin, begin + size))
+        positions = torch.arange(count_samples(batch_targets), device=client.device) % num_outputs
+        if not client.task.is_sample_mean(select(outputs, positions), batch_targets):
+            return False
+    return True
+
+
+def try_kept_optimizers(client: Client) -> None:
+    """Try to keep the states of local optimizers, if clients keep them between rounds.
+
+    Raises:
+        ValueError: If clients keep these states, and the optimizer has none, or other values than
+            tensors and numbers for each parameter, or no step without a closure.
+    """
+    if not client.keeps_optimizer_state:
+        return
+    layouts = call_or_explain(
+        "Expected a local optimizer that steps from gradients alone for"
+        " `federation.engine.keep_optimizer_state: true` but that",
+        lambda: client.optimizer_layouts,
+        explains_own=False,
+    )
+    if not layouts:
+        optimizer = client.objective.build_optimizer(client.trained_parameters)
+        raise ValueError(
+            "Expected a local optimizer with a state, such as Adam or SGD with momentum, for"
+            f" `federation.engine.keep_optimizer_state: true` but {type(client).__name__} has"
+            f" {type(optimizer).__name__} without one: set false."
+        )
+
+
+def try_features(trial: Trial) -> None:
+    """Try a net that keeps features: training on features must not differ.
+
+    Raises:
+        ValueError: If inputs are augmented, the features of two samples need a gradient, or the net
+            has other outputs for these features than for the samples.
+    """
+    client, net = trial.client, trial.client.global_model
+    if not keeps_features(net):
+        return
+    name = type(net).__name__
+    if trial.augment is not None:
+        raise ValueError(
+            f"Expected no argument `augment` for {name}, which keeps features, but got"
+            f" {trial.augment}: features are computed once, from inputs without augmentation."
+        )
+    if trial.data.redraw is not None:
+        raise ValueError(
+            f"Expected samples that are drawn once for {name}, which keeps features, but got a data"
+            " set that draws at random: set `data.dataset.redraw` to false, or `keep_features` of"
+            " the net."
+        )
+    x = trial.first_samples().inputs
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"Expected inputs of one tensor for {name} with `keep_features` = True but got"
+            f" {describe(x)}."
+        )
+    with evaluation_mode(client), restore_values(client):
+        expected = f"Expected `features` of {name} with `keep_features` = True to take inputs"
+        features = call_or_explain(f"{expected} but that", lambda: compute_features(net, x))
+        if features.requires_grad:
+            raise ValueError(
+                f"Expected `features` of {name} with `keep_features` = True to use frozen"
+                " parameters only but got trainable ones: set requires_grad=False on them."
+            )
+        expected = (
+            f"Expected {name} with `keep_features` = True to take features in place of inputs"
+        )
+        outputs = call_or_explain(f"{expected} but that", lambda: net(features))
+        if not torch.allclose(outputs, net(x), rtol=1e-3, atol=1e-5):
+            raise ValueError(f"{expected} but got other outputs for features than for inputs.")
+
+
+def try_attacks(trial: Trial, attacks: Iterable[Attack]) -> None:
+    """Try attacks on a few samples, so that their errors appear before training."""
+    with restore_values(trial.client):
+        batch = compute_batch_features(trial.client, trial.first_samples())
+    context = ClientContext(seed=0, round=0, client=0, num_classes=trial.data.num_classes)
+    for attack in attacks:
+        apply_attacks(batch, [attack], context)
+        attack.trigger(batch)

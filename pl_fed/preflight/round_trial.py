@@ -1,0 +1,170 @@
+"""A trial of an algorithm before training: one client, two of its samples, no optimizer step."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from pl_fed.clients.base import Client
+from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
+from pl_fed.clients.kept_parts import restore_values
+from pl_fed.clients.round_rules import StepRows
+from pl_fed.engine.base import as_outputs
+from pl_fed.preflight.explanations import explain_log
+from pl_fed.preflight.trial import Trial
+from pl_fed.random import fork_torch_rng
+
+_NUM_SAMPLES = 2
+
+
+def try_round(trial: Trial) -> None:
+    """Try an algorithm's part of a round on one client, to find errors before training.
+
+    The trial runs ``begin``, ``training_step`` in evaluation mode, and ``end_round`` on a copy of
+    the algorithm. No parameter, buffer, attribute or random generator of the algorithm changes. It
+    raises pl_fed's own errors about the algorithm's contract only. Other errors may come from a
+    state that only a fit provides; real ones appear again in the first round.
+
+    Args:
+        trial: The algorithm, after :meth:`Client.check`, and its samples. There is no trial if
+            Python cannot copy it.
+
+    Raises:
+        TypeError: If ``training_step`` or ``end_round`` returns a value of another type.
+        ValueError: If a row, an upload, a state or a proposal does not fit.
+    """
+    clients = trial.data.train.sizes.nonzero().flatten()
+    if not len(clients):
+        return
+    try:
+        copied = trial.copy()
+    except Exception:  # for example an attribute with a lock or an open file
+        return
+    with (
+        restore_values(trial.client),  # such as what the copy changes in the trainer
+        fork_torch_rng(trial.client.device),
+        trial.settings.autocast(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        copied.client.eval()
+        try:
+            _run(copied, int(clients[0]))
+        except (TypeError, ValueError) as error:
+            if str(error).startswith("Expected "):
+                raise
+        except Exception:  # the algorithm may need a state that only a fit provides
+            return
+
+
+def _run(trial: Trial, number: int) -> None:
+    """Run a round of one client on a copy of the algorithm, and check its results."""
+    client = trial.client
+    batch = trial.load_minibatch(trial.data.train.samples(number)[:_NUM_SAMPLES])
+    lengths = {name: len(row) for name, row in client.state_defaults().items()}
+    with _note_errors(number, "begin"):
+        round = trial.new_round(number)
+        planned = StepRows(round.steps)
+        planned.read_changed(client.run_begin(round))
+        _check_names("begin", client, round)
+        numel = client.row("global").layout.numel
+        for name, model in round.models.items():
+            _check_row("begin", f"the parameters of model `{name}`", model.parameters, numel)
+    with (
+        _note_errors(number, "training_step"),
+        explain_log(),
+        client.reading(round.client_rows(0)),
+    ):
+        outputs = as_outputs(client.objective.step(batch, 0))
+    for name in client.trained:
+        round.models[name] = round.models[name].clone()
+    example = round.broadcast.parameters
+    round.step_means = {name: out.detach().reshape(1).to(example) for name, out in outputs.items()}
+    round.validation_losses = {name: example.new_zeros(1) for name in client.validated}
+    with _note_errors(number, "end_round"):
+        upload, states = client.run_end_round(round)
+        _check_names("end_round", client, round)
+        _check_upload(client, upload)
+        for name, length in lengths.items():
+            _check_row("end_round", f"state `{name}`", states[name], length)
+        for name, proposal in round.proposals.items():
+            if name not in round.server_states:
+                names = ", ".join(round.server_states) or "none"
+                raise ValueError(
+                    f"Expected `end_round` to propose server states ({names}) but got {name!r}:"
+                    " declare it by add_server_state."
+                )
+            length = len(round.server_states[name])
+            _check_row("end_round", f"the proposal of `{name}`", proposal, length)
+
+
+def _check_names(hook: str, client: Client, round: ClientRound) -> None:
+    """Refuse undeclared states and models, and extra rows with a reserved name."""
+    models = ("global", *client.trained, *client.evaluated, *client.validated)
+    states = [
+        name for name in client.state_defaults() if name.isidentifier() and name not in models
+    ]
+    _check_declared(hook, "states", round.states, states, "add_state")
+    _check_declared(hook, "models", round.models, models, "models=")
+    taken = (*RESERVED_NAMES, *round.states, *round.server_states)
+    for name in round.extra:
+        if name in taken:
+            raise ValueError(
+                f"Expected `{hook}` to add extra rows under names other than the reserved ones"
+                f" ({', '.join(taken)}) but got {name!r}: choose another name."
+            )
+
+
+def _check_declared(
+    hook: str, kind: str, names: Iterable[str], declared: Iterable[str], declaration: str
+) -> None:
+    """Refuse names of undeclared states or models: no client keeps them and no engine trains them.
+
+    Args:
+        hook: The method that wrote the states or models.
+        kind: ``"states"`` or ``"models"``.
+        names: The written names.
+        declared: The declared names.
+        declaration: The code that declares a name, for the error message.
+    """
+    declared = tuple(dict.fromkeys(declared))
+    for name in names:
+        if name not in declared:
+            raise ValueError(
+                f"Expected `{hook}` to write {kind} that are declared"
+                f" ({', '.join(declared) or 'none'}) but got {name!r}: declare it by {declaration},"
+                " or write client.extra."
+            )
+
+
+def _check_upload(client: Client, upload: object) -> None:
+    if upload is None and "global" not in client.trained:
+        return
+    if not isinstance(upload, Tensor):
+        raise TypeError(
+            "Expected `end_round` to return uploads, a tensor [clients, numel], but got"
+            f" {type(upload).__name__}: return super().end_round(client) to send the change by the"
+            " local steps."
+        )
+    _check_row("end_round", "uploads", upload, client.row("global").layout.numel)
+
+
+def _check_row(hook: str, name: str, row: object, length: int) -> None:
+    """Refuse a value that is not a row of one client, [1, length]."""
+    if not isinstance(row, Tensor) or list(row.shape) != [1, length]:
+        got = f"shape {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
+        raise ValueError(
+            f"Expected `{hook}` to leave {name} of shape [1, {length}] for one client but got"
+            f" {got}."
+        )
+
+
+@contextmanager
+def _note_errors(client_id: int, hook: str) -> Iterator[None]:
+    """Add a note with the trial, the client and the method to an error."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"In the trial before the first round, client {client_id}, `{hook}`.")
+        raise

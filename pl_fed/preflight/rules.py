@@ -1,0 +1,178 @@
+"""Rules over an algorithm, its data and the federation's settings; one sentence for each."""
+
+from collections.abc import Iterable
+
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from pl_fed.aggregators import Aggregator, Mean
+from pl_fed.attacks import Attack
+from pl_fed.clients.base import Client
+from pl_fed.clients.features import keeps_features
+from pl_fed.data.batches import BatchRule
+from pl_fed.data.client_data import ClientData
+from pl_fed.engine.choice import STACKED
+from pl_fed.trees import describe
+
+
+def check_validation_loss(client: Client, monitor: str | None) -> None:
+    """Refuse an algorithm that chooses by validation losses if an evaluation gives none.
+
+    Args:
+        client: The algorithm.
+        monitor: The setting ``federation.monitor``; a metric replaces the loss.
+
+    Raises:
+        ValueError: If the evaluation steps of a LightningModule have no loss.
+    """
+    if not client.validated or monitor is not None or client.task.has_loss("val"):
+        return
+    raise ValueError(
+        f"Expected `validation_step` of {type(client.global_model).__name__} to return or log a"
+        f" loss for {type(client).__name__}, which chooses models by it, but it does neither: log"
+        " `val_loss`, or set `federation.monitor` to one of its metrics."
+    )
+
+
+def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
+    """Refuse attacks that do not fit the algorithm, the net or the data.
+
+    Raises:
+        ValueError: If an attack forges uploads and the algorithm needs their plain mean; if it
+            needs inputs of real numbers and the net keeps features or the data has other inputs; or
+            if it needs classes and the data has none.
+    """
+    net = client.global_model
+    for attack in attacks:
+        name = type(attack).__name__
+        if attack.forges and client.needs_plain_mean:
+            raise ValueError(
+                "Expected `federation.adversary.attack` to leave uploads unchanged for"
+                f" {type(client).__name__}, whose server undoes forged uploads, but got {name}: use"
+                " an attack on data, such as RandomLabels, or FedAvg."
+            )
+        if attack.needs_inputs and keeps_features(net):
+            raise ValueError(
+                f"Expected `keep_features` of {type(net).__name__} to be False for {name}, which"
+                " changes inputs, but got True: features are computed once."
+            )
+        first = data.batch(data.train.index[:1]).inputs
+        if attack.needs_inputs and not (isinstance(first, Tensor) and first.is_floating_point()):
+            raise ValueError(
+                f"Expected inputs of one tensor of real numbers for {name}, which changes them, but"
+                f" got {describe(first)}."
+            )
+        if attack.triggers and not client.task.num_classes(data.num_classes):
+            raise ValueError(
+                f"Expected the data to have classes for {name}, because its trigger stands for one"
+                f" of them, but got the task {type(client.task).__name__} without classes."
+            )
+
+
+def check_engine(client: Client, rule: BatchRule, data: ClientData, engine: str) -> None:
+    """Inform about a criterion that is defined for whole batches only; refuse an unfit engine.
+
+    Args:
+        client: The algorithm.
+        rule: How samples become minibatches.
+        data: The clients' data.
+        engine: The requested engine.
+
+    Raises:
+        ValueError: If such a criterion meets an engine that stacks clients, and minibatches of
+            several sizes.
+    """
+    if client.averages_samples:
+        return
+    name = client.task.name
+    if engine in STACKED and not rule.is_uniform(data.train.sizes):
+        raise ValueError(
+            "Expected argument `federation.engine.name` to be one_by_one, one_by_one_compiled or"
+            f" auto for {name}, which is not the mean of one loss for each sample and so takes no"
+            f" padding, but got {engine} and minibatches of several sizes: `drop_last` gives"
+            f" clients with at least `batch_size` ({rule.batch_size}) samples equal minibatches."
+        )
+    if client.task.runs_steps:  # no user expects otherwise
+        return
+    rank_zero_info(
+        f"{name} is not the mean of one loss for each sample: pl_fed calls it on minibatches"
+        " without padding, and on all samples of a client together for the logged losses."
+    )
+
+
+def check_mean(client: Client, aggregator: Aggregator, only_adds: bool) -> None:
+    """Refuse or warn if the global model is not the mean over clients that the algorithm defines.
+
+    Args:
+        client: The algorithm.
+        aggregator: The server's aggregator.
+        only_adds: Whether the server only adds the merged update to the global model.
+
+    Raises:
+        ValueError: If the aggregator weights clients by samples; or if the algorithm needs a plain
+            mean, and the aggregator or the server optimizer makes it another one.
+    """
+    name, last = type(client).__name__, aggregator.final_aggregator
+    if client.needs_plain_mean:
+        _check_plain_mean(name, aggregator, only_adds)
+    if client.mean_of != "clients":
+        return
+    weighting = getattr(last, "weighting", "uniform")
+    if weighting != "uniform":
+        raise ValueError(
+            f"Expected argument `weighting` of {type(last).__name__} to be 'uniform' for {name},"
+            f" because its server takes the unweighted mean of uploads, but got {weighting!r}."
+        )
+    if not only_adds:
+        rank_zero_warn(
+            f"The global model of {name} is the mean over all clients only if `server_optimizer` is"
+            " plain SGD with learning rate 1: another optimizer makes it a variant of the"
+            " algorithm."
+        )
+
+
+def _check_plain_mean(name: str, aggregator: Aggregator, only_adds: bool) -> None:
+    """Refuse another merge than adding the mean with equal weights; ``name`` is the algorithm's."""
+    if type(aggregator) is not Mean or aggregator.weighting != "uniform":
+        got = type(aggregator).__name__
+        if isinstance(aggregator, Mean):
+            got = f"{got}(weighting={aggregator.weighting!r})"
+        raise ValueError(
+            f"Expected `federation.aggregator` to be Mean(weighting='uniform') for {name}, whose"
+            f" mean is exact only then, but got {got}: change it, or use FedAvg."
+        )
+    if not only_adds:
+        raise ValueError(
+            "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
+            f" {name}, whose mean is exact only then, but got another: remove it, or use FedAvg."
+        )
+
+
+def check_evaluated_clients(data: ClientData, evaluate_clients: int | float | None) -> None:
+    """Refuse a sample of the validated clients if no client has validation data.
+
+    Args:
+        data: The clients' data.
+        evaluate_clients: The setting ``federation.evaluate_clients``.
+
+    Raises:
+        ValueError: If the sample would be empty.
+    """
+    if evaluate_clients is not None and not data.val.sizes.any():
+        raise ValueError(
+            "Expected the data to have validation samples for `federation.evaluate_clients` but"
+            " got none: set `data.val_fraction`, for example `0.1`, or leave the option out."
+        )
+
+
+def check_root_samples(data: ClientData, aggregator: Aggregator) -> None:
+    """Refuse an aggregator that trains on the server if the server has no samples.
+
+    Raises:
+        ValueError: If the data have no root samples.
+    """
+    if aggregator.needs_root and not len(data.root):
+        raise ValueError(
+            "Expected argument `root_samples` of the data to be above 0 for an aggregator that"
+            " compares uploads with the server's own update, as FLTrust does, but got 0."
+        )

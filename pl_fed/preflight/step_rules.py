@@ -1,0 +1,143 @@
+"""Rules over what steps change: in training and in evaluation; one sentence for each refusal."""
+
+from collections.abc import Collection, Sequence
+
+from pl_fed.clients.kept_parts import STOP
+from pl_fed.preflight.step_facts import StepFacts
+from pl_fed.text import quote
+
+_REGISTER = (
+    "register it as a floating-point buffer (`self.register_buffer(...)`) and update the buffer in"
+    " place in `training_step`"
+)
+_STOP = (
+    "leave `trainer.should_stop` unchanged, because one client does not end the run of all, but got"
+    " True: use the callback EarlyStopping with a metric over clients."
+)
+
+_RULES = {
+    "frozen_parameters": "leave parameters with requires_grad=False unchanged, because all clients"
+    f" share them, but got a change of {{names}}: {_REGISTER}.",
+    "replaced_parameters": "keep its parameters but got other tensors for {names}: change them in"
+    " place, or leave them to the optimizer.",
+    "moved_parameters": "change parameters in place but it sets `.data` of {names}: write into it,"
+    " as in `parameter.data.copy_(...)`.",
+    "toggled": "leave `requires_grad` unchanged but got another value for {names}: set it in"
+    " `__init__`, since it decides which parameters clients train and send.",
+    "reshaped_buffers": "keep the shapes of buffers but got another one for {names}: register the"
+    " buffer in its final shape and update it in place.",
+    "counters": "change floating-point buffers only but got a change of {names}, integers that no"
+    " mean over clients keeps: register it as a floating-point buffer, or with persistent=False to"
+    " begin anew in each round.",
+    "modes": "leave modules in the mode in which it found them but got another value of {names}:"
+    " call `train()` or `eval()` again at the end of the step.",
+    "optimizer_options": "leave the options of its optimizer unchanged, which all clients share,"
+    " but got another {names}: change them in `on_before_optimizer_step`, whose optimizer is the"
+    " client's own, or by a schedule of `configure_optimizers`, which steps once a round.",
+    "stops": _STOP,
+    "attributes": "keep values between steps in buffers only but it changes {names}, which would"
+    f" pass from one client to the next: {_REGISTER}.",
+}
+"""The facts that are refused, each with its rule for ``training_step``."""
+
+
+def refuse_changes(facts: StepFacts) -> None:
+    """Refuse local steps that carry anything from one client to the next besides buffers.
+
+    Args:
+        facts: What the local steps change.
+
+    Raises:
+        ValueError: With the name of the parameter, buffer or attribute, and the remedy.
+    """
+    for fact, rule in _RULES.items():
+        if names := getattr(facts, fact):
+            raise ValueError(
+                f"Expected `training_step` of {facts.net} to {rule.format(names=quote(names))}"
+            )
+    if facts.leaks:
+        raise ValueError(
+            f"Expected local steps of {facts.net} to depend on the client's own data alone but got"
+            " other numbers for a client after the steps of another one: keep values between steps"
+            " in buffers that `training_step` updates in place, not outside of the module."
+        )
+
+
+def describe_reset_buffers(facts: StepFacts) -> str | None:
+    """Return the sentence about buffers that begin anew with every client; ``None`` without any."""
+    if not facts.reset_buffers:
+        return None
+    return (
+        f"Local steps of {facts.net} change the buffers {quote(facts.reset_buffers)}, which are not"
+        " saved with the net: pl_fed sets them to their initial values before each client's steps"
+        " in every round."
+    )
+
+
+def describe_shared_values(facts: StepFacts) -> str | None:
+    """Return the sentence about values outside of modules; ``None`` if no step changes one."""
+    if not facts.shared:
+        return None
+    return (
+        f"Local steps of {facts.net} change {quote(facts.shared)} outside of the module. All"
+        " clients of a process share it, and no checkpoint keeps it: if a step reads it, the result"
+        " depends on the order of clients. Keep such a value in a floating-point buffer."
+    )
+
+
+def describe_missing_loss(net: str, has_loss: bool, has_metrics: bool) -> str | None:
+    """Return the sentence about a validation without a loss; ``None`` if there is one.
+
+    Args:
+        net: The class of the net.
+        has_loss: Whether the validation gives a loss.
+        has_metrics: Whether it gives other metrics.
+    """
+    if has_loss:
+        return None
+    effect = "metric `loss`" if has_metrics else "metric, and no hybrid model is chosen"
+    return f"The validation of {net} neither returns nor logs a loss, so there is no {effect}."
+
+
+def refuse_evaluation_changes(
+    step: str,
+    net: str,
+    values: Collection[str],
+    options: Sequence[str],
+    parameters: Collection[str] = (),
+) -> None:
+    """Refuse an evaluation that changes the training: parameters, the optimizer, or its end.
+
+    Args:
+        step: The name of the evaluation step.
+        net: The class of the net.
+        values: The names of all changed values.
+        options: The names of changed options of the optimizer.
+        parameters: The names of changed parameters.
+
+    Raises:
+        ValueError: With the remedy.
+    """
+    expected = f"Expected `{step}` and its hooks of {net} to"
+    if parameters:
+        raise ValueError(
+            f"{expected} leave parameters unchanged but got a change of"
+            f" {quote(sorted(parameters))}: put the parameters back in"
+            f" `on_{step[:-5]}_epoch_end`, or evaluate a copy."
+        )
+    if STOP in values:
+        raise ValueError(f"{expected} {_STOP}")
+    if options:
+        raise ValueError(
+            f"{expected} leave the optimizer unchanged, because they run for each client, but got"
+            f" another {quote(options)}: use a schedule of `configure_optimizers`, which steps once"
+            " a round, or a callback of the trainer."
+        )
+
+
+def describe_outside_values(step: str, net: str, names: Sequence[str]) -> str:
+    """Return the sentence about an evaluation that changes values outside of modules."""
+    return (
+        f"`{step}` and its hooks of {net} change {quote(names)} outside of the module, which"
+        " pl_fed does not restore: a training that reads it depends on how often you evaluate."
+    )

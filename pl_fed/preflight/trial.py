@@ -1,0 +1,110 @@
+"""The input of a trial before training: an algorithm, and samples as its local steps get them."""
+
+import copy
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound
+from pl_fed.clients.features import compute_batch_features
+from pl_fed.data.client_data import ClientData, integers_to_floats
+from pl_fed.engine.base import LocalSettings
+from pl_fed.trees import select, tree_map
+from pl_fed.types import Batch
+
+_SPREAD = 64  # samples of a trial of evaluation steps
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Trial: an algorithm and the data on which it is tried before training.
+
+    Attributes:
+        client: The algorithm.
+        data: The clients' data.
+        augment: Changes the inputs of each minibatch.
+        settings: Precision and gradient clipping of the local steps.
+        takes_integers: Whether integer inputs stay integers.
+    """
+
+    client: Client
+    data: ClientData
+    augment: Callable[[Any], Any] | None = None
+    settings: LocalSettings = field(default_factory=LocalSettings)
+    takes_integers: bool = True
+
+    def copy(self) -> "Trial":
+        """Return a trial of a copy of the algorithm, with the same trainer.
+
+        Raises:
+            Exception: If Python cannot copy it, for example an attribute with a lock.
+        """
+        client = copy.deepcopy(self.client)
+        client.renew_rows()
+        with suppress(RuntimeError):  # the client has no trainer
+            client.trainer = self.client.trainer
+        return replace(self, client=client)
+
+    def place(self, batch: Batch) -> Batch:
+        """Return a batch on the net's device and in its input format."""
+        client, inputs = self.client, batch.inputs
+        if not self.takes_integers:
+            inputs = integers_to_floats(inputs, client.row("global").data.dtype)
+        return batch._replace(inputs=client.place(inputs), targets=client.place(batch.targets))
+
+    def load(self, index: Tensor) -> Batch:
+        """Return samples on the net's device and in its input format."""
+        batch = self.place(self.data.batch(index))
+        index = index.to(batch.device)
+        return batch._replace(samples=index, visits=torch.zeros_like(index))
+
+    def first_samples(self, count: int = 2) -> Batch:
+        """Return a few training samples.
+
+        Their number differs from the number of classes. Otherwise a criterion that broadcasts [2,
+        2] outputs against [2] class ids would raise no error.
+        """
+        count += self.data.num_classes == count
+        return self.load(self.data.train.index[:count])
+
+    def spread_samples(self, part: str) -> Batch:
+        """Return samples of a part, spread over all clients; training samples if it has none."""
+        index = self.data.part(part).index
+        index = index if len(index) else self.data.train.index
+        return self.load(index[:: -(-len(index) // _SPREAD)])
+
+    def augment_batch(self, batch: Batch) -> Batch:
+        """Return a batch with augmented inputs, if ``augment`` is set."""
+        return batch if self.augment is None else batch._replace(inputs=self.augment(batch.inputs))
+
+    def load_minibatch(self, index: Tensor) -> Batch:
+        """Return samples as in local steps: features replace inputs, augmentation changes them."""
+        return self.augment_batch(compute_batch_features(self.client, self.load(index)))
+
+    def new_round(self, number: int) -> ClientRound:
+        """Return the first round of one client, with one local step."""
+        client, data = self.client, self.data
+        round = client.new_round(samples=int(data.train.sizes[number]))
+        round.ids = round.ids.new_tensor([number])
+        round.validation_samples.fill_(int(data.val.sizes[number]))
+        if client.reads_validation:
+            inputs, targets = (select(tree, 0) for tree in data.pad_part("val", round.ids.cpu()))
+            batch = compute_batch_features(client, self.place(Batch(inputs, targets)))
+            round.validation_inputs = tree_map(lambda leaf: leaf.flatten()[None], batch.inputs)
+            round.validation_targets = tree_map(lambda leaf: leaf.flatten()[None], batch.targets)
+        return round
+
+
+def lend_optimizer(
+    modules: Iterable[nn.Module], client: Client, optimizer: torch.optim.Optimizer
+) -> None:
+    """Give modules an optimizer and its schedule, which steps read: a trainer has none yet."""
+    schedule = client.build_schedule(optimizer)
+    for module in modules:
+        vars(module)["optimizers"] = lambda *_, **__: optimizer
+        vars(module)["lr_schedulers"] = lambda: schedule
