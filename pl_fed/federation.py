@@ -33,20 +33,14 @@ from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.metrics import ClientMetrics
 from pl_fed.metrics.named import name_metrics
-from pl_fed.preflight.net_trial import (
-    find_net_facts,
-    try_attacks,
-    try_features,
-    try_kept_optimizers,
-)
+from pl_fed.preflight.net_trial import find_net_facts, try_attacks, try_features
 from pl_fed.preflight.privacy_rules import check_privacy
 from pl_fed.preflight.round_trial import try_round
 from pl_fed.preflight.rules import (
     check_attacks,
     check_engine,
-    check_evaluated_clients,
     check_mean,
-    check_root_samples,
+    check_samples,
     check_validation_loss,
 )
 from pl_fed.preflight.step_facts import StepFacts
@@ -331,15 +325,13 @@ class Federation(Configurable):
     def _check(self, trial: Trial, datamodule: FederatedData) -> None:
         """Refuse an algorithm, data, attacks and aggregators that do not fit together."""
         client, data, aggregator = trial.client, trial.data, self.server.aggregator
-        try_kept_optimizers(client)
         self.directions.check(client.task.metric_names())
         Monitor.from_name(self.monitor, client.task, client.count_classes(data))
         check_validation_loss(client, self.monitor)
-        check_evaluated_clients(data, self.evaluate_clients)
+        check_samples(data, aggregator, self.evaluate_clients)
         check_mean(client, aggregator, self.server.only_adds)
         try_features(trial)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)
-        check_root_samples(data, aggregator)
         if self.privacy is not None:
             check_privacy(
                 self.privacy, client, datamodule, self.sampler, aggregator, self.adversary

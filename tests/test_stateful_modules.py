@@ -1,6 +1,6 @@
 """Runs of modules that keep something between steps end alike in two processes and after a resume.
 
-``tests/rounds/test_step_facts.py`` compares the engines.
+``tests/preflight/test_step_trial.py`` compares the engines.
 """
 
 import pytest

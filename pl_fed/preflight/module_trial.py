@@ -110,10 +110,11 @@ def _try_evaluations(
     """
     name, parts = type(net).__name__, {}
     for part, step in (("val", "validation_step"), ("test", "test_step")):
-        samples, before = trial.spread_samples(part), _record(owners)
+        samples = trial.spread_samples(part)
+        before = KeptValues.record(owners, reads_trained=True)
         guard, options = ValueGuard(owners), OptionGuard([optimizer])
         parts[part] = _try_evaluation(net, task, samples, part, step)
-        changes = before.changes(_record(owners))
+        changes = before.changes(KeptValues.record(owners, reads_trained=True))
         guard.restore()
         parameters = changes.frozen_parameters | changes.trained_parameters
         parameters |= changes.replaced_parameters | changes.toggled
@@ -200,11 +201,10 @@ def _try_training(
     values = logs.get(id(net), {})
     names = name_metrics({"train": tuple(values)})["train"]
     for logged_name, name in names.items():
-        if name == "loss" and _differs(loss, values[logged_name]):
-            names[logged_name] = logged_name  # the returned loss is `train/loss`
-    for logged_name, name in names.items():
         is_other_loss = name == "loss" and _differs(loss, values[logged_name])
-        if name in TAKEN_NUMBERS or is_other_loss:
+        if is_other_loss:
+            names[logged_name] = name = logged_name  # the returned loss is `train/loss`
+        if name in TAKEN_NUMBERS or (is_other_loss and name == "loss"):
             raise ValueError(
                 f"Expected `training_step` of {type(net).__name__} to log names that pl_fed's own"
                 f" `train/{name}` does not have but got {logged_name!r}: use another name."
@@ -231,10 +231,6 @@ def _try_evaluation(
         ),
     )
     return _Part(choose_stage(net, part), logs.directions(), loss, values)
-
-
-def _record(parts: list[Part]) -> KeptValues:
-    return KeptValues.record(parts, reads_trained=True)
 
 
 def _try_step(net: nn.Module, batch: Batch, step: str, call: Callable[[], Any]) -> Any:

@@ -53,7 +53,8 @@ def find_net_facts(trial: Trial) -> NetFacts:
     Raises:
         ValueError: If the net has half precision, the optimizer refuses its options, models or
             states do not fit together, the inputs cannot be augmented, the net refuses the inputs,
-            its output does not fit the classes, or the criterion refuses outputs and targets.
+            its output does not fit the classes, the criterion refuses outputs and targets, or
+            clients keep states of local optimizers, but there are none or they fit no row.
     """
     client = trial.client
     dtype = client.row("global").data.dtype
@@ -70,12 +71,29 @@ def find_net_facts(trial: Trial) -> NetFacts:
     )
     check_finite_options(optimizer=optimizer)
     check_not_differentiable(optimizer=optimizer)
+    _try_kept_states(client, optimizer)
     client.state_defaults()  # refuses a default that is not a row
     client.server_state_defaults()
     with torch.no_grad(), fork_all_generators(), evaluation_mode(client), restore_values(client):
         if isinstance(client.task, LightningTask):
             return _try_module(trial, client.task, optimizer)
         return _try_net(trial)
+
+
+def _try_kept_states(client: Client, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse to keep the states of local optimizers if there are none or they fit no row."""
+    layouts = call_or_explain(
+        "Expected a local optimizer that steps from gradients alone for"
+        " `federation.engine.keep_optimizer_state: true` but that",
+        lambda: client.optimizer_layouts,
+        explains_own=False,
+    )
+    if client.keeps_optimizer_state and not layouts:
+        raise ValueError(
+            "Expected a local optimizer with a state, such as Adam or SGD with momentum, for"
+            f" `federation.engine.keep_optimizer_state: true` but {type(client).__name__} has"
+            f" {type(optimizer).__name__} without one: set false."
+        )
 
 
 def _try_module(trial: Trial, task: LightningTask, optimizer: torch.optim.Optimizer) -> NetFacts:
@@ -228,30 +246,6 @@ def _averages_samples(trial: Trial, outputs: Tree) -> bool:
         if not client.task.is_sample_mean(select(outputs, positions), batch_targets):
             return False
     return True
-
-
-def try_kept_optimizers(client: Client) -> None:
-    """Try to keep the states of local optimizers, if clients keep them between rounds.
-
-    Raises:
-        ValueError: If clients keep these states, and the optimizer has none, or other values than
-            tensors and numbers for each parameter, or no step without a closure.
-    """
-    if not client.keeps_optimizer_state:
-        return
-    layouts = call_or_explain(
-        "Expected a local optimizer that steps from gradients alone for"
-        " `federation.engine.keep_optimizer_state: true` but that",
-        lambda: client.optimizer_layouts,
-        explains_own=False,
-    )
-    if not layouts:
-        optimizer = client.objective.build_optimizer(client.trained_parameters)
-        raise ValueError(
-            "Expected a local optimizer with a state, such as Adam or SGD with momentum, for"
-            f" `federation.engine.keep_optimizer_state: true` but {type(client).__name__} has"
-            f" {type(optimizer).__name__} without one: set false."
-        )
 
 
 def try_features(trial: Trial) -> None:

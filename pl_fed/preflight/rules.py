@@ -148,29 +148,25 @@ def _check_plain_mean(name: str, aggregator: Aggregator, only_adds: bool) -> Non
         )
 
 
-def check_evaluated_clients(data: ClientData, evaluate_clients: int | float | None) -> None:
-    """Refuse a sample of the validated clients if no client has validation data.
+def check_samples(
+    data: ClientData, aggregator: Aggregator, evaluate_clients: int | float | None
+) -> None:
+    """Refuse settings that need samples that the data lack.
 
     Args:
         data: The clients' data.
+        aggregator: The server's aggregator.
         evaluate_clients: The setting ``federation.evaluate_clients``.
 
     Raises:
-        ValueError: If the sample would be empty.
+        ValueError: If a sample of the validated clients would be empty, or the server has no
+            samples for its own update.
     """
     if evaluate_clients is not None and not data.val.sizes.any():
         raise ValueError(
             "Expected the data to have validation samples for `federation.evaluate_clients` but"
             " got none: set `data.val_fraction`, for example `0.1`, or leave the option out."
         )
-
-
-def check_root_samples(data: ClientData, aggregator: Aggregator) -> None:
-    """Refuse an aggregator that trains on the server if the server has no samples.
-
-    Raises:
-        ValueError: If the data have no root samples.
-    """
     if aggregator.needs_root and not len(data.root):
         raise ValueError(
             "Expected argument `root_samples` of the data to be above 0 for an aggregator that"

@@ -7,10 +7,11 @@ the next.
 """
 
 import random
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -147,10 +148,7 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
         integers = {name for name, buffer in outside.items() if not buffer.is_floating_point()}
         counters |= changed & {f"{model}_model.{name}" for name in integers}
     counters = {name for name in counters if _is_saved(client, name)}
-
-    def names(found: Iterable[str]) -> tuple[str, ...]:
-        return user_names(client, found)
-
+    names = partial(user_names, client)
     return StepFacts(
         net=type(client.global_model).__name__,
         frozen_parameters=names(changes.frozen_parameters | (replaced & frozen)),
@@ -236,7 +234,9 @@ def _run_client(trial: Trial, number: int, width: int) -> _Run:
         ModelGuard(client, {"global", *client.trained}),
     ):
         seed(0)
-        batches = _TrialBatches(trial, number, width)
+        samples = trial.data.train.samples(number)
+        places = torch.arange(_STEPS * width).to(samples.device) % len(samples)
+        minibatches = [trial.load_minibatch(samples[step]) for step in places.split(width)]
         round = client.run_begin(trial.new_round(number))
         optimizer = client.objective.build_optimizer(client.trained_parameters)
         models = map(client.model, client.models)
@@ -255,6 +255,14 @@ def _run_client(trial: Trial, number: int, width: int) -> _Run:
             run.options |= {*options.restore()}
             return outputs
 
+        batches = SimpleNamespace(  # as an engine reads them
+            clients=[number],
+            seed=0,
+            round=0,
+            steps=[_STEPS],
+            max_steps=_STEPS,
+            iterate_client=lambda _: iter(minibatches),
+        )
         chunk = Chunk(
             torch.tensor([number]),
             replace(client.objective, step=step),
@@ -293,21 +301,3 @@ def _find_reshaped(before: KeptValues, after: KeptValues) -> set[str]:
         and name in after.tensors
         and after.tensors[name].tensor.shape != record.tensor.shape
     }
-
-
-class _TrialBatches:
-    """The minibatches of one client in a trial, as an engine reads them."""
-
-    seed = round = 0
-    max_steps = _STEPS
-
-    def __init__(self, trial: Trial, number: int, width: int) -> None:
-        self.clients = [number]
-        self.steps = [_STEPS]
-        samples = trial.data.train.samples(number)
-        places = torch.arange(_STEPS * width).to(samples.device) % len(samples)
-        self._batches = [trial.load_minibatch(samples[step]) for step in places.split(width)]
-
-    def iterate_client(self, _: int) -> Iterator[Batch]:
-        """Yield the minibatches of the client."""
-        yield from self._batches

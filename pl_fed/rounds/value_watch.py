@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from operator import is_
 from typing import Any
 
@@ -11,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import kept_parts, user_names
 from pl_fed.clients.optimizer_options import OptionGuard
-from pl_fed.nets.kept_values import KeptValues, Part, ValueGuard, join_names
+from pl_fed.nets.kept_values import Changes, KeptValues, Part, ValueGuard, join_names
 from pl_fed.preflight.step_facts import StepFacts
 from pl_fed.preflight.step_rules import describe_shared_values, refuse_changes
 
@@ -60,18 +59,23 @@ class ValueWatch:
         options = OptionGuard.guard_trainer(self.client)
         yield
         changed_options = tuple(options.restore())
-        found = KeptValues.record(self._parts) if before is not None else None
+        changes = Changes() if before is None else before.changes(KeptValues.record(self._parts))
         changed: set[str] = set()
         for part, values in attributes:
             if not _has_same_values(part, values):
                 changed.update(_restore(part, values))
         if guard is not None:  # values of one client must not stay, also deep in a dict
             guard.restore()
-        if not changed and not changed_options and found is None:
+        if not changed and not changed_options and before is None:
             return
-        net = type(self.client.global_model).__name__
-        facts = StepFacts(net=net, optimizer_options=changed_options)
-        facts = self._add_changes(facts, changed, before, found)
+        facts = StepFacts(
+            net=type(self.client.global_model).__name__,
+            optimizer_options=changed_options,
+            attributes=user_names(self.client, (changed | changes.attributes) - self._scratch),
+            frozen_parameters=user_names(self.client, changes.frozen_parameters),
+            toggled=user_names(self.client, changes.toggled),
+            shared=user_names(self.client, changes.outside - self._outside),
+        )
         if sentence := describe_shared_values(facts):
             rank_zero_warn(sentence)
         try:
@@ -79,31 +83,6 @@ class ValueWatch:
         except ValueError as error:
             error.add_note(f"In round {round}; the trial before training did not show it.")
             raise
-
-    def _add_changes(
-        self,
-        facts: StepFacts,
-        changed: set[str],
-        before: KeptValues | None,
-        after: KeptValues | None,
-    ) -> StepFacts:
-        """Return facts with the changes of a round."""
-        frozen: frozenset[str] = frozenset()
-        toggled: frozenset[str] = frozenset()
-        shared: frozenset[str] = frozenset()
-        if before is not None and after is not None:
-            changes = before.changes(after)
-            changed = changed | changes.attributes
-            shared = changes.outside
-            frozen, toggled = changes.frozen_parameters, changes.toggled
-
-        return replace(
-            facts,
-            attributes=user_names(self.client, changed - self._scratch),
-            frozen_parameters=user_names(self.client, frozen),
-            toggled=user_names(self.client, toggled),
-            shared=user_names(self.client, shared - self._outside),
-        )
 
 
 def _has_same_values(part: Part, before: dict[str, Any]) -> bool:

@@ -1,100 +1,20 @@
-"""What is looked at before training, and after each round."""
+"""The trial of a net and its criterion on a few samples."""
 
-import math
 import re
-import warnings
 
 import pytest
 import torch
-from small_federations import classes, mlp, reals, sections, seeded, sgd, shared_out
+from small_federations import reals, shared_out
 from torch import nn
 
-from pl_fed import Adversary, Federation, StorageOptions, clients
-from pl_fed.aggregators import MDA, Clipping, GeometricMedian, Mean
-from pl_fed.attacks import SameValue
+from pl_fed import Federation, clients
 from pl_fed.clients import Ditto
 from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.models import MLP
-from pl_fed.nets.rows import finite_rows
 from pl_fed.partitioners import IID
 from pl_fed.preflight.net_trial import find_net_facts
 from pl_fed.preflight.trial import Trial
-from pl_fed.rounds.broken_clients import NonFiniteLossError, check_broken_share
-from pl_fed.rounds.byzantine_clients import draw_byzantine, mark_byzantine
-from pl_fed.rounds.trained_cohort import UploadStatus
 from pl_fed.samplers import All
-
-DATA = shared_out(classes([5, 8, 4]))
-MEANS = {
-    "FedADMM": {},
-    "FLAME": {},
-    "L2SGD": {},
-    "LpProj": {"dimensions": 2},
-    "MeanRegularized": {},
-    "Mocha": {},
-}
-
-# A global model that is the mean of what clients keep
-
-
-def set_up(name, arguments, *defence, **settings):
-    client = getattr(clients, name)(seeded(mlp), **arguments)
-    Federation(All(), *defence, seed=0, **sections(**settings)).setup(client, DATA, "fit")
-
-
-def adam(params):
-    return torch.optim.Adam(params, lr=0.1)
-
-
-@pytest.mark.parametrize(("name", "arguments"), MEANS.items())
-@pytest.mark.parametrize("first", [[], [Clipping()]])
-@pytest.mark.parametrize("then", [Mean, GeometricMedian])
-def test_mean_over_all_clients_refuses_weighting_by_samples(name, arguments, first, then):
-    match = f"`weighting` of {then.__name__} to be 'uniform' for {name}, .* but got 'samples'"
-    with pytest.raises(ValueError, match=match):
-        set_up(name, arguments, then(weighting="samples"), pre_aggregators=first)
-    set_up(name, arguments, then(), pre_aggregators=first)
-
-
-@pytest.mark.parametrize(("name", "arguments"), MEANS.items())
-def test_mean_over_all_clients_warns_of_another_server_optimizer(name, arguments):
-    match = f"The global model of {name} is the mean over all clients only if"
-    others = [adam, sgd(0.5), sgd(1.0, momentum=0.9), sgd(1.0, weight_decay=0.1)]
-    for optimizer in others:
-        with pytest.warns(UserWarning, match=match):
-            set_up(name, arguments, server_optimizer=optimizer)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*is the mean over all clients only.*")
-        set_up(name, arguments)
-        set_up("FedAvg", {}, Mean("samples"), server_optimizer=adam)
-        set_up("MeanRegularized", {"mean": "cohort"}, server_optimizer=adam)
-
-
-def test_too_many_byzantine_clients_for_an_aggregator_are_refused_before_training():
-    federation = Federation(All(), MDA(), adversary=Adversary(expected=21), seed=0)
-    with pytest.raises(ValueError, match="`num_byzantine` to be at most 20 for MDA"):
-        federation.setup(clients.FedAvg(seeded(mlp)), shared_out(classes([1] * 43)), "fit")
-
-
-# Byzantine clients
-
-
-def test_warning_if_the_fraction_rounds_to_no_client():
-    with pytest.warns(
-        UserWarning, match=r"No client is Byzantine: `federation.adversary.fraction` = 0.1"
-    ):
-        set_up("FedAvg", {}, fraction=0.1, attack=SameValue())
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*No client is Byzantine.*")
-        set_up("FedAvg", {}, fraction=0.4, attack=SameValue())
-        set_up("FedAvg", {}, fraction=0.0)
-
-
-@pytest.mark.parametrize("nobody", [{}, {"fraction": 0.0}, {"fraction": 0}, {"ids": []}])
-def test_warning_if_an_attack_has_no_byzantine_client(nobody):
-    with pytest.warns(UserWarning, match="No client is Byzantine, so SameValue does nothing: set"):
-        set_up("FedAvg", {}, attack=SameValue(), **nobody)
-
 
 TARGETS = {
     "one real number": (torch.randn(6, 1), 1),
@@ -118,76 +38,6 @@ def test_class_probabilities_are_accepted_as_targets():
     y = torch.rand(6, 3).softmax(1)
     data = shared_out(reals(torch.randn(6, 4), y, [0, 0, 0, 1, 1, 1]))
     Federation(All(), seed=0).setup(clients.FedAvg(torch.nn.Linear(4, 3)), data, "fit")
-
-
-@pytest.mark.parametrize(
-    ("fraction", "clients", "expected"),
-    [(0, 10, 0), (0.2, 10, 2), (0.29, 10, 2), (1, 7, 7), (0.05, 10, 0), (0.7, 10, 7), (0.3, 10, 3)],
-)
-def test_fraction_is_rounded_down(fraction, clients, expected):
-    assert int(draw_byzantine(fraction, clients, seed=0).sum()) == expected
-
-
-def test_rounding_of_the_fraction_loses_no_byzantine_client():
-    for num_clients in range(1, 101):
-        for count in range(num_clients + 1):
-            draw = draw_byzantine(count / num_clients, num_clients, seed=0)
-            assert int(draw.sum()) == count, (count, num_clients)
-
-
-def test_seed_draws_the_byzantine_clients():
-    def draw(seed):
-        return draw_byzantine(0.3, 50, seed).nonzero().flatten().tolist()
-
-    assert draw(0) == draw(0)
-    assert draw(0) != draw(1)
-    clients = {client for seed in range(60) for client in draw(seed)}
-    assert clients == set(range(50)), "everybody's turn comes"
-
-
-def test_more_byzantine_clients_include_fewer():
-    """Attacks of different strength are comparable."""
-    few, many = draw_byzantine(0.2, 50, 3), draw_byzantine(0.6, 50, 3)
-    assert bool(many[few].all())
-
-
-def test_listed_ids_are_byzantine():
-    assert mark_byzantine([4, 0], 5).tolist() == [True, False, False, False, True]
-    assert mark_byzantine([], 3).tolist() == [False] * 3
-
-
-@pytest.mark.parametrize("ids", [[5], [-1], [0, 9, 2]])
-def test_unknown_ids_are_refused(ids):
-    with pytest.raises(ValueError, match=r"adversary.ids` to be client ids from 0 to 4 but got \["):
-        mark_byzantine(ids, 5)
-
-
-# How much memory states may take
-
-
-@pytest.mark.parametrize("memory", [0, 1, 10**12, 0.001, 1.0])
-def test_budget_is_a_share_or_bytes(memory):
-    assert StorageOptions(memory=memory).memory == memory
-
-
-@pytest.mark.parametrize("memory", [-1, 0.0, -0.5, 1.5, 1e9, math.nan])
-def test_budget_out_of_range_is_refused(memory):
-    words = (
-        rf"storage.memory` to be a share in \(0, 1\] or a number of bytes \(int\) but got {memory}"
-    )
-    with pytest.raises(ValueError, match=words.replace("+", r"\+")):
-        StorageOptions(memory=memory)
-
-
-@pytest.mark.parametrize("memory", ["8GB", None, True])
-def test_budget_of_another_type_is_refused(memory):
-    with pytest.raises(
-        TypeError, match=f"`federation.storage.memory` to be a share .* but got {memory!r}"
-    ):
-        StorageOptions(memory=memory)
-
-
-# Whether the net fits the data
 
 
 class ArraySource(DataSource):
@@ -341,67 +191,3 @@ def test_criterion_that_fails_on_the_targets_is_refused():
         r" integers\) but Cross",
     ):
         try_net(Ditto(nn.Linear(4, 3)), data)
-
-
-# Broken uploads
-
-
-def broken_check(losses, rows, byzantine=(), max_share=0.0, misshapen=()):
-    is_byzantine = torch.zeros(6, dtype=torch.bool)
-    is_byzantine[list(byzantine)] = True
-    clients = torch.tensor([5, 0, 3])
-    losses, finite = torch.tensor(losses), finite_rows(torch.tensor(rows))
-    sent = torch.where(finite & losses.isfinite(), UploadStatus.VALID, UploadStatus.NOT_FINITE)
-    sent[list(misshapen)] = UploadStatus.MALFORMED
-    return check_broken_share(sent, ~is_byzantine[clients], losses, clients, 7, max_share)
-
-
-GOOD_ROWS = [[1.0], [2.0], [3.0]]
-
-
-@pytest.mark.parametrize(
-    ("max_share", "raises"), [(0.0, True), (0.3, True), (0.34, False), (1, False)]
-)
-def test_allowed_share_of_broken_uploads(max_share, raises):
-    if raises:
-        with pytest.raises(NonFiniteLossError, match="client 0 got a loss of nan: "):
-            broken_check([1.0, math.nan, 3.0], GOOD_ROWS, max_share=max_share)
-    else:
-        assert broken_check([1.0, math.nan, 3.0], GOOD_ROWS, max_share=max_share) == 1
-
-
-def test_error_names_one_broken_client_and_counts_the_others():
-    match = "client 5 got a loss of nan, as did 1 more of 3: "
-    with pytest.raises(NonFiniteLossError, match=match):
-        broken_check([math.nan, 1.0, math.inf], GOOD_ROWS, max_share=0.5)
-
-
-def test_error_distinguishes_wrong_length_from_divergence():
-    with pytest.raises(NonFiniteLossError, match="client 3 got rows of another kind or length"):
-        broken_check([1.0, 2.0, 3.0], GOOD_ROWS, misshapen=[2])
-
-
-def test_finite_uploads_are_accepted():
-    broken_check([1.0, 3e38, 0.0], GOOD_ROWS)
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_error_of_a_broken_loss_names_round_client_and_cause(loss):
-    with pytest.raises(
-        NonFiniteLossError, match=rf"in round 7 client 3 got a loss of {loss}: .* learning rate"
-    ):
-        broken_check([1.0, 2.0, loss], GOOD_ROWS)
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_broken_model_with_a_finite_loss_is_an_error(number):
-    with pytest.raises(
-        NonFiniteLossError, match="in round 7 client 0 got a model with NaN or infinity"
-    ):
-        broken_check([1.0, 2.0, 3.0], [[1.0], [number], [3.0]])
-
-
-def test_byzantine_clients_may_diverge():
-    broken_check([1.0, math.nan, 3.0], [[1.0], [math.inf], [3.0]], byzantine=[0])
-    with pytest.raises(NonFiniteLossError, match="client 5"):
-        broken_check([math.nan, math.nan, 3.0], GOOD_ROWS, byzantine=[0])

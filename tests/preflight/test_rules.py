@@ -1,0 +1,60 @@
+"""Rules over an algorithm, its aggregator and the server's optimizer."""
+
+import warnings
+
+import pytest
+import torch
+from small_federations import classes, mlp, sections, seeded, sgd, shared_out
+
+from pl_fed import Adversary, Federation, clients
+from pl_fed.aggregators import MDA, Clipping, GeometricMedian, Mean
+from pl_fed.samplers import All
+
+DATA = shared_out(classes([5, 8, 4]))
+MEANS = {
+    "FedADMM": {},
+    "FLAME": {},
+    "L2SGD": {},
+    "LpProj": {"dimensions": 2},
+    "MeanRegularized": {},
+    "Mocha": {},
+}
+
+
+def set_up(name, arguments, *defence, **settings):
+    client = getattr(clients, name)(seeded(mlp), **arguments)
+    Federation(All(), *defence, seed=0, **sections(**settings)).setup(client, DATA, "fit")
+
+
+def adam(params):
+    return torch.optim.Adam(params, lr=0.1)
+
+
+@pytest.mark.parametrize(("name", "arguments"), MEANS.items())
+@pytest.mark.parametrize("first", [[], [Clipping()]])
+@pytest.mark.parametrize("then", [Mean, GeometricMedian])
+def test_mean_over_all_clients_refuses_weighting_by_samples(name, arguments, first, then):
+    match = f"`weighting` of {then.__name__} to be 'uniform' for {name}, .* but got 'samples'"
+    with pytest.raises(ValueError, match=match):
+        set_up(name, arguments, then(weighting="samples"), pre_aggregators=first)
+    set_up(name, arguments, then(), pre_aggregators=first)
+
+
+@pytest.mark.parametrize(("name", "arguments"), MEANS.items())
+def test_mean_over_all_clients_warns_of_another_server_optimizer(name, arguments):
+    match = f"The global model of {name} is the mean over all clients only if"
+    others = [adam, sgd(0.5), sgd(1.0, momentum=0.9), sgd(1.0, weight_decay=0.1)]
+    for optimizer in others:
+        with pytest.warns(UserWarning, match=match):
+            set_up(name, arguments, server_optimizer=optimizer)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*is the mean over all clients only.*")
+        set_up(name, arguments)
+        set_up("FedAvg", {}, Mean("samples"), server_optimizer=adam)
+        set_up("MeanRegularized", {"mean": "cohort"}, server_optimizer=adam)
+
+
+def test_too_many_byzantine_clients_for_an_aggregator_are_refused_before_training():
+    federation = Federation(All(), MDA(), adversary=Adversary(expected=21), seed=0)
+    with pytest.raises(ValueError, match="`num_byzantine` to be at most 20 for MDA"):
+        federation.setup(clients.FedAvg(seeded(mlp)), shared_out(classes([1] * 43)), "fit")
