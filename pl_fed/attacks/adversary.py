@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from pl_fed.arguments import check_choice, check_instances, check_integers
-from pl_fed.attacks import Attack
+from pl_fed.attacks.base import Attack
 
 Knowledge = Literal["all", "own"]
 _PATH = "federation.adversary"

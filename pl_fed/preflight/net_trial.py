@@ -1,7 +1,7 @@
 """A trial of the net before training, on a few samples: with task, loss, metrics and attacks."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -292,8 +292,10 @@ def try_features(trial: Trial) -> None:
             raise ValueError(f"{expected} but got other outputs for features than for inputs.")
 
 
-def try_attacks(trial: Trial, attacks: Iterable[Attack]) -> None:
+def try_attacks(trial: Trial, attacks: Collection[Attack]) -> None:
     """Try attacks on a few samples, so that their errors appear before training."""
+    if not attacks:
+        return
     with restore_values(trial.client):
         batch = compute_batch_features(trial.client, trial.first_samples())
     context = ClientContext(seed=0, round=0, client=0, num_classes=trial.data.num_classes)
