@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from small_federations import reals, shared_out
+from stateful_modules import Stateful
 from torch import nn
 
 from pl_fed import Federation, clients
@@ -12,9 +13,10 @@ from pl_fed.clients import Ditto
 from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
-from pl_fed.preflight.net_trial import find_net_facts
+from pl_fed.preflight.net_trial import NetFacts, find_net_facts
 from pl_fed.preflight.trial import Trial
 from pl_fed.samplers import All
+from pl_fed.tasks.module_facts import ModuleFacts
 
 TARGETS = {
     "one real number": (torch.randn(6, 1), 1),
@@ -90,6 +92,24 @@ def test_check_leaves_the_client_unchanged(pictures):
     try_net(client, pictures)
     assert all(torch.equal(before[name], now) for name, now in client.state_dict().items())
     assert all(parameter.grad is None for parameter in client.parameters())
+
+
+def test_facts_are_returned_and_not_set():
+    """The federation alone writes what a trial finds."""
+    data = make_clients(torch.arange(40).reshape(20, 2), torch.arange(20) % 3, 3)
+    client = Ditto(nn.Linear(2, 3), criterion=nn.CrossEntropyLoss(reduction="mean"))
+    before = dict(vars(client)), dict(vars(client.task))
+    facts = find_net_facts(Trial(client, data))
+    assert facts == NetFacts(takes_integers=False, averages_samples=True)
+    assert before == (vars(client), vars(client.task))
+
+
+def test_facts_of_a_module_are_returned_and_not_set():
+    data = make_clients(torch.rand(20, 4), torch.arange(20) % 3, 3)
+    client = Ditto(Stateful())
+    facts = find_net_facts(Trial(client, data)).module
+    assert facts.step_names == ()
+    assert client.task.facts == ModuleFacts()
 
 
 def test_net_in_double_precision_is_accepted(pictures):
