@@ -306,6 +306,28 @@ def squared_norms(rows: Tensor, centre: Tensor | None = None) -> Tensor:
     return norms
 
 
+def row_norm(row: Tensor) -> Tensor:
+    """Return the norm of a row, also of a finite row whose squares overflow.
+
+    Args:
+        row: Shape [d].
+
+    Returns:
+        A scalar of the row's dtype.
+
+    Example:
+        >>> row_norm(torch.tensor([3.0, 4.0]))
+        tensor(5.)
+        >>> row_norm(torch.tensor([3.0, 4.0]) * 2.0**64) == 5 * 2.0**64
+        tensor(True)
+    """
+    norm: Tensor = torch.linalg.vector_norm(row)
+    if norm.is_cpu and norm.isfinite():  # on another device, to ask is to wait
+        return norm
+    wide_norm = torch.linalg.vector_norm(row, dtype=torch.float64)
+    return torch.where(norm.isinf(), wide_norm.to(norm.dtype), norm)
+
+
 def centred_gram_matrix(rows: Tensor) -> Tensor:
     """Return the Gram matrix of the rows minus their mean, in float64.
 
