@@ -4,6 +4,7 @@ Every function computes in float32 or wider, and returns the type of the computa
 and half rows give float32 results: a bf16 sum of a hundred updates would keep two digits.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -322,7 +323,7 @@ def row_norm(row: Tensor) -> Tensor:
         tensor(True)
     """
     norm: Tensor = torch.linalg.vector_norm(row)
-    if norm.is_cpu and norm.isfinite():  # on another device, to ask is to wait
+    if norm.is_cpu and math.isfinite(norm.item()):  # on another device, to ask is to wait
         return norm
     wide_norm = torch.linalg.vector_norm(row, dtype=torch.float64)
     return torch.where(norm.isinf(), wide_norm.to(norm.dtype), norm)
