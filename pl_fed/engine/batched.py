@@ -29,11 +29,11 @@ from pl_fed.engine.step import (
     read_updates,
 )
 from pl_fed.engine.tracing import plain_attributes
-from pl_fed.nets.gradient_hooks import has_gradient_hooks
+from pl_fed.nets.gradient_hooks import have_gradient_hooks
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.tasks.base import SkippedStepError
 from pl_fed.text import first_line
-from pl_fed.trees import clone, describe, leaves, tree_map
+from pl_fed.trees import clone, leaves, tree_map
 from pl_fed.types import Batch
 
 _MAX_PREPARED_STEPS = 4  # compiling does not pay off for steps that change from round to round
@@ -117,7 +117,7 @@ class BatchedRunner(Engine):
                 single steps.
         """
         objective = chunk.objective
-        if any(has_gradient_hooks(client.model(model)) for model in client.trained):
+        if any(map(have_gradient_hooks, client.trained_parameters.values())):
             raise CannotCompileError("a parameter has a hook on its gradient")
         if hooks := client.task.list_gradient_hooks(client.global_model):
             raise CannotCompileError(
@@ -136,7 +136,7 @@ class BatchedRunner(Engine):
             updates = read_updates(objective, optimizer)
         traced = self.compiled or self.settings.casts(client.device)
         signature = (
-            (chunk.batches.width, str(describe(data.inputs)), str(describe(data.targets))),
+            (chunk.batches.width, *data.kinds),
             (own.device, own.dtype, *dims.items()),
             (type(optimizer), *(updates or ())),
             *(plain_attributes(client) if traced else ()),
@@ -408,12 +408,11 @@ class StepInputs:
             width: The number of samples of a padded minibatch; by default that of a full one.
         """
         shape = (self._size, width or self._width)
+        fields = {name: tree for name, tree in batch._asdict().items() if tree is not None}
+        if batch.samples is None or batch.samples.shape != shape:
+            fields = tree_map(lambda leaf: pad_to_shape(leaf, shape), fields)
         return {
-            **{
-                name: tree_map(lambda leaf: pad_to_shape(leaf, shape), tree)
-                for name, tree in batch._asdict().items()
-                if tree is not None
-            },
+            **fields,
             "index": self._index[index] if self._traced else index,
             "draw": self._draws[:, index],
             "rows": self._rows,

@@ -378,11 +378,9 @@ def read_options(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor
     rows = [[group[name] for name in OPTIONS] for group in optimizer.param_groups]
     first = [[lr, momentum, 1.0, decay] for lr, momentum, _, decay in rows]
     later = [[lr, momentum, 1 - dampening, decay] for lr, momentum, dampening, decay in rows]
-    return _stack_numbers(first, like), _stack_numbers(later, like)
-
-
-def _stack_numbers(rows: list[list[float]], like: Tensor) -> Tensor:
-    return to_device(torch.tensor(rows, dtype=torch.float64), like, like.dtype)
+    numbers = torch.tensor([first, later], dtype=torch.float64)
+    both = to_device(numbers, like, like.dtype)
+    return both[0], both[1]
 
 
 def _require_gradients(leaves: Tensors) -> Tensors:

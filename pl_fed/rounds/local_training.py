@@ -307,21 +307,21 @@ class LocalTraining:
 
         The means are 0 for a client that takes no step.
         """
-        models, zero = chunk.round.models, chunk.round.broadcast.parameters.new_zeros(())
-        none = {"loss": zero.expand(len(chunk.clients))}
-        if chunk.batches.max_steps:
-            metrics = none | self.engine.run(self.client, optimizer, chunk)
-            if chunk.skipped:
-                for model, counts in chunk.count_taken_steps().items():
-                    rows = chunk.round.steps[model]
-                    chunk.round.steps[model] = numbers_on(rows, counts)[:, None]
-            if not any(chunk.idle):
-                return metrics
-            idle = numbers_on(metrics["loss"], chunk.idle, torch.bool)
-            return {name: values.masked_fill(idle, 0) for name, values in metrics.items()}
-        for model in chunk.objective.trained:
-            models[model] = models[model].clone()
-        return none
+        models = chunk.round.models
+        metrics = {"loss": chunk.round.broadcast.parameters.new_zeros(len(chunk.clients))}
+        if not chunk.batches.max_steps:
+            for model in chunk.objective.trained:
+                models[model] = models[model].clone()
+            return metrics
+        metrics |= self.engine.run(self.client, optimizer, chunk)
+        if chunk.skipped:
+            for model, counts in chunk.count_taken_steps().items():
+                rows = chunk.round.steps[model]
+                chunk.round.steps[model] = numbers_on(rows, counts)[:, None]
+        if not (idle := chunk.idle):
+            return metrics
+        mask = numbers_on(metrics["loss"], idle, torch.bool)
+        return {name: values.masked_fill(mask, 0) for name, values in metrics.items()}
 
     def _prefetch(self, plan: RoundPlan, clients: Tensor | None) -> None:
         """Read rows and samples ahead: of the next chunk, or of the next round's first chunk.
@@ -476,7 +476,7 @@ class LocalTraining:
         status = torch.full_like(finite, UploadStatus.MALFORMED, dtype=torch.int8)
         if usable.all_usable:
             status.fill_(UploadStatus.NOT_FINITE).masked_fill_(finite, UploadStatus.VALID)
-        idle = torch.tensor(chunk.idle)
+        idle = torch.tensor(chunk.idle) if chunk.idle else None
         return ChunkResults(
             positions, chunk.clients, metrics, status, idle, uploads, proposals, states
         )
