@@ -289,7 +289,16 @@ class FederatedLoop(_FitLoop):
         self._call("on_train_batch_start", cohort, 0)
         epoch.batch_progress.increment_started()
         self.within_round = True
-        row = {**self._run_round(), "round": float(self.epoch_progress.current.processed)}
+        round = self.epoch_progress.current.processed
+        hooks = RoundHooks(
+            on_server_step=lambda optimizer: self._call("on_before_optimizer_step", optimizer),
+            on_clients_done=self._show_progress,
+        )
+        # PyTorchProfiler counts steps by actions with this ending
+        with trainer.profiler.profile("run_federated_round.training_step"), explain_log():
+            report = self.federation.session.rounds.run(round, trainer.optimizers[0], hooks)
+        self._count_optimizer_step()
+        row: dict[str, Tensor | float] = {**report, "round": float(round)}
         if self._validated_names is not None and "train/loss" in row:  # the row has all names
             names, self._validated_names = [*self._validated_names, *row], None
             check_monitors(trainer, trainer.lightning_module, names, includes_rounds=True)
@@ -304,26 +313,13 @@ class FederatedLoop(_FitLoop):
         self._call_callbacks("on_train_batch_end", outputs, cohort, last, monitoring=True)
         epoch.batch_progress.increment_completed()
 
-    def _run_round(self) -> dict[str, Tensor | float]:
-        """Run the federation's round, and return its report."""
-        # PyTorchProfiler counts steps by actions with this ending
-        with self.trainer.profiler.profile("run_federated_round.training_step"), explain_log():
-            report: dict[str, Tensor | float] = self.federation.run_round(
-                self.epoch_progress.current.processed,
-                self.trainer.optimizers[0],
-                RoundHooks(
-                    on_server_step=lambda optimizer: self._call(
-                        "on_before_optimizer_step", optimizer
-                    ),
-                    on_clients_done=self._show_progress,
-                ),
-            )
+    def _count_optimizer_step(self) -> None:
+        """Count the step of the local optimizers, which the engine has taken."""
         for optimizer in self.trainer.optimizers:
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # it stepped in the engine
+            optimizer._opt_called = True  # type: ignore[attr-defined]
         steps = self.epoch_loop.automatic_optimization.optim_progress.optimizer.step
         steps.increment_ready()
         steps.increment_completed()
-        return report
 
     def _log(self, row: dict[str, Tensor | float]) -> None:
         """Queue the round's row with the values of ``self.log``; write all rows if a log is due."""

@@ -271,7 +271,7 @@ def _run_client(trial: Trial, number: int, width: int) -> _Run:
             round,
         )
         try:
-            outputs = OneByOne(trial.settings).run_in_turn(client, optimizer, chunk)
+            outputs = OneByOne(trial.settings).run(client, optimizer, chunk)
         except RuntimeError:
             if not run.reshaped:  # no engine can put such a buffer back
                 raise
