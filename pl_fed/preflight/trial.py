@@ -84,7 +84,8 @@ class Trial:
 
     def load_minibatch(self, index: Tensor) -> Batch:
         """Return samples as in local steps: features replace inputs, augmentation changes them."""
-        return self.augment_batch(compute_batch_features(self.client, self.load(index)))
+        batch = self.load(index)._replace(visits=None)  # only attacks receive them
+        return self.augment_batch(compute_batch_features(self.client, batch))
 
     def new_round(self, number: int) -> ClientRound:
         """Return the first round of one client, with one local step."""
