@@ -263,7 +263,7 @@ class FederatedLoop(_FitLoop):
             self._call("on_train_epoch_end", monitoring=False)
             connector.on_epoch_end()
             epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-            if self._logged_values():  # Lightning writes them next, after the round's row
+            if self._read_logged_values():  # Lightning writes them next, after the round's row
                 self.write_rows()
             connector.update_train_epoch_metrics()
         except BaseException:  # a resumed run ends the round again
@@ -325,13 +325,13 @@ class FederatedLoop(_FitLoop):
         """Queue the round's row with the values of ``self.log``; write all rows if a log is due."""
         trainer, connector = self.trainer, self.trainer._logger_connector
         if trainer.log_every_n_steps:
-            row = {"epoch": row["round"], **row, **self._logged_values()}
+            row = {"epoch": row["round"], **row, **self._read_logged_values()}
             for rows in self._row_queues:
                 rows.add(row, self.epoch_loop._batches_that_stepped)
         if connector.should_update_logs:
             self.write_rows()
 
-    def _logged_values(self) -> dict[str, Any]:
+    def _read_logged_values(self) -> dict[str, Any]:
         """Return the values of ``self.log`` that loggers write; as a rule there are none."""
         connector = self.trainer._logger_connector
         return connector.metrics["log"] if connector.trainer._results else {}
