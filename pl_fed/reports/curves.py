@@ -144,8 +144,14 @@ def _round_all(values: Iterable[float]) -> list[float]:
 
 
 def _join_tables(tables: Iterable[dict[str, list[Any]]]) -> ColumnTable:
-    """Return the rows of tables with equal columns, one table after the other."""
+    """Return the rows of tables with equal columns, one table after the other.
+
+    Columns that are one list in each table are one list in the result.
+    """
     parts = list(tables)
-    return ColumnTable(
-        {name: [*chain.from_iterable(part[name] for part in parts)] for name in parts[0]}
-    )
+    places = {name: tuple(id(part[name]) for part in parts) for name in parts[0]}
+    joined = {
+        place: [*chain.from_iterable(part[name] for part in parts)]
+        for place, name in {place: name for name, place in places.items()}.items()
+    }
+    return ColumnTable({name: joined[place] for name, place in places.items()})

@@ -87,7 +87,7 @@ class ColumnTable(Sequence[Mapping[str, Any]]):
     """Column table: equal to a list of rows, but stored by column, for very many rows.
 
     Args:
-        columns: The values of each column, of one length.
+        columns: The values of each column, of one length; either numbers or texts.
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -191,21 +191,39 @@ def _round_path(path: re.Match[bytes]) -> bytes:
 def encode_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Return rows as the content of a CSV file; rows may have different columns."""
     file = io.StringIO(newline="")
-    if not isinstance(rows, ColumnTable):
-        names = dict.fromkeys(name for row in rows for name in row)
-        rows = ColumnTable({name: [row.get(name, "") for row in rows] for name in names})
+    if isinstance(rows, ColumnTable) and len(rows.columns) > 1:
+        return encode(_format_table(rows))
+    columns = [*dict.fromkeys(name for row in rows for name in row)]
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(rows.columns)
-    writer.writerows(zip(*map(_escape_cells, rows.columns.values())))
+    writer.writerow(columns)
+    writer.writerows([_escape_cell(row.get(name, "")) for name in columns] for row in rows)
     return encode(file.getvalue())
 
 
-def _escape_cells(cells: Sequence[Any]) -> Sequence[Any]:
-    """Return the cells of a column, texts so that no spreadsheet reads them as formulas."""
-    if not any(issubclass(kind, str) for kind in set(map(type, cells))):
-        return cells
-    escape = functools.cache(csv_cell)
-    return [escape(cell) if isinstance(cell, str) else cell for cell in cells]
+def _escape_cell(cell: Any) -> Any:
+    """Return a cell, a text so that no spreadsheet reads it as a formula."""
+    return csv_cell(cell) if isinstance(cell, str) else cell
+
+
+def _format_table(table: ColumnTable) -> str:
+    """Return a table as CSV; each column is formatted at once, and equal columns only once."""
+    texts = {id(cells): _format_cells(cells) for cells in table.columns.values()}
+    rows = zip(*(texts[id(cells)] for cells in table.columns.values()))
+    header = ",".join(map(_format_text, table.columns))
+    return "\n".join([header, *map(",".join, rows), ""])
+
+
+def _format_cells(cells: Sequence[Any]) -> list[str]:
+    """Return the cells of a column as CSV."""
+    is_numeric = set(map(type, cells)) <= {int, float}
+    return [*map(repr if is_numeric else functools.cache(_format_text), cells)]
+
+
+def _format_text(text: str) -> str:
+    """Return a text as a cell of a CSV file."""
+    file = io.StringIO(newline="")
+    csv.writer(file, lineterminator="\n").writerow([csv_cell(text), ""])
+    return file.getvalue().removesuffix(",\n")
 
 
 def encode(text: str) -> bytes:

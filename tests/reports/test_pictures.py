@@ -1,6 +1,7 @@
 """Pictures of a report: their numbers and their drawing."""
 
 import io
+import math
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -681,12 +682,15 @@ def test_robustness_without_tables_of_clients_says_so(make_groups):
 
 
 def test_column_table_equals_its_rows():
-    columns = {"label": ["=a", "b", "=a"], "round": [1, 2, 3], "mean": [0.1, 1e300, -2.0]}
+    mean = [0.1, 1e300, -2.0]
+    texts = {"label": ["=a", "b", "=a"], 'a "name", or two': ["", "a\nb", 'c"d,e\r']}
+    columns = {**texts, "round": [1, 2, 3], "mean": mean, "min": mean, "max": [1, 0.5, math.inf]}
     table = ColumnTable(columns)
     rows = [dict(zip(columns, cells)) for cells in zip(*columns.values())]
     assert (len(table), [*table], table[1:], table[-1]) == (3, rows, rows[1:], rows[-1])
     assert encode_csv(table) == encode_csv(rows)
-    assert encode_csv(table).splitlines()[1] == b"'=a,1,0.1"
+    assert encode_csv(table).splitlines()[1] == b"'=a,,1,0.1,0.1,1"
+    assert encode_csv(ColumnTable({"a": ["", "b"]})) == b'a\n""\nb\n'
     assert len(ColumnTable({})) == 0
 
 
