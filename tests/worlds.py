@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from forked_processes import fork_context
+from quick_logging import leave_logged_values
 from small_federations import Given, Only, classes, sections, seeded
 from stateful_modules import ACCEPTED
 from torch import nn
@@ -55,8 +56,10 @@ from pl_fed.rounds.checks import NonFiniteLossError
 from pl_fed.rounds.round import RoundRunner
 from pl_fed.samplers import All, Poisson, Uniform
 
-SIZES = [9, 30, 12, 60, 15, 21, 45, 10, 33]
+SIZES = [9, 20, 12, 30, 15, 16, 25, 10, 18]
 ROUNDS = 3
+
+leave_logged_values()  # in forked processes, too
 
 
 class OppositeAttack(Attack):
