@@ -157,30 +157,29 @@ class Outcome:
         return max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs)
 
 
-TRIALS = WeakKeyDictionary()  # client -> settings of a trial -> its result
+TRIALS = WeakKeyDictionary()  # client -> settings of a trial -> its results
 
 
 @contextmanager
-def trials_shared(client, *settings):
+def trials_shared(trials, *settings):
     """Let federations with the same client, data and settings share their trials of local steps.
 
-    A trial runs eight local steps, one by one, on copies of the client before training: half the
+    A trial runs some local steps, one by one, on copies of the client before training: half the
     time of two short rounds. Its results are plain records.
 
     Args:
-        client: The original of the clients that are tried.
-        settings: Everything else that decides what a trial finds.
+        trials: The results of earlier trials.
+        settings: Everything that decides the results.
     """
-    found = TRIALS.setdefault(client, {})
 
     def share(name):
         function = getattr(pl_fed.federation, name)
 
         def find(*arguments):
             key = (name, *settings)
-            if key not in found:
-                found[key] = function(*arguments)
-            return found[key]
+            if key not in trials:
+                trials[key] = function(*arguments)
+            return trials[key]
 
         return mock.patch.object(pl_fed.federation, name, find)
 
@@ -210,7 +209,8 @@ def run_rounds(
         sampler or All(), **sections(**{"seed": 0, "engine": "one_by_one", **settings})
     )
     local = LocalSettings(autocast or nullcontext, clipping or Clipping())
-    with trials_shared(original, data, dtype, autocast, clipping):
+    trials = TRIALS.setdefault(original, {})
+    with trials_shared(trials, data, dtype, autocast, clipping):
         federation.setup(client, data, "fit", settings=RunSettings(local, shuffle=shuffle))
     client.train()
     optimizer = client.configure_optimizers()

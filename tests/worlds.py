@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from forked_processes import fork_context
 from quick_logging import leave_logged_values
-from small_federations import Given, Only, classes, sections, seeded
+from small_federations import Given, Only, classes, sections, seeded, trials_shared
 from stateful_modules import ACCEPTED
 from torch import nn
 
@@ -251,6 +251,7 @@ if find_spec("dp_accounting"):
 STATEFUL = {f"stateful, {name}": settings(net=kind) for name, kind in ACCEPTED.items()}
 
 PREDICTED = ("Ditto",)
+TRIALS = {}
 
 
 def make(name, folder, rounds, processes, nodes):
@@ -296,8 +297,11 @@ def make(name, folder, rounds, processes, nodes):
 def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
     """Run a scenario, and return its outcome. All processes return equal outcomes."""
     trainer, client, data = make(name, folder, rounds, processes, nodes)
+    scenario = {**SCENARIOS, **STATEFUL}[name]
+    steps = [scenario[key] for key in ("net", "client", "precision", "lr", "momentum")]
     try:
-        trainer.fit(client, data, ckpt_path=resumes)
+        with trials_shared(TRIALS, *steps):
+            trainer.fit(client, data, ckpt_path=resumes)
     except NonFiniteLossError as error:
         return {"error": str(error)}
     trainer.test(client, data, verbose=False)
