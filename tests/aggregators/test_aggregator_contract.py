@@ -139,7 +139,7 @@ def rows(draw, dtype=np.float64, largest=100.0):
     return torch.from_numpy(draw(arrays.arrays(dtype, shape, elements=numbers)))
 
 
-quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
 
 def repeat_rows(kind, uploads):
