@@ -1,8 +1,8 @@
 """Small federations for the CPU and the pretend device: all shipped leaves, found by a walk.
 
 A case is a function of a device and a folder that returns numbers by name, on the CPU. Its
-attribute ``cpu`` is the case, or its name, that gives the CPU's numbers; without it, the case itself
-does. Cases run in processes with the pretend device: see ``run_on_device.py``.
+attribute ``cpu`` is the case, or its name, that gives the CPU's numbers; without it, the case
+itself does. Cases run in processes with the pretend device: see ``run_on_device.py``.
 """
 
 import copy

@@ -61,6 +61,7 @@ def net():
     return nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3))
 
 
+@pytest.mark.slow
 @walk_clients()
 def test_engines_agree_on_the_steps_of_every_algorithm(kind, arguments):
     client = budgeted(kind(seeded(net), **{"optimizer": sgd(0.1), **arguments}))

@@ -153,8 +153,8 @@ CASES = {  # a few local steps, as FedRep has them, give each client a model of 
 }
 
 
-# A program is traced from a net and the tensors of its state dict: one case for each kind of net and
-# precision has programs, and for one algorithm whose clients have their own statistics.
+# A program is traced from a net and the tensors of its state dict: one case for each kind of net
+# and precision has programs, and one algorithm whose clients have their own statistics.
 WITH_PROGRAMS = ("Ditto", "Ditto, frozen", "Ditto, busy", "Ditto, float64", "FedBN")
 
 
