@@ -53,6 +53,71 @@ def class_record(value: Any) -> dict[str, Any]:
     return {**path, "init_args": arguments} if arguments else path
 
 
+def default_arguments(kind: Any) -> dict[str, Any]:
+    """Return the default arguments of a class or function by name, as plain values.
+
+    Example:
+        >>> default_arguments(torch.optim.SGD)["momentum"]
+        0
+    """
+    function = kind.__init__ if isinstance(kind, type) else kind  # type: ignore[misc]
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return {}
+    return {
+        name: _record_value(name, parameter.default)
+        for name, parameter in signature.parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+
+
+def add_defaults(saved: Any, current: Any, defaults: Mapping[str, Any]) -> Any:
+    """Add the arguments that a saved record lacks, because an earlier version had fewer.
+
+    An argument is added if it has its default in the current record.
+
+    Args:
+        saved: The saved record, or a part of it.
+        current: The same part of the current record.
+        defaults: The defaults of the arguments in this part.
+
+    Example:
+        >>> add_defaults({"lr": 0.1}, {"lr": 0.1, "momentum": 0, "fused": True}, {"momentum": 0})
+        {'lr': 0.1, 'momentum': 0}
+    """
+    if isinstance(saved, list) and isinstance(current, list) and len(saved) == len(current):
+        return [add_defaults(old, new, {}) for old, new in zip(saved, current)]
+    if not isinstance(saved, dict) or not isinstance(current, dict):
+        return saved
+    if "class_path" in current:
+        if saved.get("class_path") != current["class_path"]:
+            return saved
+        defaults = {"init_args": default_arguments(_find_class(current["class_path"]))}
+        saved = {"init_args": {}, **saved}
+    added = dict(saved)
+    for name, value in current.items():
+        default = defaults.get(name)
+        if name in saved:
+            inner = default if isinstance(default, Mapping) else {}
+            added[name] = add_defaults(saved[name], value, inner)
+        elif name in defaults and default == value:
+            added[name] = value
+    return added
+
+
+def _find_class(path: str) -> Any:
+    """Return an imported class or function by its path, or ``None``."""
+    module, _, names = path.rpartition(".")
+    while module and module not in sys.modules:
+        module, _, name = module.rpartition(".")
+        names = f"{name}.{names}"
+    found: Any = sys.modules.get(module)
+    for name in names.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
 def class_path(kind: Any) -> str:
     """Return the shortest dotted path to a class or function.
 

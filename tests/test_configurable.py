@@ -10,7 +10,14 @@ import yaml
 from torch import nn
 
 from pl_fed import aggregators, clients, data, partitioners, samplers
-from pl_fed.configurable import Configurable, class_path, class_record, plain_value
+from pl_fed.configurable import (
+    Configurable,
+    add_defaults,
+    class_path,
+    class_record,
+    default_arguments,
+    plain_value,
+)
 
 
 class AnyArguments(Configurable):
@@ -98,3 +105,25 @@ def test_objects_of_every_kind_are_described():
     assert records[0]["init_args"]["local_steps"] == 3
     assert records[1]["init_args"]["num_selected"] == 2
     assert records[2]["init_args"] == {"path": "a.npz", "num_classes": None}
+
+
+def test_defaults_are_added_to_an_earlier_record():
+    trimmed = class_record(aggregators.TrimmedMean())
+    arguments = trimmed["init_args"]
+    assert arguments.items() <= default_arguments(aggregators.TrimmedMean).items()
+    bare = {"class_path": trimmed["class_path"]}
+    assert add_defaults([bare], [trimmed], {}) == [trimmed]
+    other = {"class_path": "pl_fed.aggregators.Krum", "init_args": {}}
+    assert add_defaults(other, trimmed, {}) == other
+    changed = {**trimmed, "init_args": dict.fromkeys(arguments, "changed")}
+    assert add_defaults(bare, changed, {}) == {**bare, "init_args": {}}
+    unknown = {"class_path": "no_module.Class", "init_args": {"a": 1}}
+    assert add_defaults({"class_path": "no_module.Class"}, unknown, {})["init_args"] == {}
+
+
+def test_sections_have_the_defaults_of_their_owner():
+    current = {"storage": {"folder": None, "memory": 0.5}, "seed": 1}
+    assert add_defaults({"seed": 1}, current, {"storage": current["storage"]}) == current
+    saved = {"storage": {"memory": 0.2}, "seed": 1}
+    expected = {"storage": {"folder": None, "memory": 0.2}, "seed": 1}
+    assert add_defaults(saved, current, {"storage": current["storage"]}) == expected

@@ -23,7 +23,7 @@ import pl_fed
 from pl_fed.aggregators import Krum, Median
 from pl_fed.attacks import ALittleIsEnough, RandomLabels
 from pl_fed.clients import APFL, FLAME, Ditto, DittoChoice, FedAvg, FedRep, FedTilt, Scaffold
-from pl_fed.engine.batched import BatchedRunner
+from pl_fed.engine.batched import StackedRunner
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.samplers import Uniform
 
@@ -293,7 +293,7 @@ def save_outcome(rank, size, port, folder, backend, aggregator):
 @pytest.mark.skipif(DEVICE != "cuda", reason="only a CUDA device has to be waited for")
 @pytest.mark.parametrize("engine", ["stacked", "stacked_compiled"])
 def test_local_steps_do_not_wait_for_the_device(engine, monkeypatch, tmp_path):
-    rounds, run_stack = [], BatchedRunner._run_stack
+    rounds, run_stack = [], StackedRunner.run
 
     def run_without_waiting(*arguments):
         prepares = not rounds  # the first round traces and compiles
@@ -304,7 +304,7 @@ def test_local_steps_do_not_wait_for_the_device(engine, monkeypatch, tmp_path):
             torch.cuda.set_sync_debug_mode("default")
             rounds.append(None)
 
-    monkeypatch.setattr(BatchedRunner, "_run_stack", run_without_waiting)
+    monkeypatch.setattr(StackedRunner, "run", run_without_waiting)
     fit(tmp_path / "run", engine=engine)
     assert len(rounds) == ROUNDS
 

@@ -296,6 +296,8 @@ def test_invalid_arguments_from_python_are_refused(tmp_path):
     for name in ("optimizer", "lr_scheduler"):
         with pytest.raises(TypeError, match=f"`{name}` to be a callable.* but got 'StepLR'"):
             FedAvg(mlp(), **{name: "StepLR"})
+    with pytest.raises(TypeError, match=r"`optimizer` to build .* got None: leave .*, or name an"):
+        FedAvg(mlp(), optimizer=None)
     with pytest.raises(TypeError, match="Ditto to be loaded with its federation"):
         Ditto.load_from_checkpoint("last.ckpt", net=mlp())
 

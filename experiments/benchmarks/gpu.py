@@ -172,6 +172,10 @@ def profile_steps(out: Path, device: str, deadline: Deadline) -> str:
         return len(rounds) < 6 and not deadline.has_passed
 
     fit(case, case.data(), Settings("stacked", device), 1, continue_after_round)
+    if len(rounds) in (4, 5):  # the deadline ended the profile
+        profiler.stop()
+    if len(rounds) < 5:
+        return "stopped: its share of the time was over before a round was profiled\n"
     order = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
     (out / "steps.txt").write_text(profiler.key_averages().table(sort_by=order, row_limit=30))
     draw_timeline(profiler, out / "steps.png")
@@ -180,7 +184,8 @@ def profile_steps(out: Path, device: str, deadline: Deadline) -> str:
         for event in profiler.key_averages()
         if "Synchronize" in event.key or event.key == "aten::item"
     ]
-    return f"waits in two rounds of {case.steps} local steps: {', '.join(waits) or 'none'}\n"
+    profiled = "two rounds" if len(rounds) == 6 else "one round"
+    return f"waits in {profiled} of {case.steps} local steps: {', '.join(waits) or 'none'}\n"
 
 
 def draw_timeline(profiler: torch.profiler.profile, path: Path) -> None:

@@ -9,7 +9,7 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
-from pl_fed.configurable import class_record, plain_value
+from pl_fed.configurable import add_defaults, class_record, default_arguments, plain_value
 from pl_fed.federation import Federation
 from pl_fed.reports.configs import PYTHON_CONFIG, find_differences
 
@@ -21,7 +21,8 @@ class PythonConfig(Callback):
     """Config of a run from Python: a description of its objects in the form of a config.
 
     Runs from the command line have a config already, so nothing is written. If a run resumes with
-    other objects, the earlier description is kept as ``config_to_round_<n>.yaml``.
+    other objects, the earlier description is kept as ``config_to_round_<n>.yaml``. An argument that
+    an earlier version did not have is no difference if it has its default.
 
     Args:
         federation: The federation.
@@ -48,10 +49,16 @@ class PythonConfig(Callback):
         path, config = self.folder / PYTHON_CONFIG, self._describe(pl_module)
         if path.is_file() and trainer.current_epoch:
             before = yaml.safe_load(path.read_text(encoding="utf-8"))
+            before = add_defaults(before, config, self._defaults())
             if find_differences([before, config]).keys() - _LENGTHS:
                 path.rename(self.folder / f"config_to_round_{trainer.current_epoch}.yaml")
         text = _HEADER + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         path.write_text(text, encoding="utf-8")
+
+    def _defaults(self) -> dict[str, Any]:
+        """Return the defaults of the sections without a class path."""
+        sections = {"data": self.federation.datamodule, "federation": self.federation}
+        return {name: default_arguments(type(section)) for name, section in sections.items()}
 
     def _describe(self, client: LightningModule) -> dict[str, Any]:
         seed = os.environ.get("PL_GLOBAL_SEED")

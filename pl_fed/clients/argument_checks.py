@@ -37,12 +37,18 @@ def check_builders(**builders: Any) -> None:
     """Refuse optimizers and schedules that are not callable.
 
     Args:
-        **builders: The arguments by name.
+        **builders: The arguments by name. An ``lr_scheduler`` may be ``None``.
 
     Raises:
-        TypeError: If a builder is neither callable nor ``None``.
+        TypeError: If a builder is not callable.
     """
     for argument, builder in builders.items():
+        if builder is None and argument == "optimizer":
+            raise TypeError(
+                "Expected argument `optimizer` to build an optimizer, such as"
+                " functools.partial(torch.optim.SGD, lr=0.1), or torch.optim.SGD in a config, but"
+                " got None: leave the argument out for the default, or name an optimizer."
+            )
         if builder is not None and not callable(builder):
             raise TypeError(
                 f"Expected argument `{argument}` to be a callable, such as"

@@ -160,6 +160,35 @@ class ModelRows:
         return cls(parameters[choice, clients], statistics[choice, clients])
 
 
+class MissingModelError(KeyError):
+    """Missing model: ``client.models`` has no model of a name."""
+
+    def __str__(self) -> str:
+        """Return the message without the quotes of a key."""
+        return str(self.args[0])
+
+
+class ClientModels(dict[str, ModelRows]):
+    """Client models: the models of a round's clients by name.
+
+    Raises:
+        MissingModelError: If a hook reads a model that the round does not have.
+
+    Example:
+        >>> "global" in ClientModels(), ClientModels().get("global")
+        (False, None)
+    """
+
+    def __missing__(self, name: str) -> ModelRows:
+        remedy = "declare further models by the argument `models` of `Client`"
+        if name == "global":
+            remedy = "read the global model at the start of the round as `client.broadcast`"
+        raise MissingModelError(
+            f"Expected a name in `client.models` ({', '.join(self) or 'empty at this stage'}) but"
+            f" got {name!r}: {remedy}."
+        )
+
+
 @dataclass
 class ClientRound:
     """Client round: the rows of several clients in a round.
@@ -231,6 +260,9 @@ class ClientRound:
     global_statistics: Tensor | None = None
     validation_inputs: Tree = None
     validation_targets: Tree = None
+
+    def __post_init__(self) -> None:
+        self.models = ClientModels(self.models)
 
     def __len__(self) -> int:
         """The number of clients."""

@@ -200,11 +200,17 @@ class FederationModule(LightningModule):
             for name, value in metrics.compute().items():
                 self.log(
                     f"{part}/{model}/{name}",
-                    value.float(),
+                    _convert_metric(value),
                     prog_bar=part == "val" and name == monitor,
                     logger=not value.isnan(),
                     batch_size=1,
                 )
+
+
+def _convert_metric(value: Tensor) -> Tensor:
+    """Return a metric in float32, or as it is if it is finite and too large for float32."""
+    converted = value.float()
+    return value if converted.isinf() and value.isfinite() else converted
 
 
 def _reset(metrics: Mapping[str, ClientMetrics]) -> None:

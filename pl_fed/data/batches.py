@@ -198,8 +198,8 @@ class Batches:
         """
         table, masks = self._table
         index = table[step]
-        rows = self._gather_step(table, step)
-        inputs, targets = (tree_map(lambda t: t.unflatten(0, index.shape), tree) for tree in rows)
+        rows, shape = self._gather_step(table, step), index.shape
+        inputs, targets = (tree_map(lambda t: t.view(*shape, *t.shape[1:]), tree) for tree in rows)
         changes_all = self.augment is not None or self.data.redraw is not None
         changed = range(len(self.clients)) if changes_all else self._poisoned_positions
         positions = [position for position in changed if step < self.steps[position]]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pl_fed.data.fingerprint import digest_of, digest_of_labels, digest_of_names
 from pl_fed.devices import to_device
-from pl_fed.trees import Tree, count_samples, gather, leaves, select, tree_map
+from pl_fed.trees import Tree, count_samples, describe, gather, leaves, select, tree_map
 from pl_fed.types import Batch, SampleEntries
 
 
@@ -121,6 +121,11 @@ class ClientData:
     def num_clients(self) -> int:
         """Number of clients."""
         return len(self.train.offsets) - 1
+
+    @cached_property
+    def kinds(self) -> tuple[str, str]:
+        """The shapes and dtypes of a sample's inputs and targets, as text."""
+        return str(describe(self.inputs)), str(describe(self.targets))
 
     @cached_property
     def digests(self) -> dict[str, str]:

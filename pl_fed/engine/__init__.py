@@ -6,7 +6,8 @@ from pl_fed.engine.base import Chunk as Chunk
 from pl_fed.engine.base import Clipping as Clipping
 from pl_fed.engine.base import Engine as Engine
 from pl_fed.engine.base import LocalSettings as LocalSettings
-from pl_fed.engine.batched import BatchedRunner as BatchedRunner
+from pl_fed.engine.batched import StackedRunner as StackedRunner
+from pl_fed.engine.batched import TurnRunner as TurnRunner
 from pl_fed.engine.choice import EngineChoice as EngineChoice
 from pl_fed.engine.choice import Workload as Workload
 from pl_fed.engine.one_by_one import OneByOne as OneByOne

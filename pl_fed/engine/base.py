@@ -75,10 +75,11 @@ class Chunk:
 
     @property
     def idle(self) -> list[bool]:
-        """Whether each client has taken no step."""
+        """Whether each client has taken no step; empty if each has taken one."""
         if not self.skipped and all(self.batches.steps):
-            return [False] * len(self.clients)
-        return [not any(counts) for counts in zip(*self.count_taken_steps().values())]
+            return []
+        idle = [not any(counts) for counts in zip(*self.count_taken_steps().values())]
+        return idle if any(idle) else []
 
     def truncate(self, most_steps: int) -> "Chunk":
         """Return a chunk of the same clients and rows with at most ``most_steps`` steps each."""

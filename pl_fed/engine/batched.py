@@ -1,6 +1,7 @@
 """Local steps as functions of tensors, for many clients at once or one client after the other."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,23 +30,18 @@ from pl_fed.engine.step import (
     read_updates,
 )
 from pl_fed.engine.tracing import plain_attributes
-from pl_fed.nets.gradient_hooks import has_gradient_hooks
+from pl_fed.nets.gradient_hooks import have_gradient_hooks
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.tasks.base import SkippedStepError
 from pl_fed.text import first_line
-from pl_fed.trees import clone, describe, leaves, tree_map
+from pl_fed.trees import clone, leaves, tree_map
 from pl_fed.types import Batch
 
 _MAX_PREPARED_STEPS = 4  # compiling does not pay off for steps that change from round to round
 
 
 class BatchedRunner(Engine):
-    """Batched runner: runs clients by :class:`LocalStep`, stacked or in turn, compiled or not.
-
-    Stacked clients take each step together. Clients of unequal size get masked batches, and a
-    client that has completed its steps does not move. A compiled stack always has the same size;
-    with fewer clients, places stay empty. Clients in turn take unpadded minibatches; full ones go
-    through the compiled step.
+    """Batched runner: an engine that runs clients by :class:`LocalStep`, compiled or not.
 
     A compiled step (forward, backward, clipping, and SGD's update in place) is traced once and
     compiled for the current shapes. Tracing runs ``training_step`` once as Python: it may read
@@ -55,7 +51,7 @@ class BatchedRunner(Engine):
 
     Args:
         settings: Mixed precision and gradient clipping.
-        size: The number of stacked clients; ``None`` runs one client after the other.
+        size: The number of stacked clients; ``None`` for clients in turn.
         compiled: Whether the step is compiled.
         mode: ``mode`` of ``torch.compile``; ``"reduce-overhead"`` takes CUDA graphs.
     """
@@ -73,29 +69,6 @@ class BatchedRunner(Engine):
         self.mode = mode
         self._objective: Objective | None = None
         self._steps: dict[Hashable, PreparedStep] = {}
-
-    def run(
-        self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
-    ) -> dict[str, Tensor]:
-        """Train the chunk's rows: see :meth:`Engine.run`.
-
-        Raises:
-            CannotCompileError: If the step cannot be compiled; the rows are unchanged then.
-        """
-        rows = chunk.round.readable_rows()
-        step = self.prepare(client, optimizer, chunk, rows)
-        run = self._run_in_turn if self.size is None else self._run_stack
-        try:
-            with torch.no_grad():
-                return run(step, optimizer, chunk, rows)
-        except SkippedStepError as error:
-            raise ValueError(
-                "Expected `training_step` to return a loss for stacked or compiled clients but got"
-                " None, which skips the step: set `federation.engine.name` to one_by_one."
-            ) from error
-        except Exception as error:
-            chunk.add_note(error, range(len(chunk.clients)))
-            raise
 
     def prepare(
         self,
@@ -117,7 +90,7 @@ class BatchedRunner(Engine):
                 single steps.
         """
         objective = chunk.objective
-        if any(has_gradient_hooks(client.model(model)) for model in client.trained):
+        if any(map(have_gradient_hooks, client.trained_parameters.values())):
             raise CannotCompileError("a parameter has a hook on its gradient")
         if hooks := client.task.list_gradient_hooks(client.global_model):
             raise CannotCompileError(
@@ -136,7 +109,7 @@ class BatchedRunner(Engine):
             updates = read_updates(objective, optimizer)
         traced = self.compiled or self.settings.casts(client.device)
         signature = (
-            (chunk.batches.width, str(describe(data.inputs)), str(describe(data.targets))),
+            (chunk.batches.width, *data.kinds),
             (own.device, own.dtype, *dims.items()),
             (type(optimizer), *(updates or ())),
             *(plain_attributes(client) if traced else ()),
@@ -160,50 +133,89 @@ class BatchedRunner(Engine):
             self._steps[signature] = PreparedStep(step, self.mode)
         return self._steps[signature]
 
-    def _run_stack(
-        self,
-        step: "PreparedStep",
-        optimizer: torch.optim.Optimizer,
-        chunk: Chunk,
-        rows: dict[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """Run the chunk's steps for all clients at once."""
-        batches, models, clients = chunk.batches, chunk.round.models, len(chunk.clients)
-        step.buffers.load(models, rows)
-        inputs = StepInputs(step, optimizer, chunk)
-        external = step.make_stack_optimizer(optimizer, chunk)
-        for index in range(batches.max_steps):
-            batch = drop_unsupported_mask(step.client, batches.stack_step(index))
-            if step.is_eager and clients == self.size and batches.is_full(index):
-                batch = batch._replace(mask=None)
-            gradients = step(inputs.build_stack(index, batch), is_full=True)
-            if external is not None:
-                finished = {
-                    model: [position for position, count in enumerate(counts) if index >= count]
-                    for model, counts in chunk.steps.items()
-                }
-                external.step(gradients, finished)
-        trained = {  # stacked nets do not change running statistics
-            model: ModelRows(allocate_rows(models[model].parameters), models[model].statistics)
-            for model in chunk.objective.trained
-        }
-        step.buffers.write(trained)
-        models.update(trained)
-        if external is not None:
-            external.hand_over()
-        chunk.on_done(clients)
-        totals = step.buffers.totals
-        return {name: total[:clients] / inputs.ends[-1] for name, total in totals.items()}
+    @staticmethod
+    @contextmanager
+    def _note_errors(chunk: Chunk) -> Iterator[None]:
+        """Add a note with the round and the clients to an error in local steps.
 
-    def _run_in_turn(
-        self,
-        step: "PreparedStep",
-        optimizer: torch.optim.Optimizer,
-        chunk: Chunk,
-        rows: dict[str, Tensor],
+        Raises:
+            ValueError: If ``training_step`` skips a step, which no batched step can do.
+        """
+        try:
+            yield
+        except SkippedStepError as error:
+            raise ValueError(
+                "Expected `training_step` to return a loss for stacked or compiled clients but got"
+                " None, which skips the step: set `federation.engine.name` to one_by_one."
+            ) from error
+        except Exception as error:
+            chunk.add_note(error, range(len(chunk.clients)))
+            raise
+
+
+class StackedRunner(BatchedRunner):
+    """Stacked runner: all clients of a chunk take each step together.
+
+    Clients of unequal size get masked batches, and a client that has completed its steps does not
+    move. A compiled stack always has the same size; with fewer clients, places stay empty.
+    """
+
+    def run(
+        self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
-        """Run the chunk's steps for one client after the other."""
+        """Train the chunk's rows: see :meth:`Engine.run`.
+
+        Raises:
+            CannotCompileError: If the step cannot be compiled; the rows are unchanged then.
+        """
+        batches, models, clients = chunk.batches, chunk.round.models, len(chunk.clients)
+        rows = chunk.round.readable_rows()
+        step = self.prepare(client, optimizer, chunk, rows)
+        with torch.no_grad(), self._note_errors(chunk):
+            step.buffers.load(models, rows)
+            inputs = StepInputs(step, optimizer, chunk)
+            external = step.make_stack_optimizer(optimizer, chunk)
+            for index in range(batches.max_steps):
+                batch = drop_unsupported_mask(step.client, batches.stack_step(index))
+                if step.is_eager and clients == self.size and batches.is_full(index):
+                    batch = batch._replace(mask=None)
+                gradients = step(inputs.build_stack(index, batch), is_full=True)
+                if external is not None:
+                    finished = {
+                        model: [position for position, count in enumerate(counts) if index >= count]
+                        for model, counts in chunk.steps.items()
+                    }
+                    external.step(gradients, finished)
+            trained = {  # stacked nets do not change running statistics
+                model: ModelRows(allocate_rows(models[model].parameters), models[model].statistics)
+                for model in chunk.objective.trained
+            }
+            step.buffers.write(trained)
+            models.update(trained)
+            if external is not None:
+                external.hand_over()
+            chunk.on_done(clients)
+            totals = step.buffers.totals
+            return {name: total[:clients] / inputs.ends[-1] for name, total in totals.items()}
+
+
+class TurnRunner(BatchedRunner):
+    """Turn runner: one client after the other takes its steps.
+
+    Minibatches are not padded; full ones go through the compiled step.
+    """
+
+    def run(
+        self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
+    ) -> dict[str, Tensor]:
+        """Train the chunk's rows: see :meth:`Engine.run`.
+
+        Raises:
+            CannotCompileError: If the step cannot be compiled; the rows are unchanged then.
+        """
         batches, models = chunk.batches, chunk.round.models
+        rows = chunk.round.readable_rows()
+        step = self.prepare(client, optimizer, chunk, rows)
         trained = {
             model: ModelRows(
                 allocate_rows(models[model].parameters), allocate_rows(models[model].statistics)
@@ -212,7 +224,11 @@ class BatchedRunner(Engine):
         }
         inputs, outputs = StepInputs(step, optimizer, chunk), []
         states = OptimizerStates(step.client, chunk)
-        with fork_torch_rng(step.client.device) as seed:
+        with (
+            torch.no_grad(),
+            self._note_errors(chunk),
+            fork_torch_rng(step.client.device) as seed,
+        ):
             for position, client_id in enumerate(batches.clients):
                 seed(key(batches.seed, "torch", batches.round, client_id))
                 own = {model: before[position] for model, before in models.items()}
@@ -408,12 +424,11 @@ class StepInputs:
             width: The number of samples of a padded minibatch; by default that of a full one.
         """
         shape = (self._size, width or self._width)
+        fields = {name: tree for name, tree in batch._asdict().items() if tree is not None}
+        if batch.samples is None or batch.samples.shape != shape:
+            fields = tree_map(lambda leaf: pad_to_shape(leaf, shape), fields)
         return {
-            **{
-                name: tree_map(lambda leaf: pad_to_shape(leaf, shape), tree)
-                for name, tree in batch._asdict().items()
-                if tree is not None
-            },
+            **fields,
             "index": self._index[index] if self._traced else index,
             "draw": self._draws[:, index],
             "rows": self._rows,

@@ -20,7 +20,7 @@ from pl_fed.engine.base import (
     Engine,
     LocalSettings,
 )
-from pl_fed.engine.batched import BatchedRunner
+from pl_fed.engine.batched import StackedRunner, TurnRunner
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.options import EngineName, EngineOptions
 from pl_fed.engine.rule import WorkFacts, choose_engine
@@ -307,8 +307,9 @@ class EngineChoice:
             if name == "one_by_one":
                 self._engines[key] = OneByOne(self.settings)
             else:
+                kind = TurnRunner if stack_size is None else StackedRunner
                 compiled, mode = name in COMPILED, self.options.compile_mode
-                self._engines[key] = BatchedRunner(self.settings, stack_size, compiled, mode)
+                self._engines[key] = kind(self.settings, stack_size, compiled, mode)
         return self._engines[key]
 
     def _can_stack(self, work: Workload, warn: Callable[[str], object]) -> bool:

@@ -21,7 +21,6 @@ from pl_fed.engine.base import (
 from pl_fed.engine.optimizer_states import OptimizerStates
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.tasks.base import SkippedStepError
-from pl_fed.types import Batch
 
 
 class OneByOne(Engine):
@@ -31,12 +30,6 @@ class OneByOne(Engine):
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
         """Train the chunk's rows: see :meth:`Engine.run`."""
-        return self.run_in_turn(client, optimizer, chunk)
-
-    def run_in_turn(
-        self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
-    ) -> dict[str, Tensor]:
-        """Train the chunk's rows, also of a trial before training."""
         batches, objective, models = chunk.batches, chunk.objective, _WorkingModels(client, chunk)
         parameters = {
             model: list(client.row(model).tensors.values()) for model in objective.trained
@@ -76,7 +69,10 @@ class OneByOne(Engine):
         position: int,
         keys: list[int],
     ) -> dict[str, Tensor]:
-        """Take one client's steps, and store each model after its last step."""
+        """Take one client's steps, and store each model after its last step.
+
+        An exception has a note of the round, the client and the step.
+        """
         groups = [
             (model, own_parameters, chunk.steps[model][position])
             for model, own_parameters in parameters.items()
@@ -89,7 +85,16 @@ class OneByOne(Engine):
         for step, batch in enumerate(chunk.batches.iterate_client(position)):
             client.draws.start(keys[step])
             optimizer.zero_grad()
-            outputs = self._differentiate(chunk, batch, position, step)
+            outputs: dict[str, Tensor] = {}
+            try:
+                with self.settings.autocast():
+                    outputs = as_outputs(chunk.objective.step(batch, step))
+                outputs["loss"].backward()
+            except SkippedStepError:
+                chunk.skipped.setdefault(position, []).append(step)
+            except Exception as error:
+                chunk.add_note(error, [position], step)
+                raise
             models.adopt_buffers()
             if outputs:
                 taken += 1
@@ -101,26 +106,6 @@ class OneByOne(Engine):
                 value = value.detach()
                 totals[name] = totals[name] + value if name in totals else value
         return {name: total / taken for name, total in totals.items()}
-
-    def _differentiate(
-        self, chunk: Chunk, batch: Batch, position: int, step: int
-    ) -> dict[str, Tensor]:
-        """Differentiate the loss of one client's local step, and return the outputs of the step.
-
-        There are none if ``training_step`` skips the step. An exception has a note of the round,
-        the client and the step.
-        """
-        try:
-            with self.settings.autocast():
-                outputs = as_outputs(chunk.objective.step(batch, step))
-            outputs["loss"].backward()
-        except SkippedStepError:
-            chunk.skipped.setdefault(position, []).append(step)
-            return {}
-        except Exception as error:
-            chunk.add_note(error, [position], step)
-            raise
-        return outputs
 
     def _move(
         self,

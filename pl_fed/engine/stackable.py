@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings, restore_buffers
-from pl_fed.engine.batched import BatchedRunner, StepInputs, drop_unsupported_mask
+from pl_fed.engine.batched import BatchedRunner, StackedRunner, StepInputs, drop_unsupported_mask
 from pl_fed.engine.step import have_same_gradients
 from pl_fed.random import fork_torch_rng
 from pl_fed.text import find_code_line, first_line
@@ -66,7 +66,7 @@ def check_stackable(
         )
     try:
         size = len(chunk.clients)
-        runner = BatchedRunner(settings, size)
+        runner = StackedRunner(settings, size)
         with fork_torch_rng(client.device), restore_buffers(client) as changed:
             loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
             agrees = settings.casts(client.device) or _agrees_with_one(
@@ -117,7 +117,7 @@ def _measure_saved_bytes(
 
     An objective that differentiates by ``torch.func`` cannot be watched.
     """
-    rows, runner = chunk.round.readable_rows(), BatchedRunner(settings, len(chunk.clients))
+    rows, runner = chunk.round.readable_rows(), StackedRunner(settings, len(chunk.clients))
     with (
         suppress(Exception),
         fork_torch_rng(client.device),

@@ -16,7 +16,6 @@ from pl_fed.engine.base import LocalSettings, are_close
 from pl_fed.engine.step_function import StepFunction
 from pl_fed.engine.tracing import loosen_views, trace
 from pl_fed.trees import clone, select
-from pl_fed.types import Batch
 
 Tensors = dict[str, dict[str, Tensor]]
 """Tensors by model and name, for each trained model."""
@@ -133,10 +132,17 @@ class LocalStep:
             return self._client_gradients(state["leaves"], state["buffers"], *objective_inputs)
         if self.casts and self._client_graph is None:
             self._client_graph = self._trace_client(state, inputs)
-        stack, dims = self._stack(state, inputs)
-        if self._client_graph is None:
-            return self._stack_gradients(stack, dims)
-        return torch.vmap(self._client_graph, in_dims=dims)(*stack)  # type: ignore[no-any-return]
+        (leaves, buffers, *others), dims = self._stack(state, inputs)
+        if self._client_graph is not None:
+            stack = torch.vmap(self._client_graph, in_dims=dims)
+            return stack(leaves, buffers, *others)  # type: ignore[no-any-return]
+        with torch.enable_grad():  # of the sum of all clients' losses
+            leaves = _require_gradients(leaves)
+            embeddings = None if self._embeds is False else _OwnEmbeddings()
+            with self.settings.autocast(), embeddings or nullcontext():
+                outputs = torch.vmap(self.function, in_dims=(dims[0], *dims[2:]))(leaves, *others)
+            self._embeds = embeddings is not None and embeddings.found
+            return _differentiate(outputs["loss"].sum(), leaves), outputs
 
     @contextmanager
     def trace_clients(self, state: dict[str, Any], inputs: dict[str, Any]) -> Iterator[None]:
@@ -229,27 +235,8 @@ class LocalStep:
             embeddings = _OwnEmbeddings() if self.size is not None else nullcontext()
             with self.settings.autocast(), embeddings:
                 return self.function(  # type: ignore[return-value]
-                    tensors, Batch(**batch), index, draw, rows, read=differentiate
+                    tensors, batch, index, draw, rows, read=differentiate
                 )
-
-    def _stack_gradients(
-        self, stack: tuple[Any, ...], dims: tuple[Any, ...]
-    ) -> tuple[Tensors, dict[str, Tensor]]:
-        """Stack the objective, and differentiate the sum of all clients' losses."""
-
-        def client_outputs(
-            leaves: Tensors, _: Tensors, batch: dict[str, Tensor], *arguments: Any
-        ) -> dict[str, Tensor]:
-            """Return the outputs of one client."""
-            return self.function(leaves, Batch(**batch), *arguments)  # type: ignore[return-value]
-
-        with torch.enable_grad():
-            leaves = _require_gradients(stack[0])
-            embeddings = None if self._embeds is False else _OwnEmbeddings()
-            with self.settings.autocast(), embeddings or nullcontext():
-                outputs = torch.vmap(client_outputs, in_dims=dims)(leaves, *stack[1:])
-            self._embeds = embeddings is not None and embeddings.found
-            return _differentiate(outputs["loss"].sum(), leaves), outputs
 
     def _clip_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         value = self.settings.clipping.value
@@ -378,11 +365,9 @@ def read_options(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor
     rows = [[group[name] for name in OPTIONS] for group in optimizer.param_groups]
     first = [[lr, momentum, 1.0, decay] for lr, momentum, _, decay in rows]
     later = [[lr, momentum, 1 - dampening, decay] for lr, momentum, dampening, decay in rows]
-    return _stack_numbers(first, like), _stack_numbers(later, like)
-
-
-def _stack_numbers(rows: list[list[float]], like: Tensor) -> Tensor:
-    return to_device(torch.tensor(rows, dtype=torch.float64), like, like.dtype)
+    numbers = torch.tensor([first, later], dtype=torch.float64)
+    both = to_device(numbers, like, like.dtype)
+    return both[0], both[1]
 
 
 def _require_gradients(leaves: Tensors) -> Tensors:

@@ -33,7 +33,7 @@ class StepFunction:
     def __call__(
         self,
         tensors: Mapping[str, Mapping[str, Tensor]],
-        batch: Batch,
+        batch: Mapping[str, Any],
         index: int | Tensor,
         draw: Tensor | int,
         rows: Mapping[str, Any],
@@ -43,7 +43,7 @@ class StepFunction:
 
         Args:
             tensors: The parameters (and buffers) of each model, by model and name.
-            batch: The minibatch.
+            batch: The fields of the minibatch: see :class:`~pl_fed.types.Batch`.
             index: The index of the local step, ``batch_idx``.
             draw: The key of the random draws of the client's layers.
             rows: The rows that the step may read, by name; rows as long as a model are dicts of
@@ -60,7 +60,7 @@ class StepFunction:
         try:
             with self.client.reading(_RecordingRows(rows, self.rows_read)):
                 return functional_call(  # type: ignore[no-any-return]
-                    self._module, named, (batch, index, read)
+                    self._module, named, (Batch(**batch), index, read)
                 )
         finally:
             self.client.draws.start(0)

@@ -21,7 +21,7 @@ from pl_fed.torch_internals import (
     writes_in_place,
 )
 
-_PLAIN = (int, float, complex, str, type(None))
+_PLAIN = {bool, int, float, complex, str, type(None)}
 # a change of these attributes changes no step
 _IGNORED_ATTRIBUTES = {*CLIENT_BOOKKEEPING, *MIRRORS} - {"training"}
 
@@ -69,7 +69,7 @@ def plain_attributes(client: Client) -> Iterator[object]:
         for name, value in vars(module).items():
             if name in _IGNORED_ATTRIBUTES:
                 continue
-            if isinstance(value, _PLAIN):
+            if type(value) in _PLAIN:
                 yield name, value
             elif isinstance(value, Tensor):
                 yield name, id(value)

@@ -4,6 +4,7 @@ Every function computes in float32 or wider, and returns the type of the computa
 and half rows give float32 results: a bf16 sum of a hundred updates would keep two digits.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -304,6 +305,28 @@ def squared_norms(rows: Tensor, centre: Tensor | None = None) -> Tensor:
             chunk = chunk - centre[columns]
         norms += torch.linalg.vector_norm(chunk, dim=1, dtype=torch.float64).square()
     return norms
+
+
+def row_norm(row: Tensor) -> Tensor:
+    """Return the norm of a row, also of a finite row whose squares overflow.
+
+    Args:
+        row: Shape [d].
+
+    Returns:
+        A scalar of the row's dtype.
+
+    Example:
+        >>> row_norm(torch.tensor([3.0, 4.0]))
+        tensor(5.)
+        >>> row_norm(torch.tensor([3.0, 4.0]) * 2.0**64) == 5 * 2.0**64
+        tensor(True)
+    """
+    norm: Tensor = torch.linalg.vector_norm(row)
+    if norm.is_cpu and math.isfinite(norm.item()):  # on another device, to ask is to wait
+        return norm
+    wide_norm = torch.linalg.vector_norm(row, dtype=torch.float64)
+    return torch.where(norm.isinf(), wide_norm.to(norm.dtype), norm)
 
 
 def centred_gram_matrix(rows: Tensor) -> Tensor:

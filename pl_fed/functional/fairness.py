@@ -82,8 +82,7 @@ def population_var(values: Tensor) -> Tensor:
         >>> population_var(torch.tensor([1.0, 3.0]))
         tensor(1.)
     """
-    _require_clients(values)
-    return values.var(correction=0)
+    return _variance(values).to(values.dtype)
 
 
 def standard_error(values: Tensor, share: float) -> Tensor:
@@ -102,7 +101,7 @@ def standard_error(values: Tensor, share: float) -> Tensor:
     """
     if len(values) < 2:
         return values.new_tensor(torch.nan)
-    return ((1 - share) * population_var(values) / (len(values) - 1)).sqrt()
+    return ((1 - share) * _variance(values) / (len(values) - 1)).sqrt().to(values.dtype)
 
 
 def population_std(values: Tensor) -> Tensor:
@@ -118,7 +117,7 @@ def population_std(values: Tensor) -> Tensor:
         >>> population_std(torch.tensor([1.0, 5.0]))
         tensor(2.)
     """
-    return population_var(values).sqrt()
+    return _variance(values).sqrt().to(values.dtype)
 
 
 def class_std(correct: Tensor, count: Tensor) -> Tensor:
@@ -143,6 +142,12 @@ def class_std(correct: Tensor, count: Tensor) -> Tensor:
     mean = torch.where(present, accuracy, 0.0).sum(dim=1, keepdim=True) / classes
     squares = torch.where(present, (accuracy - mean).square(), 0.0).sum(dim=1)
     return (squares / classes.squeeze(1)).sqrt()
+
+
+def _variance(values: Tensor) -> Tensor:
+    """Return the population variance in float64: squares of large float32 numbers overflow."""
+    _require_clients(values)
+    return values.double().var(correction=0)
 
 
 def _require_clients(values: Tensor) -> None:

@@ -263,7 +263,7 @@ class FederatedLoop(_FitLoop):
             self._call("on_train_epoch_end", monitoring=False)
             connector.on_epoch_end()
             epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-            if connector.metrics["log"]:  # Lightning writes it next, after the round's row
+            if self._read_logged_values():  # Lightning writes them next, after the round's row
                 self.write_rows()
             connector.update_train_epoch_metrics()
         except BaseException:  # a resumed run ends the round again
@@ -289,7 +289,16 @@ class FederatedLoop(_FitLoop):
         self._call("on_train_batch_start", cohort, 0)
         epoch.batch_progress.increment_started()
         self.within_round = True
-        row = {**self._run_round(), "round": float(self.epoch_progress.current.processed)}
+        round = self.epoch_progress.current.processed
+        hooks = RoundHooks(
+            on_server_step=lambda optimizer: self._call("on_before_optimizer_step", optimizer),
+            on_clients_done=self._show_progress,
+        )
+        # PyTorchProfiler counts steps by actions with this ending
+        with trainer.profiler.profile("run_federated_round.training_step"), explain_log():
+            report = self.federation.session.rounds.run(round, trainer.optimizers[0], hooks)
+        self._count_optimizer_step()
+        row: dict[str, Tensor | float] = {**report, "round": float(round)}
         if self._validated_names is not None and "train/loss" in row:  # the row has all names
             names, self._validated_names = [*self._validated_names, *row], None
             check_monitors(trainer, trainer.lightning_module, names, includes_rounds=True)
@@ -304,36 +313,28 @@ class FederatedLoop(_FitLoop):
         self._call_callbacks("on_train_batch_end", outputs, cohort, last, monitoring=True)
         epoch.batch_progress.increment_completed()
 
-    def _run_round(self) -> dict[str, Tensor | float]:
-        """Run the federation's round, and return its report."""
-        # PyTorchProfiler counts steps by actions with this ending
-        with self.trainer.profiler.profile("run_federated_round.training_step"), explain_log():
-            report: dict[str, Tensor | float] = self.federation.run_round(
-                self.epoch_progress.current.processed,
-                self.trainer.optimizers[0],
-                RoundHooks(
-                    on_server_step=lambda optimizer: self._call(
-                        "on_before_optimizer_step", optimizer
-                    ),
-                    on_clients_done=self._show_progress,
-                ),
-            )
+    def _count_optimizer_step(self) -> None:
+        """Count the step of the local optimizers, which the engine has taken."""
         for optimizer in self.trainer.optimizers:
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # it stepped in the engine
+            optimizer._opt_called = True  # type: ignore[attr-defined]
         steps = self.epoch_loop.automatic_optimization.optim_progress.optimizer.step
         steps.increment_ready()
         steps.increment_completed()
-        return report
 
     def _log(self, row: dict[str, Tensor | float]) -> None:
         """Queue the round's row with the values of ``self.log``; write all rows if a log is due."""
         trainer, connector = self.trainer, self.trainer._logger_connector
         if trainer.log_every_n_steps:
-            row = {"epoch": row["round"], **row, **connector.metrics["log"]}
+            row = {"epoch": row["round"], **row, **self._read_logged_values()}
             for rows in self._row_queues:
                 rows.add(row, self.epoch_loop._batches_that_stepped)
         if connector.should_update_logs:
             self.write_rows()
+
+    def _read_logged_values(self) -> dict[str, Any]:
+        """Return the values of ``self.log`` that loggers write; as a rule there are none."""
+        connector = self.trainer._logger_connector
+        return connector.metrics["log"] if connector.trainer._results else {}
 
     def write_rows(self) -> None:
         """Write the queued rows of all rounds to every logger."""

@@ -1,5 +1,6 @@
 """Hooks that a user registers on the gradients of parameters."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,8 +11,8 @@ def list_gradient_hooks(parameter: Tensor) -> tuple[dict[Any, Any], dict[Any, An
     return parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}  # type: ignore[attr-defined]
 
 
-def has_gradient_hooks(module: nn.Module) -> bool:
-    """Return whether a parameter has a hook on its gradient.
+def have_gradient_hooks(parameters: Iterable[Tensor]) -> bool:
+    """Return whether any of some parameters has a hook on its gradient.
 
     Only a backward pass to the parameter itself calls the hook, and no pass to other tensors in its
     place, as in a stack.
@@ -19,10 +20,10 @@ def has_gradient_hooks(module: nn.Module) -> bool:
     Example:
         >>> layer = nn.Linear(1, 1)
         >>> handle = layer.weight.register_hook(lambda gradient: 2 * gradient)
-        >>> has_gradient_hooks(layer), has_gradient_hooks(nn.Linear(1, 1))
+        >>> have_gradient_hooks([layer.weight]), have_gradient_hooks([layer.bias])
         (True, False)
     """
-    return any(any(list_gradient_hooks(parameter)) for parameter in module.parameters())
+    return any(any(list_gradient_hooks(parameter)) for parameter in parameters)
 
 
 def copy_gradient_hooks(source: nn.Module, copy: nn.Module) -> None:

@@ -68,8 +68,9 @@ class RowLayout:
         Returns:
             Views of shape [..., *shape] by name.
         """
+        batch = row.shape[:-1]
         return {
-            name: row[..., begin:end].unflatten(-1, shape) if shape else row[..., begin]
+            name: row[..., begin:end].view((*batch, *shape))
             for name, shape, begin, end in zip(
                 self.names, self.shapes, self.offsets[:-1], self.offsets[1:]
             )

@@ -1,12 +1,14 @@
 """Curves over rounds: accuracy and loss on validation data, and the training loss."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
 from pl_fed.reports.group import Curve, Group, groups_with_metric, list_models, main_metric
 from pl_fed.reports.picture import (
+    ColumnTable,
     Picture,
     apply_style,
     describe_equal_lines,
@@ -15,7 +17,6 @@ from pl_fed.reports.picture import (
     make_panels,
     name_groups,
     number_ends,
-    round_number,
 )
 
 _UPLOADS = ("forged", "clipped", "dropped", "rejected")
@@ -100,7 +101,7 @@ def _picture(
         caption += " Lines are means over the runs that reached a round; bands are their range."
     ends = (f"{group.title} {_describe_ends(group, metrics)}" for group in drawn)
     alt = f"{title}, over rounds. Last values: {'; '.join(ends)}."
-    rows = [row for group in drawn for metric in metrics for row in _rows(group, metric)]
+    rows = _join_tables(_list_points(group, metric) for group in drawn for metric in metrics)
     named = drawn if len(groups) > 1 else []
     first = next(iter(metrics))
     note = describe_equal_lines({group.number: group.curve(first).mean for group in drawn})
@@ -120,16 +121,31 @@ def _describe_ends(group: Group, metrics: dict[str, str]) -> str:
     )
 
 
-def _rows(group: Group, metric: str) -> Iterator[dict[str, Any]]:
-    for round, mean, low, high, runs in zip(*group.curve(metric)):
-        value = round_number(mean)
-        yield {
-            "group": group.number,
-            "label": group.label,
-            "metric": metric,
-            "round": round,
-            "mean": value,
-            "min": value if low == mean else round_number(low),
-            "max": value if high == mean else round_number(high),
-            "runs": runs,
-        }
+def _list_points(group: Group, metric: str) -> dict[str, list[Any]]:
+    """Return the points of a curve by column."""
+    curve = group.curve(metric)
+    number = len(curve.rounds)
+    mean = _round_all(curve.mean)
+    return {
+        "group": [group.number] * number,
+        "label": [group.label] * number,
+        "metric": [metric] * number,
+        "round": curve.rounds,
+        "mean": mean,
+        "min": mean if curve.low is curve.mean else _round_all(curve.low),
+        "max": mean if curve.high is curve.mean else _round_all(curve.high),
+        "runs": curve.runs,
+    }
+
+
+def _round_all(values: Iterable[float]) -> list[float]:
+    """Return numbers rounded as by :func:`round_number`, without a call for each."""
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _join_tables(tables: Iterable[dict[str, list[Any]]]) -> ColumnTable:
+    """Return the rows of tables with equal columns, one table after the other."""
+    parts = list(tables)
+    return ColumnTable(
+        {name: [*chain.from_iterable(part[name] for part in parts)] for name in parts[0]}
+    )

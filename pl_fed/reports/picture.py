@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 import matplotlib
 import numpy as np
@@ -81,6 +81,31 @@ def apply_style(draw: Callable[_P, _T]) -> Callable[_P, _T]:
             return draw(*args, **kwargs)
 
     return draw_in_style
+
+
+class ColumnTable(Sequence[Mapping[str, Any]]):
+    """Column table: equal to a list of rows, but stored by column, for very many rows.
+
+    Args:
+        columns: The values of each column, of one length.
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return max(map(len, self.columns.values()), default=0)
+
+    @overload
+    def __getitem__(self, place: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Mapping[str, Any]]: ...
+
+    def __getitem__(self, place: int | slice) -> dict[str, Any] | list[Mapping[str, Any]]:
+        if isinstance(place, slice):
+            return [self[index] for index in range(len(self))[place]]
+        return {name: values[place] for name, values in self.columns.items()}
 
 
 @dataclass(frozen=True)
@@ -166,22 +191,21 @@ def _round_path(path: re.Match[bytes]) -> bytes:
 def encode_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Return rows as the content of a CSV file; rows may have different columns."""
     file = io.StringIO(newline="")
-    columns = [*dict.fromkeys(name for names in dict.fromkeys(map(tuple, rows)) for name in names)]
+    if not isinstance(rows, ColumnTable):
+        names = dict.fromkeys(name for row in rows for name in row)
+        rows = ColumnTable({name: [row.get(name, "") for row in rows] for name in names})
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(columns)
-    escape = functools.cache(csv_cell)
-    writer.writerows(
-        [escape(cell) if isinstance(cell, str) else cell for cell in _cells(row, columns)]
-        for row in rows
-    )
+    writer.writerow(rows.columns)
+    writer.writerows(zip(*map(_escape_cells, rows.columns.values())))
     return encode(file.getvalue())
 
 
-def _cells(row: Mapping[str, Any], columns: list[str]) -> Iterable[Any]:
-    """Return the cells of a row; empty where it lacks a column."""
-    if [*row] == columns:
-        return row.values()
-    return [row.get(name, "") for name in columns]
+def _escape_cells(cells: Sequence[Any]) -> Sequence[Any]:
+    """Return the cells of a column, texts so that no spreadsheet reads them as formulas."""
+    if not any(issubclass(kind, str) for kind in set(map(type, cells))):
+        return cells
+    escape = functools.cache(csv_cell)
+    return [escape(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
 def encode(text: str) -> bytes:

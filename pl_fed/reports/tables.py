@@ -1,7 +1,6 @@
 """The tables of a report, as HTML: runs, test results, and differences between configs."""
 
 import html
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -47,7 +46,7 @@ def describe_run(group: Group, run: Run) -> dict[str, str]:
         describe_setting("federation", "aggregator"),
     ]
     default = "Mean" if run.config else none
-    seconds = [value for value in run.curve("time/round").values() if math.isfinite(value)]
+    _, seconds = run.table.finite_points("time/round")
     cohort = run.counts.get("cohort")  # the expected one if cohorts vary
     cohort = cohort if isinstance(cohort, int) else run.final("train/cohort")
     return {

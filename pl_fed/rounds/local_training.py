@@ -1,9 +1,8 @@
 """The local training of a round: trains the clients of a cohort, chunk by chunk."""
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -119,9 +118,17 @@ class LocalTraining:
         remote = share.fetch_states(self.states.store)
         with ModelGuard(client, {"global", *client.trained}) as before:
             broadcast = ModelRows(before.rows["global"], before.statistics["global"])
-            if len(plan.cohort):
-                with self.watch.watch(plan.round):
-                    self._run_chunks(plan, share, broadcast, remote, own)
+            load = partial(self._load_chunk, plan, broadcast=broadcast, remote=remote)
+            with self.watch.watch(plan.round) if len(plan.cohort) else nullcontext():
+                chunks = self._plan_chunks(plan, share.clients, load, own)
+                while chunks:
+                    self._prefetch(plan, share.clients[chunks[1]] if chunks[1:] else None)
+                    train = partial(self._train, plan, share, load, chunks)
+                    try:
+                        own.add(train(chunks[0]))
+                        chunks = chunks[1:]
+                    except Exception as error:
+                        chunks = self._recover(error, train, share.clients, chunks, own)
         statistics = {GLOBAL_STATISTICS: broadcast.statistics}
         own.complete_proposals({**statistics, **self.states.server_states})
         self._upload_buffer = own.buffer
@@ -147,47 +154,88 @@ class LocalTraining:
             for model in objective.trained
         }
 
-    def _run_chunks(
+    def _plan_chunks(
+        self, plan: RoundPlan, cohort: Tensor, load: Callable[..., Chunk], own: CohortResults
+    ) -> list[Tensor]:
+        """Choose the engine, and split this process's clients into chunks, by their positions.
+
+        Args:
+            plan: The round.
+            cohort: The ids of this process's clients.
+            load: Makes a chunk of clients, given their ids.
+            own: The results of this process's clients; those that fail in a trial are added.
+        """
+        if not len(plan.cohort):
+            return []
+        tried = self._replace_failing(cohort, load, plan.optimizer, own)
+        self._choose_engine(plan, tried, partial(load, reads_steps=False))
+        return self._leave_out(own, cohort, self._split_cohort(cohort, plan.rule))
+
+    def _train(
         self,
         plan: RoundPlan,
         share: WorkShare,
-        broadcast: ModelRows,
-        remote: RemoteRows,
-        own: CohortResults,
-    ) -> None:
-        """Train this process's clients chunk by chunk, and collect their results."""
+        load: Callable[[Tensor], Chunk],
+        chunks: Sequence[Tensor],
+        positions: Tensor,
+    ) -> ChunkResults:
+        """Train a chunk, from ``begin`` to ``end_round``.
+
+        Args:
+            plan: The round.
+            share: The distribution of the cohort.
+            load: Makes a chunk of clients, given their ids.
+            chunks: The chunks of this process that are left, with this one.
+            positions: The clients of the chunk.
+        """
         cohort = share.clients
+        num_done, scale = len(cohort) - sum(map(len, chunks)), len(share.cohort) / len(cohort)
+        chunk = load(cohort[positions])
+        chunk.on_done = _scale_progress(num_done, plan.on_clients_done, scale)
+        metrics: dict[str, Tensor] = {}
+        if chunk.batches.max_steps:
+            metrics = self.engine.run(self.client, plan.optimizer, chunk)
+        return self._end_chunk(chunk, positions, _complete_steps(chunk, metrics))
 
-        def load_chunk(clients: Tensor, reads_steps: bool = True) -> Chunk:
-            return self._load_chunk(plan, clients, broadcast, remote, reads_steps)
+    def _recover(
+        self,
+        error: Exception,
+        train: Callable[[Tensor], ChunkResults],
+        cohort: Tensor,
+        chunks: list[Tensor],
+        own: CohortResults,
+    ) -> list[Tensor]:
+        """Continue after an exception of the first chunk, and return the chunks that are left.
 
-        tried = self._replace_failing(cohort, load_chunk, plan.optimizer, own)
-        self._choose_engine(plan, tried, partial(load_chunk, reads_steps=False))
-        chunks = deque(self._leave_out(own, cohort, self._split_cohort(cohort, plan.rule)))
-        num_done = 0
-        while chunks:
-            positions = chunks.popleft()
-            if len(positions) > (self.engine.size or len(positions)):  # memory was short before
-                chunks.extendleft(reversed(positions.split(self.engine.size)))
-                continue
-            self._prefetch(plan, cohort[chunks[0]] if chunks else None)
-            scale = len(share.cohort) / len(cohort)
-            on_done = _scale_progress(num_done, plan.on_clients_done, scale)
+        If memory was short, chunks become smaller. If clients may be left out, each client of the
+        chunk is tried alone. Another client takes the place of one that fails, so that a stack
+        keeps its shape: the numbers of the others are those without a failure.
 
-            def train(positions: Tensor, on_done: Callable[[int], None] = on_done) -> ChunkResults:
-                """Train a chunk, from ``begin`` to ``end_round``."""
-                chunk = load_chunk(cohort[positions])
-                chunk.on_done = on_done
-                return self._end_chunk(chunk, positions, self._train(chunk, plan.optimizer))
+        Args:
+            error: The exception.
+            train: Trains clients, by their positions.
+            cohort: The ids of this process's clients.
+            chunks: The chunks that are left, with the first one.
+            own: The results of this process's clients; those of the first chunk are added.
 
-            try:
-                self._train_chunk(train, cohort, positions, own)
-            except torch.OutOfMemoryError:
-                if len(positions) == 1 or not self.engine.halve():
-                    raise
-                chunks.appendleft(positions)
-                continue
-            num_done += len(positions)
+        Raises:
+            Exception: The exception if no client fails alone, or if clients that fail end the run.
+        """
+        positions = chunks[0]
+        if isinstance(error, torch.OutOfMemoryError):
+            if len(positions) == 1 or not self.engine.halve() or self.engine.size is None:
+                raise error
+            return [part for chunk in chunks for part in chunk.split(self.engine.size)]
+        if not self.leaves_out:
+            raise error
+        failed = _find_failed(train, positions, error)
+        own.errors.update({int(cohort[position]): error for position, error in failed.items()})
+        others = torch.tensor([position not in failed for position in positions.tolist()])
+        self._leave_out(own, cohort, [positions])
+        if others.any():
+            filled = torch.where(others, positions, positions[others][0])
+            own.add(train(filled).select(others.nonzero().flatten()))
+        return chunks[1:]
 
     def _choose_engine(
         self, plan: RoundPlan, cohort: Tensor, load: Callable[[Tensor], Chunk]
@@ -249,45 +297,6 @@ class LocalTraining:
         own.errors.update(errors)
         return cohort[:0]
 
-    def _train_chunk(
-        self,
-        train: Callable[[Tensor], ChunkResults],
-        cohort: Tensor,
-        positions: Tensor,
-        own: CohortResults,
-    ) -> None:
-        """Train a chunk, possibly without clients that raise an exception.
-
-        After an exception, each client of the chunk is tried alone. Another client takes the place
-        of one that fails, so that a stack keeps its shape: the numbers of the others are those
-        without a failure.
-
-        Args:
-            train: Trains clients, by their positions.
-            cohort: The ids of this process's clients.
-            positions: The positions of the clients in the chunk.
-            own: The results of this process's clients; those of the chunk are added.
-
-        Raises:
-            Exception: The exception of the chunk if no client fails alone, or if clients that fail
-                end the run.
-        """
-        try:
-            own.add(train(positions))
-            return
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            if not self.leaves_out:
-                raise
-            failed = _find_failed(train, positions, error)
-        own.errors.update({int(cohort[position]): error for position, error in failed.items()})
-        others = torch.tensor([position not in failed for position in positions.tolist()])
-        self._leave_out(own, cohort, [positions])
-        if others.any():
-            filled = torch.where(others, positions, positions[others][0])
-            own.add(train(filled).select(others.nonzero().flatten()))
-
     def _leave_out(
         self, own: CohortResults, cohort: Tensor, chunks: Sequence[Tensor]
     ) -> list[Tensor]:
@@ -301,27 +310,6 @@ class LocalTraining:
                 own.add(ChunkResults.build_failed(position, like))
             healthy.append(positions[~failed])
         return [positions for positions in healthy if len(positions)]
-
-    def _train(self, chunk: Chunk, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """Let the engine take the local steps of a chunk, and return the means of their outputs.
-
-        The means are 0 for a client that takes no step.
-        """
-        models, zero = chunk.round.models, chunk.round.broadcast.parameters.new_zeros(())
-        none = {"loss": zero.expand(len(chunk.clients))}
-        if chunk.batches.max_steps:
-            metrics = none | self.engine.run(self.client, optimizer, chunk)
-            if chunk.skipped:
-                for model, counts in chunk.count_taken_steps().items():
-                    rows = chunk.round.steps[model]
-                    chunk.round.steps[model] = numbers_on(rows, counts)[:, None]
-            if not any(chunk.idle):
-                return metrics
-            idle = numbers_on(metrics["loss"], chunk.idle, torch.bool)
-            return {name: values.masked_fill(idle, 0) for name, values in metrics.items()}
-        for model in chunk.objective.trained:
-            models[model] = models[model].clone()
-        return none
 
     def _prefetch(self, plan: RoundPlan, clients: Tensor | None) -> None:
         """Read rows and samples ahead: of the next chunk, or of the next round's first chunk.
@@ -348,14 +336,14 @@ class LocalTraining:
             batches = Batches(data, clients, steps, rule, self.seed, round)
             read_ahead(data.inputs, batches.sample_ids)
 
-    def _split_cohort(self, cohort: Tensor, rule: BatchRule) -> tuple[Tensor, ...]:
+    def _split_cohort(self, cohort: Tensor, rule: BatchRule) -> list[Tensor]:
         """Split a cohort into chunks, and return the clients' positions in the cohort.
 
         Stacked clients wait for the client with the most steps. Therefore a chunk of stacked
         clients has clients with similar numbers of steps.
         """
         if not len(cohort):
-            return ()
+            return []
         positions = torch.arange(len(cohort))
         if self.engine.stacks:
             max_steps = self._max_steps(self.count_steps(cohort, rule))
@@ -364,8 +352,7 @@ class LocalTraining:
         size = self.engine.size or len(cohort)
         if self.states.data.mapped and not self.engine.stacks:
             size = min(size, self._clients_per_read(cohort))
-        chunks: tuple[Tensor, ...] = positions.split(size)
-        return chunks
+        return list(positions.split(size))
 
     def _clients_per_read(self, cohort: Tensor) -> int:
         """Return the number of clients whose samples in memory maps are read at once."""
@@ -476,7 +463,7 @@ class LocalTraining:
         status = torch.full_like(finite, UploadStatus.MALFORMED, dtype=torch.int8)
         if usable.all_usable:
             status.fill_(UploadStatus.NOT_FINITE).masked_fill_(finite, UploadStatus.VALID)
-        idle = torch.tensor(chunk.idle)
+        idle = torch.tensor(chunk.idle) if chunk.idle else None
         return ChunkResults(
             positions, chunk.clients, metrics, status, idle, uploads, proposals, states
         )
@@ -515,6 +502,33 @@ class LocalTraining:
                 errors[int(clients)] = error
                 return self.client.row("global").data.new_full((1,), math.nan)
         return torch.cat([self._start_losses(part, round, errors) for part in clients.split(1)])
+
+
+def _complete_steps(chunk: Chunk, means: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Complete the results of clients without a step, and return the means of all clients.
+
+    Args:
+        chunk: The clients, after their local steps.
+        means: The means of the outputs of ``training_step``, [clients] each; empty if no client
+            takes a step.
+
+    Returns:
+        The means; 0 for a client without a step.
+    """
+    models, idle = chunk.round.models, chunk.idle
+    means = {"loss": chunk.round.broadcast.parameters.new_zeros(len(chunk.clients)), **means}
+    if not chunk.batches.max_steps:
+        for model in chunk.objective.trained:
+            models[model] = models[model].clone()
+        return means
+    if chunk.skipped:
+        for model, counts in chunk.count_taken_steps().items():
+            rows = chunk.round.steps[model]
+            chunk.round.steps[model] = numbers_on(rows, counts)[:, None]
+    if not idle:
+        return means
+    is_idle = numbers_on(means["loss"], idle, torch.bool)
+    return {name: values.masked_fill(is_idle, 0) for name, values in means.items()}
 
 
 def _find_failed(

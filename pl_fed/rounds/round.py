@@ -17,6 +17,7 @@ from pl_fed.data.module import FederatedData
 from pl_fed.engine import EngineChoice
 from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.evaluation.evaluator import Evaluator
+from pl_fed.functional.aggregation import row_norm
 from pl_fed.random import generator
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.checks import check_aggregator, check_broken_share, describe_client_error
@@ -384,7 +385,7 @@ class RoundRunner:
         notes("benign_distance", distance)
         uploads.update_server_states(self.client, self._server_states, proposed, server.aggregator)
         self.client.update_body(self._server_states)
-        return {"train/update_norm": torch.linalg.vector_norm(update)}
+        return {"train/update_norm": row_norm(update)}
 
     def _merge_privately(
         self, privacy: RoundPrivacy, uploads: Uploads, hooks: RoundHooks, notes: "_Notes"
@@ -408,7 +409,7 @@ class RoundRunner:
             distance = uploads.distance_to_benign_mean(update, benign, self.server.aggregator)
         notes("benign_distance", distance)
         return {
-            "train/update_norm": torch.linalg.vector_norm(update),
+            "train/update_norm": row_norm(update),
             **privacy.report(clip_norm),
         }
 

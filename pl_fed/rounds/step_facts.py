@@ -328,7 +328,7 @@ class _CopySteps:
                 round,
             )
             try:
-                outputs = self._engine.run_in_turn(client, optimizer, chunk)
+                outputs = self._engine.run(client, optimizer, chunk)
             except RuntimeError:
                 if not found.reshaped:  # no engine can put such a buffer back
                     raise

@@ -36,7 +36,8 @@ class ChunkResults:
         metrics: Means over the local steps of the values that ``training_step`` returned,
             [clients] each.
         status: The :class:`UploadStatus` of each client, int8 [clients].
-        idle: A mask of the clients that took no step, bool [clients], on the CPU.
+        idle: A mask of the clients that took no step, bool [clients], on the CPU; ``None`` if each
+            took one.
         uploads: The uploads, [clients, numel]; ``None`` if the clients send nothing.
         proposals: Proposals of new server states by name, [clients, length] each.
         states: The clients' new states by name, [clients, length] each.
@@ -46,7 +47,7 @@ class ChunkResults:
     clients: Tensor
     metrics: dict[str, Tensor]
     status: Tensor
-    idle: Tensor
+    idle: Tensor | None
     uploads: Tensor | None
     proposals: dict[str, Tensor]
     states: dict[str, Tensor]
@@ -64,7 +65,7 @@ class ChunkResults:
             clients=torch.empty(0, dtype=torch.int64),
             metrics={"loss": like.new_full((1,), math.nan)},
             status=torch.full((1,), UploadStatus.FAILED, dtype=torch.int8, device=like.device),
-            idle=torch.zeros(1, dtype=torch.bool),
+            idle=None,
             uploads=None,
             proposals={},
             states={},
@@ -82,7 +83,7 @@ class ChunkResults:
             self.clients[places],
             rows(self.metrics),
             self.status[places],
-            self.idle[places],
+            None if self.idle is None else self.idle[places],
             None if self.uploads is None else self.uploads[places],
             rows(self.proposals),
             rows(self.states),
@@ -103,7 +104,7 @@ class CohortResults:
             [clients] each.
         status: The :class:`UploadStatus` of each client, int8 [clients]; ``None`` without clients.
         has_upload: A mask of the clients that send an upload, bool [clients].
-        idle: A mask of the clients that took no step, bool [clients].
+        idle: A mask of the clients that took no step, bool [clients]; ``None`` if each took one.
         uploads: The uploads, [clients, numel]; ``None`` if no client sends one.
         proposals: Proposals of new server states by name, [clients, length] each.
         start_losses: The mean loss of w^t over all training data of each client, [clients]; or
@@ -118,7 +119,7 @@ class CohortResults:
         self.metrics: dict[str, Tensor] = {}
         self.status: Tensor | None = None
         self.has_upload = torch.zeros(num_clients, dtype=torch.bool)
-        self.idle = torch.zeros(num_clients, dtype=torch.bool)
+        self.idle: Tensor | None = None
         self.uploads: Tensor | None = None
         self.proposals: dict[str, Tensor] = {}
         self.start_losses: Tensor | None = None
@@ -136,7 +137,10 @@ class CohortResults:
                 rows = values.new_zeros(self.num_clients)
             self.metrics[name] = self._insert(rows, positions, values)
         self.status = self._insert(self.status, positions, chunk.status)
-        self.idle[positions] = chunk.idle
+        if chunk.idle is not None:
+            if self.idle is None:
+                self.idle = torch.zeros(self.num_clients, dtype=torch.bool)
+            self.idle[positions] = chunk.idle
         if len(chunk.clients):
             self.states.append((chunk.clients, chunk.states))
         if chunk.uploads is None:
@@ -241,7 +245,7 @@ class TrainedCohort:
         tables = {("metrics", name): values for name, values in own.metrics.items()}
         if own.status is not None:
             tables["status", ""], tables["has_upload", ""] = own.status, own.has_upload
-        if own.idle.any():
+        if own.idle is not None:
             tables["idle", ""] = own.idle
         if own.start_losses is not None:
             tables["start_losses", ""] = own.start_losses

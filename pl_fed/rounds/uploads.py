@@ -9,7 +9,7 @@ from pl_fed.aggregators import Aggregator, Mean, weights_by_samples
 from pl_fed.clients.base import Client
 from pl_fed.devices import to_device
 from pl_fed.distributed.work_share import WorkShare
-from pl_fed.functional.aggregation import weighted_sum
+from pl_fed.functional.aggregation import row_norm, weighted_sum
 from pl_fed.nets.rows import finite_rows
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.server import Server
@@ -169,8 +169,7 @@ class Uploads:
             return 0.0  # the update is the mean of the benign uploads
         shares = benign[self.share.is_worker].to(self.rows.device) / num_benign
         mean = self.share.processes.sum(weighted_sum(self.contributions, shares))
-        distance: Tensor = (update - mean).norm()
-        return distance
+        return row_norm(update - mean)
 
     def update_server_states(
         self,

@@ -55,13 +55,16 @@ class ValueWatch:
             ]
         reads = (round + 1) & round == 0  # rounds 0, 1, 3, 7, ...
         before = KeptValues.record(self._parts) if reads else None
-        attributes = [(part, dict(vars(part.owner))) for part in self._parts]
+        attributes = [(part, vars(part.owner).copy()) for part in self._parts]
         guard = ValueGuard(self._parts) if self._scratch else None
         options = OptionGuard.guard_trainer(self.client)
         yield
         changed_options = tuple(options.restore())
         found = KeptValues.record(self._parts) if before is not None else None
-        changed = {name for part, values in attributes for name in _restore(part, values)}
+        changed: set[str] = set()
+        for part, values in attributes:
+            if not _has_same_values(part, values):
+                changed.update(_restore(part, values))
         if guard is not None:  # values of one client must not stay, also deep in a dict
             guard.restore()
         if not changed and not changed_options and found is None:
@@ -106,11 +109,15 @@ class ValueWatch:
         )
 
 
+def _has_same_values(part: Part, before: dict[str, Any]) -> bool:
+    """Return whether all attributes of a part are the objects that they were before."""
+    values = vars(part.owner)
+    return values.keys() == before.keys() and all(map(is_, values.values(), before.values()))
+
+
 def _restore(part: Part, before: dict[str, Any]) -> Iterator[str]:
     """Restore the attributes that are other objects, and yield their dotted names."""
     values = vars(part.owner)
-    if values.keys() == before.keys() and all(map(is_, values.values(), before.values())):
-        return
     ignored = part.all_ignored
     for name in dict.fromkeys((*before, *values)):
         if name in ignored or values.get(name, _MISSING) is before.get(name, _MISSING):

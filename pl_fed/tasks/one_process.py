@@ -40,6 +40,9 @@ def one_process() -> AbstractContextManager[None]:
     ``self.trainer.world_size``, ``num_devices``, ``is_global_zero`` and the ranks.
     A direct call of a collective of ``torch.distributed`` raises its error about a missing
     process group.
+
+    ``rank_zero_only`` still speaks of the real rank. Lightning's loggers decide by it too: with
+    rank 0 in each process, ``self.logger.experiment`` would open a second W&B run or file.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return _NOTHING_TO_HIDE  # shared, because each local step enters it

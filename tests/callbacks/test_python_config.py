@@ -82,6 +82,37 @@ def test_fast_dev_run_writes_no_config(tmp_path):
     assert not (run(tmp_path, fast_dev_run=True) / FILE).exists()
 
 
+def drop(config, path):
+    *parents, name = path.split(".")
+    for parent in parents:
+        config = config[parent]
+    del config[name]
+
+
+NEW_ARGUMENTS = [
+    "model.init_args.lam",
+    "model.init_args.optimizer.init_args.nesterov",
+    "data.batch_size",
+    "data.val_fraction",
+    "federation.aggregator",
+    "federation.storage",
+    "federation.adversary.fraction",
+]
+
+
+@pytest.mark.parametrize("changed", [None, "data.batch_size"])
+def test_arguments_that_an_earlier_version_did_not_have_are_no_change(tmp_path, changed):
+    path = run(tmp_path) / FILE
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for name in NEW_ARGUMENTS:
+        if name != "data.batch_size" or changed:  # 5 is not its default
+            drop(config, name)
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    run(tmp_path, rounds=2, ckpt_path="last")
+    assert (tmp_path / "config_to_round_1.yaml").exists() == (changed is not None)
+    assert yaml.safe_load(path.read_text(encoding="utf-8"))["federation"]["storage"]
+
+
 def test_command_line_run_has_only_its_own_config(tmp_path):
     options = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
     net = ["--model=FedAvg", "--model.net=pl_fed.models.LogisticRegression"]

@@ -18,9 +18,10 @@ from pl_fed import reports
 from pl_fed.attacks import RandomLabels, SignFlipping
 from pl_fed.callbacks.run_summary import read_history, write_json
 from pl_fed.callbacks.versions import read_commit
-from pl_fed.clients import Ditto
-from pl_fed.data import FederatedData
+from pl_fed.clients import Ditto, FedAvg
+from pl_fed.data import Arrays, FederatedData
 from pl_fed.rounds.checks import NonFiniteLossError
+from pl_fed.tasks import Regression
 
 SIZES = [20, 30, 25, 15, 35]
 
@@ -128,6 +129,28 @@ def test_run_that_fails_has_no_summary_of_its_earlier_part(tmp_path):
 def test_undefined_numbers_are_null(tmp_path):
     write_json(tmp_path / "summary.json", {"a": math.nan, "b": [math.inf, 1.5], "c": {"d": None}})
     assert read(tmp_path) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
+
+
+def test_variance_that_is_too_large_for_float32(tmp_path):
+    """Targets of 2^61 and 2^62 and a net of zeros have losses of 2^122 and 2^124."""
+    owner = torch.tensor([0, 0, 0, 1, 1, 1])
+    targets = 2.0 ** (61 + owner[:, None])
+    split = torch.tensor([0, 1, 2] * 2)
+    data = FederatedData(Given(Arrays(torch.zeros(6, 1), targets, owner, split)), batch_size=1)
+    net = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(net.weight)
+    federation = pl_fed.Federation(seed=0, **sections(engine="one_by_one"))
+    trainer = pl_fed.Trainer(
+        federation, run_dir=tmp_path, max_epochs=1, accelerator="cpu", enable_progress_bar=False
+    )
+    client = FedAvg(net, task=Regression(), optimizer=sgd(0.0))
+    trainer.fit(client, data)
+    trainer.test(client, data)
+    spread = (2.0**124 - 2.0**122) / 2
+    for name, value in {"loss_std": spread, "loss_var": spread**2}.items():
+        assert trainer.callback_metrics[f"test/global/{name}"].item() == value
+        assert last_row(tmp_path, "test")[f"global/{name}"] == pytest.approx(value, rel=1e-8)
+        assert read(tmp_path)["metrics"]["test"][f"global/{name}"] == pytest.approx(value, rel=1e-8)
 
 
 def test_dry_run_writes_no_summary(tmp_path):

@@ -237,7 +237,7 @@ def check_gradient(kind, arguments, step, epsilon=1e-6):
 
     def compute_loss(rows):
         models = {model: layout.views(row) for model, row in rows.items()}
-        return step_function(models, samples, step, 11, split_rows)["loss"]
+        return step_function(models, samples._asdict(), step, 11, split_rows)["loss"]
 
     torch.testing.assert_close(compute_loss(start), value, rtol=1e-12, atol=1e-12)
     skipped = UNTRAINED_INFLUENCE.get(kind.__name__, {}).get(step, ())

@@ -7,7 +7,7 @@ import torch
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 
 from pl_fed.clients import Client, FedAvg, Scaffold
-from pl_fed.clients.contract import RESERVED_NAMES, Model
+from pl_fed.clients.contract import RESERVED_NAMES, MissingModelError, Model
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch
 
@@ -252,3 +252,42 @@ def test_new_round_has_the_default_states():
     round.states["count"].zero_()
     assert client.row("global").data.any()
     assert client.new_round().states["count"].tolist() == [[1.0]]
+
+
+class BeginsAt(FedAvg):
+    """Begins at: an algorithm with personal models, whose `begin` reads a model by name."""
+
+    def __init__(self, net, name, models=("global",)):
+        super().__init__(net, optimizer=sgd(0.1))
+        self.set_models({model: Model() for model in models})
+        self.name = name
+
+    def begin(self, client):
+        client.extra["start"] = client.models[self.name].parameters
+
+
+@pytest.mark.parametrize(
+    ("models", "name", "match"),
+    [
+        (["global"], "global", r"\(empty at this stage\) but got 'global': read .*broadcast"),
+        (["global", "personal"], "global", r"\(personal\) but got 'global': read the global model"),
+        (["global", "personal"], "own", r"\(personal\) but got 'own': declare further models by"),
+    ],
+)
+def test_a_model_that_the_round_does_not_have_is_refused(models, name, match):
+    client = BeginsAt(seeded(mlp), name, models)
+    match = rf"^Expected a name in `client.models` {match}"
+    with pytest.raises(MissingModelError, match=match):
+        client.run_begin(client.new_round())
+    with pytest.raises(MissingModelError, match=match) as error:
+        run_rounds(client, shared_out(classes([6, 6])), rounds=1)
+    assert "`begin`" in error.value.__notes__[0]
+
+
+def test_models_of_a_round_are_a_dictionary():
+    client = BeginsAt(seeded(mlp), "personal", ["global", "personal"])
+    round = client.run_begin(client.new_round(clients=2))
+    assert {*round.copy().models} == {*round.select(torch.tensor([1])).models}
+    assert round.copy().models["personal"] is round.models["personal"]
+    with pytest.raises(KeyError):
+        round.select(torch.tensor([1])).models["own"]

@@ -306,6 +306,11 @@ REFUSED = {
         ["--federation.server_optimizer=Adam", "--federation.server_optimizer.differentiable=true"],
         "`federation.server_optimizer` to build an optimizer without differentiable steps but got",
     ),
+    "no optimizer": (
+        [f"{MODEL}.optimizer=null"],
+        "`model.optimizer` to build an optimizer, such as functools.partial(torch.optim.SGD,"
+        " lr=0.1), or torch.optim.SGD in a config, but got None: leave the argument out for the",
+    ),
     "negative learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=-1"],
         "`model.optimizer` to build a local optimizer but that failed: Invalid learning rate: -1.0",

@@ -22,7 +22,7 @@ from torch import nn
 import pl_fed
 from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
-from pl_fed.engine import BatchedRunner, EngineChoice, compiled
+from pl_fed.engine import EngineChoice, StackedRunner, TurnRunner, compiled
 from pl_fed.engine.choice import COMPILED, EAGER
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.rule import WorkFacts
@@ -55,7 +55,7 @@ class Clock:
 def clock(monkeypatch):
     """Exchange the clock of the measurements."""
     clock, engines = Clock(), []
-    for kind in (OneByOne, BatchedRunner):
+    for kind in (OneByOne, StackedRunner, TurnRunner):
 
         def run(self, client, optimizer, chunk, original=kind.run):
             name = "one_by_one" if getattr(self, "size", None) is None else "stacked"
@@ -152,14 +152,14 @@ def test_compiled_engines_without_a_compiler_are_excluded_with_one_warning(clock
 
 
 def test_engine_out_of_memory_is_excluded(clock, monkeypatch):
-    run = BatchedRunner.run
+    run = StackedRunner.run
 
     def run_out_of_memory(self, *args):
-        if self.compiled and self.size:
+        if self.compiled:
             raise torch.OutOfMemoryError("no room")
         return run(self, *args)
 
-    monkeypatch.setattr(BatchedRunner, "run", run_out_of_memory)
+    monkeypatch.setattr(StackedRunner, "run", run_out_of_memory)
     choice = choose_engine()
     assert "stacked_compiled" not in choice.speeds
     assert choice.current in choice.speeds

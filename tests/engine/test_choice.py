@@ -12,8 +12,9 @@ from torch import nn
 from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.clients.contract import ModelRows
+from pl_fed.data.batches import Batches
 from pl_fed.distributed.work_share import RemoteRows
-from pl_fed.engine import BatchedRunner, EngineChoice, OneByOne, Workload
+from pl_fed.engine import EngineChoice, OneByOne, StackedRunner, Workload
 from pl_fed.engine.choice import keep_freed_memory
 from pl_fed.rounds.round import RoundHooks
 from pl_fed.samplers import All
@@ -22,11 +23,12 @@ from pl_fed.samplers import All
 @pytest.fixture
 def calls(monkeypatch):
     """Return the sizes of the chunks of each engine."""
-    calls = {"OneByOne": [], "BatchedRunner": []}
-    for engine in (OneByOne, BatchedRunner):
+    calls = {"OneByOne": [], "StackedRunner": []}
+    for engine in (OneByOne, StackedRunner):
 
         def run(self, client, optimizer, chunk, engine=engine, original=engine.run):
-            calls[engine.__name__].append(len(chunk.clients))
+            if isinstance(chunk.batches, Batches):  # no trial before training
+                calls[engine.__name__].append(len(chunk.clients))
             return original(self, client, optimizer, chunk)
 
         monkeypatch.setattr(engine, "run", run)
@@ -35,7 +37,7 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "used"),
-    [("one_by_one", "OneByOne"), ("stacked", "BatchedRunner"), ("auto", "OneByOne")],
+    [("one_by_one", "OneByOne"), ("stacked", "StackedRunner"), ("auto", "OneByOne")],
 )
 def test_configured_engine_runs_the_clients_and_auto_is_one_by_one_on_a_cpu(calls, name, used):
     client = FedAvg(seeded(mlp), optimizer=sgd())
@@ -186,7 +188,7 @@ class ShortOfMemory:
     """Short of memory: a device on which no more than some clients can be stacked."""
 
     def __init__(self, monkeypatch, most):
-        self.sizes, run = [], BatchedRunner.run
+        self.sizes, run = [], StackedRunner.run
 
         def run_within(engine, client, optimizer, chunk):
             self.sizes.append(len(chunk.clients))
@@ -195,7 +197,7 @@ class ShortOfMemory:
                 raise torch.OutOfMemoryError("out of memory")
             return run(engine, client, optimizer, chunk)
 
-        monkeypatch.setattr(BatchedRunner, "run", run_within)
+        monkeypatch.setattr(StackedRunner, "run", run_within)
 
 
 @pytest.mark.parametrize(("most", "sizes"), [(3, [10, 5, 2, 2, 1, 2, 2, 1]), (1, None)])

@@ -69,7 +69,8 @@ def test_engines_agree_on_the_steps_of_every_algorithm(kind, arguments):
     assert expected.w.isfinite().all()
     assert all(report["train/rejected"] == 0 for report in expected.reports)
     assert expected.distance(run(client, "stacked")) <= 1e-10
-    assert expected.distance(run(client, chunk_size=1)) == 0
+    # not always 0: a product of matrices of another size may round otherwise (Mocha)
+    assert expected.distance(run(client, chunk_size=1)) <= 1e-14
     assert expected.distance(run(client, "stacked", chunk_size=2)) <= 1e-10
 
 

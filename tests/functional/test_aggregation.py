@@ -16,6 +16,7 @@ from pl_fed.functional.aggregation import (
     linear_combinations,
     mean_around_median,
     merging_dtype,
+    row_norm,
     sign_counts,
     sort_columns,
     squared_norms,
@@ -195,3 +196,14 @@ def test_mean_around_median_with_ties(rows, data):
 def test_mean_around_median_of_large_values_does_not_overflow():
     rows = torch.tensor([[3e38], [3e38], [-3e38]])
     assert mean_around_median(rows, 1).tolist() == [torch.tensor(3e38).item()]
+
+
+def test_norm_of_a_row_with_overflowing_squares():
+    row = torch.tensor([3.0, 4.0])
+    assert row_norm(row * 2.0**64) == 5 * 2.0**64
+    assert row_norm(torch.tensor([torch.inf, 1.0])).isinf()
+    assert row_norm(torch.tensor([torch.nan, 2.0**64])).isnan()
+    assert row_norm(torch.full((2,), 3e38)).isinf(), "the norm is too large itself"
+    draws = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(row_norm(draws), torch.linalg.vector_norm(draws))
+    assert row_norm(row.double()).dtype == torch.float64

@@ -113,6 +113,15 @@ def test_jain_index_of_numbers_with_underflowing_squares():
     assert jain_index(torch.tensor([1e-30, 0.0, 0.0, 0.0])) == 0.25
 
 
+def test_spreads_of_float32_numbers_with_overflowing_squares():
+    values = torch.tensor([3.0, 5.0]) * 2.0**100
+    assert population_std(values) == 2.0**100
+    assert standard_error(values, share=0.0) == 2.0**100
+    assert population_var(values).isinf(), "a variance of 2^200 is no float32 number"
+    assert population_var(values.double()) == 2.0**200
+    assert population_std(torch.tensor([torch.inf, 1.0])).isnan()
+
+
 def test_standard_error_by_hand():
     values = doubles([1.0, 2.0, 6.0])  # mean 3, unbiased variance 7
     assert standard_error(values, share=0.25).item() == pytest.approx((0.75 * 7 / 3) ** 0.5)

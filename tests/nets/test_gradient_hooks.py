@@ -9,7 +9,7 @@ from torch import nn
 
 import pl_fed
 from pl_fed.clients import Ditto, FedAvg
-from pl_fed.nets.gradient_hooks import has_gradient_hooks
+from pl_fed.nets.gradient_hooks import have_gradient_hooks
 from pl_fed.samplers import All
 
 COMPILED = ["one_by_one_compiled", "stacked_compiled"]
@@ -69,5 +69,6 @@ def test_hooks_of_parameters_act_in_every_engine(tmp_path, engine, register):
 
 def test_personal_models_have_the_hooks_of_the_net():
     client = Ditto(net_with(clamp))
-    assert has_gradient_hooks(client.model("personal"))
-    assert not has_gradient_hooks(copy.deepcopy(client.model("global"))), "torch leaves them out"
+    assert have_gradient_hooks(client.model("personal").parameters())
+    copied = copy.deepcopy(client.model("global"))
+    assert not have_gradient_hooks(copied.parameters()), "torch leaves them out"

@@ -5,9 +5,11 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pl_fed.reports.group import Curve
-from pl_fed.reports.metric_table import MetricTable
+from pl_fed.reports.metric_table import MetricTable, _parse_plain_rows, parse_cells
 from pl_fed.reports.picture import _thin
 
 
@@ -66,3 +68,48 @@ def test_thinned_curve_preserves_ends_and_extremes():
 def test_short_curve_is_drawn_as_it_is():
     curve = Curve([0, 1], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1, 1])
     assert _thin(curve) is curve
+
+
+CELLS = st.one_of(
+    st.just(""),
+    st.integers(-10, 10**6).map(str),
+    st.floats().map(repr),
+    st.sampled_from(["nan", "-inf", "1e999", "1.", ".5", "1e-400", "9007199254740993"]),
+)
+
+
+@given(st.lists(st.lists(CELLS, min_size=3, max_size=3), min_size=1, max_size=8))
+def test_plain_rows_are_read_as_cell_by_cell(rows):
+    text = "".join(f"{','.join(row)}\r\n" for row in rows)
+    expected, damaged_cells = parse_cells(rows, "abc")
+    table = _parse_plain_rows(text, 3)
+    assert damaged_cells == 0
+    if any(map(any, rows)):
+        np.testing.assert_array_equal(table, expected, strict=True)
+        is_zero = table == 0
+        np.testing.assert_array_equal(np.signbit(table[is_zero]), np.signbit(expected[is_zero]))
+    else:
+        assert table is None, "rows without a number are read cell by cell"
+
+
+def test_short_plain_rows_and_blank_lines():
+    table = _parse_plain_rows("1\n\n,2\n,,\n3,,4", 3)
+    expected = [[1, np.nan, np.nan, 3], [np.nan, 2, np.nan, np.nan], [np.nan, np.nan, np.nan, 4]]
+    np.testing.assert_array_equal(table, expected)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["x", '"1"', "1_0", " 1", "1e", "1.5e5.5", "--1", "nane", "1nan", "e", ".", "é", "1,2,3"],
+)
+@pytest.mark.parametrize("row", ["0,1,{}", "0,{},1", "{},0,1"])
+def test_other_rows_are_read_cell_by_cell(cell, row):
+    assert _parse_plain_rows(f"5,6,7\n{row.format(cell)}\n", 3) is None
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("name", ["a", '"a"', '"a,b"', '"a\nb"', '"a\rb"'])
+def test_headers_with_quotes_and_other_ends_of_lines(name, end):
+    table = read(end.join(["round," + name, "2,3", "4,5", ""]))
+    assert table.rounds == [2, 4]
+    assert table.curve(name.strip('"')) == {2: 3, 4: 5}

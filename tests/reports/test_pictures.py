@@ -21,7 +21,17 @@ from pl_fed.functional.fairness import best_mean, worst_mean
 from pl_fed.reports import classes, clients, curves, robustness, spread, times
 from pl_fed.reports.clients import Ranks
 from pl_fed.reports.group import Final, group_runs
-from pl_fed.reports.picture import BLACK, COLOURS, FEW, Picture, error_bars, line_style, space_out
+from pl_fed.reports.picture import (
+    BLACK,
+    COLOURS,
+    FEW,
+    ColumnTable,
+    Picture,
+    encode_csv,
+    error_bars,
+    line_style,
+    space_out,
+)
 from pl_fed.reports.run import find_runs
 
 
@@ -668,3 +678,18 @@ def test_robustness_without_tables_of_clients_says_so(make_groups):
     personal, _ = robustness.draw_robustness(group_runs(find_runs([make_groups.folder])[0]))
     assert next(row["accuracy"] for row in personal.rows) == pytest.approx(0.7)
     assert "Runs without `per_client.csv` have the mean over their own" in personal.caption
+
+
+def test_column_table_equals_its_rows():
+    columns = {"label": ["=a", "b", "=a"], "round": [1, 2, 3], "mean": [0.1, 1e300, -2.0]}
+    table = ColumnTable(columns)
+    rows = [dict(zip(columns, cells)) for cells in zip(*columns.values())]
+    assert (len(table), [*table], table[1:], table[-1]) == (3, rows, rows[1:], rows[-1])
+    assert encode_csv(table) == encode_csv(rows)
+    assert encode_csv(table).splitlines()[1] == b"'=a,1,0.1"
+    assert len(ColumnTable({})) == 0
+
+
+def test_rows_with_different_columns_have_empty_cells():
+    assert encode_csv([{"a": 1}, {"b": "-x", "a": None}]) == b"a,b\n1,\n,'-x\n"
+    assert encode_csv([]) == b"\n"

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from lightning import Trainer as LightningTrainer
 from lightning.fabric.utilities.distributed import _sync_ddp_if_available
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 import pl_fed
 from pl_fed.samplers import All
@@ -40,6 +42,14 @@ def test_trainer_speaks_of_one_process(group, tmp_path):
         with mock.patch.object(LightningTrainer, "is_global_zero", False), one_process():
             assert [getattr(trainer, name) for name in names] == [1, 1, True, 0, 0]
         assert trainer.world_size == 2
+
+
+def test_loggers_write_in_the_first_process_alone(group, tmp_path):
+    logger = TensorBoardLogger(tmp_path)
+    with mock.patch.object(rank_zero_only, "rank", 1), one_process():
+        logger.experiment.add_scalar("a", 1.0)
+        assert rank_zero_only(int)() is None
+    assert not any(tmp_path.rglob("events*"))
 
 
 def test_processes_are_visible_again_after_an_error(group):
