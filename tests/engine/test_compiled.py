@@ -81,8 +81,9 @@ def scaled_dropout_net():
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5), Scaled())
 
 
-# Each takes ten seconds. Between them: both engines, one model and two, dropout, running statistics,
-# a convolution, an optimizer with a state. Dropout in a compiled stack has its own test below.
+# Each takes ten seconds. Between them: both engines, one model and two, dropout, running
+# statistics, a convolution, an optimizer with a state. A compiled stack with dropout has its own
+# test below.
 COMPILED_CASES = {  # engine, client, shape of a sample
     "FedAvg, stacked": (
         "stacked_compiled", lambda: FedAvg(seeded(Scaled), sgd_with_all_options), (4,)
