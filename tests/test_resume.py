@@ -424,7 +424,6 @@ RESUMES = {
     "as soon as the round is saved": (after_round, LateKiller("on_train_epoch_end")),
 }
 """The place of a resume within a round: the way of saving and the moment of the kill."""
-resumes = pytest.mark.parametrize(("save", "moment"), RESUMES.values(), ids=RESUMES)
 
 TRAINED = {
     "warmup": {"schedule": warmup},
@@ -484,9 +483,23 @@ def make_watching_settings(watchers, save):
     return lambda: {"callbacks": [*watchers(), *save()]}
 
 
+def each_resume_with(values, ids):
+    """Return all places of a resume by name, each with one of two values in turn.
+
+    Each value has each of the three ways of saving: half of all pairs.
+    """
+    places = {"after the training", "after the round", "as soon as the validation is saved"}
+    return {
+        f"{name}, {ids[name in places]}": (values[name in places], *resume)
+        for name, resume in RESUMES.items()
+    }
+
+
+WATCHED = each_resume_with([*WATCHERS.values()], [*WATCHERS])
+
+
 @pytest.mark.slow
-@resumes
-@pytest.mark.parametrize("watchers", WATCHERS.values(), ids=WATCHERS)
+@pytest.mark.parametrize(("watchers", "save", "moment"), WATCHED.values(), ids=WATCHED)
 def test_resumed_callbacks_equal_those_of_an_uninterrupted_run(
     tmp_path, uninterrupted_state, watchers, save, moment
 ):
@@ -505,9 +518,11 @@ def make_scheduled_settings(save, every):
     }
 
 
+SCHEDULED = each_resume_with([2, 1], ["every 2nd", "each round"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [1, 2], ids=["each round", "every 2nd"])
-@resumes
+@pytest.mark.parametrize(("every", "save", "moment"), SCHEDULED.values(), ids=SCHEDULED)
 def test_resumed_schedule_that_watches_a_metric_equals_that_of_an_uninterrupted_run(
     tmp_path, uninterrupted_state, every, save, moment
 ):

@@ -14,7 +14,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from forked_processes import fork_context
-from small_federations import Given, Only, classes, sections, seeded
+from quick_logging import leave_logged_values
+from small_federations import Given, Only, classes, sections, seeded, trials_shared
 from stateful_modules import ACCEPTED
 from torch import nn
 
@@ -55,8 +56,10 @@ from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.rounds.round import RoundRunner
 from pl_fed.samplers import All, Poisson, Uniform
 
-SIZES = [9, 30, 12, 60, 15, 21, 45, 10, 33]
+SIZES = [9, 20, 12, 30, 15, 16, 25, 10, 18]
 ROUNDS = 3
+
+leave_logged_values()  # in forked processes, too
 
 
 class OppositeAttack(Attack):
@@ -248,6 +251,7 @@ if find_spec("dp_accounting"):
 STATEFUL = {f"stateful, {name}": settings(net=kind) for name, kind in ACCEPTED.items()}
 
 PREDICTED = ("Ditto",)
+TRIALS = {}
 
 
 def make(name, folder, rounds, processes, nodes):
@@ -293,8 +297,11 @@ def make(name, folder, rounds, processes, nodes):
 def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
     """Run a scenario, and return its outcome. All processes return equal outcomes."""
     trainer, client, data = make(name, folder, rounds, processes, nodes)
+    scenario = {**SCENARIOS, **STATEFUL}[name]
+    steps = [scenario[key] for key in ("net", "client", "precision", "lr", "momentum")]
     try:
-        trainer.fit(client, data, ckpt_path=resumes)
+        with trials_shared(TRIALS, *steps):
+            trainer.fit(client, data, ckpt_path=resumes)
     except NonFiniteLossError as error:
         return {"error": str(error)}
     trainer.test(client, data, verbose=False)

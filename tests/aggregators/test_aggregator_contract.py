@@ -139,7 +139,7 @@ def rows(draw, dtype=np.float64, largest=100.0):
     return torch.from_numpy(draw(arrays.arrays(dtype, shape, elements=numbers)))
 
 
-quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
 
 def repeat_rows(kind, uploads):
@@ -323,6 +323,7 @@ RESULT_TYPES = {  # dtype of the uploads -> dtype of the result
 }
 
 
+@pytest.mark.slow
 @all_aggregators
 def test_narrow_uploads_are_merged_in_float32(kind, arguments):
     for upload_type, result_type in RESULT_TYPES.items():
@@ -388,6 +389,7 @@ def merge_slices(kind, arguments, uploads, cuts, order):
 SHARDED = [pair for pair in CONFIGURATIONS if make(*pair).shards]
 
 
+@pytest.mark.slow
 @one_test(SHARDED)
 def test_merged_slices_equal_the_merged_rows(kind, arguments):
     draw = torch.Generator().manual_seed(0)

@@ -40,6 +40,7 @@ def crossing(client, arrays):
     return rows, sum(proposed.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*ALGORITHMS} - {"Local", "Mocha"}))
 def test_declared_uploads_are_the_numbers_that_cross(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

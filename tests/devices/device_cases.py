@@ -1,7 +1,8 @@
 """Small federations for the CPU and the pretend device: all shipped leaves, found by a walk.
 
-A case is a function of a device and a folder that returns numbers by name, on the CPU. Cases run
-in processes with the pretend device: see ``run_on_device.py``.
+A case is a function of a device and a folder that returns numbers by name, on the CPU. Its
+attribute ``cpu`` is the case, or its name, that gives the CPU's numbers; without it, the case
+itself does. Cases run in processes with the pretend device: see ``run_on_device.py``.
 """
 
 import copy
@@ -10,16 +11,18 @@ import multiprocessing
 import os
 import re
 import socket
+import tempfile
 import traceback
-from functools import partial
+from functools import cache, partial
 from itertools import cycle
+from pathlib import Path
 from types import SimpleNamespace
 
 import lit_federations
 import lit_modules
 import torch
 import worlds
-from small_federations import Arrays, Given, classes, mlp, sections, seeded, sgd
+from small_federations import Arrays, Given, classes, mlp, run_rounds, sections, seeded, sgd
 from test_aggregator_contract import CONFIGURATIONS as AGGREGATORS
 from test_attack_contract import CONFIGURATIONS as ATTACKS
 from test_models import NETS
@@ -34,8 +37,8 @@ from pl_fed.clients import Client, Ditto, FedAvg
 from pl_fed.data import FederatedData
 from pl_fed.samplers import All, Cyclic, Poisson, Uniform
 
-SIZES = [9, 30, 12, 21, 15, 18, 9]
-EAGER, TRACED = ("one_by_one", "stacked"), ("one_by_one_compiled", "stacked_compiled")
+SIZES = [9, 17, 7, 12, 8, 15, 9]
+EAGER = ("one_by_one", "stacked")
 PARTS = {"val_fraction": 0.2, "test_fraction": 0.2, "seed": 0}
 ROUNDS = 2
 
@@ -47,14 +50,15 @@ def given(arrays=None, **settings):
 
 
 def ditto(net=mlp, **settings):
-    options = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2, **settings}
+    options = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 1, **settings}
     return Ditto(seeded(net), **options)
 
 
-def numbers_of(trainer, client, data, checkpoint=None, predicts=False):
+def numbers_of(trainer, client, data, checkpoint=None, predicts=False, tests=True):
     """Fit and test, and return metrics, models and client states by name, on the CPU."""
     trainer.fit(client, data, ckpt_path=checkpoint)
-    trainer.test(client, data, verbose=False)
+    if tests:
+        trainer.test(client, data, verbose=False)
     numbers = {f"metric {n}": value for n, value in trainer.callback_metrics.items()}
     numbers |= {f"model {name}": value for name, value in client.state_dict().items()}
     for name, table in trainer.federation.state_dict()["store"].items():
@@ -86,9 +90,10 @@ def run(
     predicts=False,
     sampler=None,
     on_disk=False,
+    tests=False,
     **settings,
 ):
-    """Run a federation; ``settings`` are the arguments of the federation's sections."""
+    """Fit, with a validation at the end; ``settings`` are those of the federation's sections."""
     settings = {"seed": 0, "engine": "one_by_one", **copy.deepcopy(settings)}
     if on_disk:
         settings["folder"] = str(folder / "states")
@@ -101,7 +106,7 @@ def run(
             precision=precision,
             max_epochs=rounds,
             num_sanity_val_steps=0,
-            check_val_every_n_epoch=ROUNDS,
+            check_val_every_n_epoch=rounds,
             enable_progress_bar=False,
             enable_model_summary=False,
             **(trainer or {}),
@@ -110,52 +115,84 @@ def run(
         data(),
         checkpoint=checkpoint,
         predicts=predicts,
+        tests=tests,
     )
 
 
+def run_without_trainer(device, folder, client=ditto, data=None, **settings):
+    """Run rounds alone, without a Trainer and evaluations, which take two thirds of the time."""
+    client, data = placed(client, device), (data or shared_data)()
+    outcome = run_rounds(client, data, **copy.deepcopy(settings))
+    numbers = {"w": outcome.w, "v": outcome.v, "loss": outcome.reports[-1]["train/loss"]}
+    numbers |= {f"state {name}": rows for name, rows in outcome.states.items()}
+    numbers |= {f"server {name}": row for name, row in outcome.server_states.items()}
+    return {name: value.detach().cpu() for name, value in numbers.items()}
+
+
+@cache
+def placed(client, device):
+    """Return a client on a device; cases share it, and its trial before training."""
+    return client().to("cuda" if device == "gpu" else "cpu")
+
+
+@cache
+def shared_data():
+    """Return data that cases share."""
+    return given(root_samples=8)
+
+
+TRACED_ALGORITHMS = ("Ditto", "FedAvg", "FedTilt", "Scaffold")
+
+
 def algorithms():
-    """Return every algorithm, by engine; the CPU's numbers are those of ``one_by_one``."""
+    """Return every algorithm; the CPU's numbers are those of ``one_by_one``.
+
+    An algorithm's own tensors are the same in all engines, so the stacked engine runs rounds alone,
+    and the compiled engine, which only traces on this device, runs four kinds of objective: of two
+    models, of one, of losses of samples, and with states in each step.
+    """
     cases = {}
     for param in shipped_classes(pl_fed.clients, Client, {"FedExLoRA"}):
         for count, arguments in enumerate(CLIENT_ARGUMENTS.get(param.id, [{}])):
             options = {"optimizer": sgd(0.1, weight_decay=0.01), "local_epochs": 1, **arguments}
             client = lambda kind=param.values[0], options=options: kind(seeded(mlp), **options)  # noqa: E731
             variant = f" {count + 1}" if count else ""
-            for engine in (*EAGER, "stacked_compiled"):
-                case = partial(run, client=client, engine=engine, chunk_size=3)
-                case.cpu = f"{param.id}{variant} | one_by_one"
-                cases[f"{param.id}{variant} | {engine}"] = case
+            name = f"{param.id}{variant}"
+            cases[f"{name} | one_by_one"] = partial(run, client=client)
+            rounds = partial(run_without_trainer, client=client, data=shared_data, chunk_size=3)
+            traced = ["stacked_compiled"] if name in TRACED_ALGORITHMS else []
+            for engine in ("stacked", *traced):
+                case = cases[f"{name} | {engine}"] = partial(rounds, engine=engine)
+                case.cpu = rounds
     return cases
 
 
 def defences():
-    """Return every aggregator and every pre-aggregator."""
+    """Return every aggregator and every pre-aggregator, in rounds alone."""
     median = {"aggregator": pl_fed.aggregators.Median()}
-    data = partial(given, root_samples=12)
     cases = {
-        f"{kind.__name__} {arguments}": partial(run, data=data, aggregator=kind(**arguments))
+        f"{kind.__name__} {arguments}": {"aggregator": kind(**arguments)}
         for kind, arguments in AGGREGATORS
     }
-    return cases | {
-        f"{kind.__name__} {arguments}, Median": partial(
-            run, data=data, pre_aggregators=[kind(**arguments)], **median
-        )
+    cases |= {
+        f"{kind.__name__} {arguments}, Median": {"pre_aggregators": [kind(**arguments)], **median}
         for kind, arguments in PRE_AGGREGATORS
     }
+    return {name: partial(run_without_trainer, **settings) for name, settings in cases.items()}
 
 
 def attacks():
-    """Return every attack, of attackers who know all uploads or their own."""
+    """Return every attack, of attackers who know all uploads or their own, in rounds alone."""
     net = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 10))  # noqa: E731
     settings = {
         "client": partial(ditto, net),
-        "data": lambda: given(classes(SIZES, (1, 4, 4), num_classes=10)),
+        "data": cache(lambda: given(classes(SIZES, (1, 4, 4), num_classes=10))),
         "ids": [1, 3],
         "aggregator": pl_fed.aggregators.Median(),
     }
     return {
         f"{kind.__name__} {arguments}, knows {knowledge}": partial(
-            run,
+            run_without_trainer,
             attack=kind(**arguments),
             knowledge="all" if "search" in arguments.values() else knowledge,
             **settings,
@@ -165,10 +202,13 @@ def attacks():
 
 
 def scenarios():
-    """Return the scenarios of ``worlds.py``: shards, broken uploads, hybrid models, privacy."""
+    """Return the scenarios of ``worlds.py``: broken uploads, hybrid models, privacy.
+
+    One process has no shards: of two scenarios that differ in shards alone, the first is enough.
+    """
 
     def world(device, folder, name):
-        trainer, client, data = worlds.make(name, folder, worlds.ROUNDS, 1, 1)
+        trainer, client, data = worlds.make(name, folder, ROUNDS, 1, 1)
         try:
             return numbers_of(trainer, client, data)
         except worlds.NonFiniteLossError as error:
@@ -183,7 +223,9 @@ def scenarios():
         finally:
             worlds.pl_fed = plain
 
-    cases = {name: partial(on_device, name=name) for name in worlds.SCENARIOS}
+    repeated = {f"{name} in shards" for name in worlds.SCENARIOS}
+    names = [name for name in worlds.SCENARIOS if name not in repeated]
+    cases = {name: partial(on_device, name=name) for name in names}
     for name, case in cases.items():
         case.tolerance = 1e-5 if "float32" in name else 1e-9
     return cases
@@ -256,17 +298,21 @@ def adapters():
     def adapted():
         return LoRA(tiny(), r=2, target_modules=["query", "value"])
 
-    made = {"whole": (Ditto, tiny), "LoRA": (Ditto, adapted), "FedExLoRA": (FedExLoRA, adapted)}
+    made = {  # each kind of net, each algorithm and each engine in two cases
+        "whole, one_by_one": (Ditto, tiny),
+        "LoRA, stacked": (Ditto, adapted),
+        "FedExLoRA, one_by_one": (FedExLoRA, adapted),
+        "FedExLoRA, stacked": (FedExLoRA, adapted),
+    }
     return {
-        f"Hugging Face {name}, {engine}": partial(
+        f"Hugging Face {name}": partial(
             run,
             client=lambda kind=kind, make=make: kind(make(), optimizer=sgd(0.1)),
             data=lambda: given(texts((8, 9, 12))),
-            engine=engine,
+            engine=name.partition(", ")[2],
             rounds=1,
         )
         for name, (kind, make) in made.items()
-        for engine in EAGER
     }
 
 
@@ -277,7 +323,7 @@ def nets():
             run,
             client=lambda make=make: FedAvg(seeded(make), optimizer=sgd(0.01)),
             data=lambda shape=shape, num_classes=num_classes: given(
-                classes([6, 6], shape, num_classes=num_classes), val_fraction=0.0
+                classes([6, 6], shape, num_classes=num_classes), test_fraction=0.0
             ),
             rounds=1,
             engine="auto",
@@ -288,36 +334,62 @@ def nets():
 
 
 def engines():
-    """Return the settings of engines: optimizers, precisions, clipping, and the choice `auto`."""
+    """Return the settings of engines: optimizers, precisions, clipping, and the choice `auto`.
+
+    Every setting runs in both eager engines. The traced engines, which take the same parts, and
+    `auto` run each setting once between them. Engines agree, so that the CPU runs one by one,
+    but for low precisions.
+    """
     adam = partial(ditto, optimizer=partial(torch.optim.Adam, lr=0.01))
+    named = {
+        "Adam": {"client": adam},
+        "Adam, kept": {"client": adam, "keep_optimizer_state": True},
+        "clipping": {"trainer": {"gradient_clip_val": 0.1}},
+        "dropout": {"client": partial(ditto, worlds.small_net)},
+        "float32": {"precision": "32-true"},
+        "bf16-mixed": {"precision": "bf16-mixed"},
+    }
+    tolerances = {"float32": 1e-5, "bf16-mixed": 3e-3}
+    traced = {
+        "one_by_one_compiled": ("Adam, kept", "dropout"),
+        "stacked_compiled": ("clipping", "bf16-mixed"),
+        "auto": ("Adam", "float32"),
+    }
     cases = {}
-    for engine in (*EAGER, *TRACED, "auto"):
-        named = {
-            "Adam": {"client": adam},
-            "Adam, kept": {"client": adam, "keep_optimizer_state": True},
-            "clipping": {"trainer": {"gradient_clip_val": 0.1}},
-            "dropout": {"client": partial(ditto, worlds.small_net)},
-            "float32": {"precision": "32-true"},
-            "bf16-mixed": {"precision": "bf16-mixed"},
-        }
-        for name, settings in named.items():
-            case = cases[f"{engine}, {name}"] = partial(run, engine=engine, **settings)
-            case.tolerance = {"float32": 1e-5, "bf16-mixed": 3e-3}.get(name, 1e-9)
+    for engine in (*EAGER, *traced):
+        for name in traced.get(engine, named):
+            case = cases[f"{engine}, {name}"] = partial(run, engine=engine, **named[name])
+            case.tolerance = tolerances.get(name, 1e-9)
+            if name not in tolerances:
+                case.cpu = f"one_by_one, {name}"
     data = partial(given, drop_last=True)
     for engine in ("auto", "one_by_one", "one_by_one_compiled"):
         client = partial(ditto, worlds.batch_norm_net)
-        cases[f"{engine}, BatchNorm"] = partial(run, client=client, data=data, engine=engine)
+        case = partial(run, client=client, data=data, engine=engine)
+        case.cpu = "one_by_one, BatchNorm"
+        cases[f"{engine}, BatchNorm"] = case
     return cases
 
 
 def storage():
-    """Return states in memory, on disk and in both, checkpoints across devices, and privacy."""
+    """Return states in memory, on disk and in both, checkpoints across devices, and privacy.
 
-    def resumed(device, folder, begins, ends, **settings):
+    A checkpoint of each kind of state goes from the device to the CPU, and from there to the
+    device; one goes from the device to itself.
+    """
+    folders = tempfile.TemporaryDirectory()
+
+    @cache
+    def save(device, kind):
+        """Run the first round; return its checkpoint."""
+        folder = Path(folders.name) / device / kind
+        run(device, folder, rounds=1, **kept[kind])
+        return folder / "run" / "checkpoints" / "last.ckpt"
+
+    def resumed(device, folder, begins, ends, kind):
         places = {True: device, False: "cpu"}
-        run(places[begins], folder / "first", rounds=1, **settings)
-        checkpoint = folder / "first" / "run" / "checkpoints" / "last.ckpt"
-        return run(places[ends], folder / "second", checkpoint=checkpoint, **settings)
+        checkpoint = save(places[begins], kind)
+        return run(places[ends], folder, checkpoint=checkpoint, **kept[kind])
 
     cases = {
         "states on disk": partial(run, on_disk=True),
@@ -331,12 +403,12 @@ def storage():
         "Adam on the server": {"server_optimizer": partial(torch.optim.Adam, lr=0.01)},
         "local momentum": {"keep_optimizer_state": True},
     }
-    for begins, ends in ((True, True), (True, False), (False, True)):
-        for name, settings in kept.items():
-            words = f"{'device' if begins else 'CPU'} to {'device' if ends else 'CPU'}"
-            case = partial(resumed, begins=begins, ends=ends, **settings)
-            case.cpu = f"resume, device to device, {name}"
-            cases[f"resume, {words}, {name}"] = case
+    ways = [(begins, not begins, kind) for begins in (True, False) for kind in kept]
+    for begins, ends, kind in [*ways, (True, True, "local momentum")]:
+        words = f"{'device' if begins else 'CPU'} to {'device' if ends else 'CPU'}"
+        case = partial(resumed, begins=begins, ends=ends, kind=kind)
+        case.cpu = f"resume, device to CPU, {kind}"
+        cases[f"resume, {words}, {kind}"] = case
     if worlds.find_spec("dp_accounting"):
         private = partial(
             worlds.DifferentialPrivacy,

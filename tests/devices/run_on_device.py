@@ -89,7 +89,7 @@ def run_group(group, words=()):
             continue
         on_cpu = getattr(case, "cpu", name)
         if on_cpu not in expected:
-            expected[on_cpu] = outcome_of(cases[on_cpu], "cpu")
+            expected[on_cpu] = outcome_of(cases.get(on_cpu, on_cpu), "cpu")
         tolerance = getattr(case, "tolerance", 1e-9)
         rows[name] = compare(case, expected[on_cpu]) | {"tolerance": tolerance}
     return rows

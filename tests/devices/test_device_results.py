@@ -8,12 +8,12 @@ import pytest
 pytestmark = pytest.mark.slow
 
 GROUPS = {  # with the least number of cases that the walks must find
-    "algorithms": 75,
-    "defences and attacks": 50,
-    "scenarios": 44,
-    "pieces": 55,
+    "algorithms": 55,
+    "defences and attacks": 100,
+    "scenarios": 40,
+    "pieces": 45,
     "modules": 6,
-    "storage and processes": 18,
+    "storage and processes": 15,
 }
 
 

@@ -53,6 +53,7 @@ def keep(client, data, engine="one_by_one", **settings):
         return run_rounds(client, data, engine=engine, keep_optimizer_state=True, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_engines_agree_for_every_optimizer_with_a_kept_state(name):
     data = shared_out(classes(SIZES))

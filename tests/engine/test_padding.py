@@ -45,6 +45,7 @@ def rejected(net, data, engine, **settings):
     return run.reports[0]["train/rejected"], run.w
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("sentinel", [1e30, 3.4e38])
 def test_stack_loses_only_the_client_that_overflows(name, sentinel):

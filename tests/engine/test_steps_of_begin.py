@@ -61,6 +61,7 @@ def net():
     return nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3))
 
 
+@pytest.mark.slow
 @walk_clients()
 def test_engines_agree_on_the_steps_of_every_algorithm(kind, arguments):
     client = budgeted(kind(seeded(net), **{"optimizer": sgd(0.1), **arguments}))
@@ -76,7 +77,7 @@ def test_engines_agree_on_the_steps_of_every_algorithm(kind, arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [sgd(0.1, momentum=0.9), torch.optim.Adam])
 @pytest.mark.parametrize("engine", [*EAGER, *COMPILED])
-def test_every_engine_takes_the_steps(engine, optimizer):
+def test_every_engine_takes_the_steps(uncompiled, engine, optimizer):
     for kept in (False, True):
         client = budgeted(Ditto(seeded(mlp), optimizer=optimizer))
         settings = {"chunk_size": 2, "keep_optimizer_state": kept}

@@ -153,6 +153,11 @@ CASES = {  # a few local steps, as FedRep has them, give each client a model of 
 }
 
 
+# A program is traced from a net and the tensors of its state dict: one case for each kind of net
+# and precision has programs, and one algorithm whose clients have their own statistics.
+WITH_PROGRAMS = ("Ditto", "Ditto, frozen", "Ditto, busy", "Ditto, float64", "FedBN")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_exported_models_give_the_predictions_of_predict(case, tmp_path, monkeypatch):
@@ -161,7 +166,8 @@ def test_exported_models_give_the_predictions_of_predict(case, tmp_path, monkeyp
     options = {"algorithm": case, **({} if case == "FedRep" else {"local_steps": 3}), **CASES[case]}
     run = fit(tmp_path, **options)
     expected = predict(run)
-    out, about = export(run, "--client", *map(str, CLIENTS))
+    formats = [] if case in WITH_PROGRAMS else ["--format", "state_dict"]
+    out, about = export(run, "--client", *map(str, CLIENTS), *formats)
     assert [entry["client"] for entry in about["models"]] == CLIENTS
     weights = []
     for entry, client in zip(about["models"], CLIENTS):
@@ -172,9 +178,10 @@ def test_exported_models_give_the_predictions_of_predict(case, tmp_path, monkeyp
         net.load_state_dict(tensors, strict=True)
         with torch.no_grad():
             assert_predicts(net(x), expected[client])
-        program = torch.export.load(out / f"client_{client}.pt2").module()
-        for size in (1, 2, len(x)):
-            torch.testing.assert_close(program(x[:size]), net(x[:size]), rtol=1e-6, atol=1e-6)
+        if case in WITH_PROGRAMS:
+            program = torch.export.load(out / f"client_{client}.pt2").module()
+            for size in (1, 2, len(x)):
+                torch.testing.assert_close(program(x[:size]), net(x[:size]), rtol=1e-6, atol=1e-6)
         weights.append(torch.cat([tensor.flatten().double() for tensor in tensors.values()]))
         sizes = sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
         assert sizes == sum(tensor.nbytes for tensor in tensors.values()), "no more than its own"
@@ -223,10 +230,11 @@ torch.save(found, folder / "found.pt")
 
 @pytest.mark.slow
 def test_exported_models_load_without_pl_fed(folder):
-    out, about = export(folder, "--client", "all", "--global")
+    out, about = export(folder, "--client", "1", "4", "--global")
     names = [entry["name"] for entry in about["models"]]
-    assert names == ["global", *(f"client_{k}" for k in range(6))]
-    expected = predict(folder)
+    assert names == ["global", "client_1", "client_4"]
+    predictions = predict(folder)
+    expected = {client: predictions[client] for client in CLIENTS}
     samples = [
         sample for client_predictions in expected.values() for sample in client_predictions[0]
     ]
@@ -272,7 +280,9 @@ def test_manifest_has_models_and_input_preparation(folder):
 @pytest.mark.slow
 def test_selection_by_validation_takes_the_model_with_the_better_accuracy(folder):
     """The exported files give each model's validation accuracy. The loss decides ties."""
-    own, _ = export(folder, "--client", "all", "--global", out="own")
+    own, about = export(folder, "--client", "all", "--global", out="own")
+    names = [entry["name"] for entry in about["models"]]
+    assert names == ["global", *(f"client_{k}" for k in range(6))]
     best, about = export(folder, "--client", "all", "--select", "validation", out="best")
     module = FederatedData(Digits(), Shards(3), 6, val_fraction=0.2, normalize="feature", seed=0)
     x, y, val = module.clients.inputs, module.clients.targets, module.clients.val

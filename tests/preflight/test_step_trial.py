@@ -66,7 +66,8 @@ def set_up(module, client=FedAvg, sizes=SIZES, **options):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_accepted_modules_equal_federated_averaging_by_hand(name, engine):
+def test_accepted_modules_equal_federated_averaging_by_hand(uncompiled, name, engine):
+    """``test_compiled.py`` runs the compiler, which does not see the modules, on some traces."""
     module, data = seeded(ACCEPTED[name]).double(), shared_out(classes(SIZES), batch_size=8)
     expected = federated_by_hand(copy.deepcopy(module), data, rounds=3, steps=2)
     client = FedAvg(copy.deepcopy(module), local_epochs=2)

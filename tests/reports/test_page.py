@@ -83,6 +83,16 @@ def shared_page(tmp_path_factory):
     return write_page(tmp_path_factory.mktemp("page"), *TWO_SEEDS, *OTHERS)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leaves the pictures out of pages, which take a second each, for tests of their texts."""
+    chapters = page._pictures
+    monkeypatch.setattr(page, "_pictures", lambda groups: dict.fromkeys(chapters(groups), ()))
+
+
+without_pictures = pytest.mark.usefixtures("undrawn")
+
+
 def test_page_opens_offline(shared_page):
     text = shared_page.read_text(encoding="utf-8")
     reader = Reader(text)
@@ -132,7 +142,7 @@ def test_each_picture_has_a_description_and_files(shared_page):
 
 def test_report_replaces_a_previous_report(tmp_path):
     """It removes all files of the previous report, and no others."""
-    folder = write_page(tmp_path, *TWO_SEEDS, *OTHERS).parent
+    folder = write_page(tmp_path, TWO_SEEDS[0], OTHERS[1]).parent
     assert (folder / "uploads.png").is_file()
     for name in ("mine.png", "uploads_mine.csv"):
         (folder / name).write_text("mine")
@@ -172,6 +182,7 @@ def test_tables_have_the_results_and_settings_of_the_runs(shared_page):
     assert not {"RandomLabels", "–", "0", "0.25"} - {cell for row in rows for cell in row}
 
 
+@without_pictures
 def test_page_names_unfinished_and_skipped_runs(tmp_path):
     path = write_page(tmp_path, *OTHERS, skipped=["elsewhere/run: only evaluated, not a fit."])
     text = "".join(Reader(path.read_text(encoding="utf-8")).texts)
@@ -181,6 +192,7 @@ def test_page_names_unfinished_and_skipped_runs(tmp_path):
     assert {row["state"] for row in read_table(path.parent / "runs.csv")} == {"", "unfinished"}
 
 
+@without_pictures
 def test_page_of_a_run_without_results_says_so(tmp_path):
     path = write_page(tmp_path, ({}, {"tested": False, "rounds": 1}))
     reader = Reader(path.read_text(encoding="utf-8"))
@@ -188,6 +200,7 @@ def test_page_of_a_run_without_results_says_so(tmp_path):
     assert "1 of 4" in reader.texts
 
 
+@without_pictures
 def test_run_of_all_rounds_without_a_test_is_finished(tmp_path):
     path = write_page(tmp_path, ({}, {"tested": False}))
     assert "Unfinished" not in path.read_text(encoding="utf-8")
@@ -195,6 +208,7 @@ def test_run_of_all_rounds_without_a_test_is_finished(tmp_path):
     assert (row["state"], row["rounds"]) == ("", "4")
 
 
+@without_pictures
 def test_page_names_runs_without_results_by_class(tmp_path):
     path = write_page(tmp_path, ({}, {"classes": False}))
     reader = Reader(path.read_text(encoding="utf-8"))
@@ -235,6 +249,7 @@ def test_error_while_drawing_leaves_the_previous_report(tmp_path, monkeypatch):
     assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
 
 
+@without_pictures
 def test_folder_with_an_undecodable_name_is_escaped(tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     path = page.write([read_run(write_run(folder))], tmp_path / "out")
@@ -243,6 +258,7 @@ def test_folder_with_an_undecodable_name_is_escaped(tmp_path):
     assert row["run"] == "caf\\udce9"
 
 
+@without_pictures
 def test_run_without_config_has_no_defence_in_the_table(tmp_path):
     folder = write_run(tmp_path / "mine")
     (folder / "config.yaml").unlink()
@@ -252,6 +268,7 @@ def test_run_without_config_has_no_defence_in_the_table(tmp_path):
     assert (row["defence"], row["byzantine"]) == ("–", "0"), "as in per_client.csv"
 
 
+@without_pictures
 def test_run_without_config_and_results_has_unknown_settings_in_the_table(tmp_path):
     folder = write_run(tmp_path / "mine", tested=False)
     (folder / "config.yaml").unlink()
@@ -261,6 +278,7 @@ def test_run_without_config_and_results_has_unknown_settings_in_the_table(tmp_pa
     assert row["state"] == "", "no file says that it is unfinished"
 
 
+@without_pictures
 def test_page_has_complete_configs(tmp_path):
     path = write_page(tmp_path, ({"federation.adversary.attack": ATTACK}, {}))
     text = path.read_text(encoding="utf-8")
@@ -309,6 +327,7 @@ def test_same_runs_give_the_same_page(tmp_path):
     assert page.write(runs, tmp_path / "again").read_bytes() == first
 
 
+@without_pictures
 def test_page_has_the_guarantee_of_each_private_run(tmp_path):
     statement = "Privacy: ε = 3 at δ = 0.0123 after 4 rounds. It covers the global models."
     folder = write_run(tmp_path / "private", with_changes({}), extra={"privacy/epsilon": 3})
@@ -352,6 +371,7 @@ def with_rounds(folder, rounds):
     return folder
 
 
+@without_pictures
 @pytest.mark.parametrize("models", [("global", "personal"), ("global",)])
 def test_page_counts_clients_that_never_took_part_if_models_are_personal(tmp_path, models):
     folder = write_run(tmp_path / "mine", byzantine=[1], models=models)

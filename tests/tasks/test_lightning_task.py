@@ -83,7 +83,7 @@ def test_engines_agree_for_modules(make, arrays, algorithm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
-def test_compiled_engines_agree_for_modules(engine):
+def test_compiled_engines_agree_for_modules(uncompiled, engine):
     client, data = Ditto(seeded(LitTable)), shared_out(table())
     outcomes = [run_rounds(client, data, engine=name) for name in ("one_by_one", engine)]
     assert outcomes[0].distance(outcomes[1]) < 1e-10
