@@ -6,7 +6,6 @@ import subprocess
 from multiprocessing.process import BaseProcess
 
 import pytest
-from quick_logging import leave_logged_values
 
 from pl_fed import torch_internals
 from pl_fed.callbacks import run_summary
@@ -15,7 +14,6 @@ from pl_fed.engine import compiled
 FAST = "not slow"  # the expression of the fast lane
 
 os.environ.setdefault("WANDB_MODE", "disabled")  # tests of W&B set their own
-leave_logged_values()
 
 
 def pytest_configure(config):
