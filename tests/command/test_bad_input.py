@@ -22,6 +22,7 @@ from pl_fed.command.messages import _NEW_PATHS, summarize
 from pl_fed.data import Digits, FederatedData
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
+from pl_fed.rounds.round import RoundRunner
 from pl_fed.samplers import Uniform
 
 CONFIG = {
@@ -87,7 +88,7 @@ def get_refusal(config_folder, monkeypatch, capsys):
 
     def refuse(*arguments, subcommand="fit"):
         with monkeypatch.context() as patch:
-            patch.setattr(Federation, "run_round", fail_on_training)
+            patch.setattr(RoundRunner, "run", fail_on_training)
             with pytest.raises(SystemExit) as stopped:
                 run(*arguments, subcommand=subcommand)
         assert stopped.value.code in (1, 2)
@@ -475,7 +476,7 @@ def test_internal_error_is_raised_with_its_traceback(config_folder, monkeypatch)
     def raise_bug(*_, **__):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Federation, "run_round", raise_bug)
+    monkeypatch.setattr(RoundRunner, "run", raise_bug)
     with pytest.raises(RuntimeError, match="a bug"):
         run()
 
@@ -488,7 +489,7 @@ def test_error_of_torch_is_raised_although_it_begins_like_a_refusal(config_folde
         torch._check(False, lambda: "Expected all tensors to be on the same device")
 
     for failure in (mix_devices, check_in_torch):
-        monkeypatch.setattr(Federation, "run_round", failure)
+        monkeypatch.setattr(RoundRunner, "run", failure)
         with pytest.raises(RuntimeError):
             run()
 

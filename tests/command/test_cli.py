@@ -27,6 +27,7 @@ from pl_fed.command.parser import Parser
 from pl_fed.federation import Federation
 from pl_fed.lightning.trainer import Trainer
 from pl_fed.loggers import RunCSV
+from pl_fed.rounds.round import RoundRunner
 from pl_fed.run_folder import lock_run, try_lock
 
 pytestmark = pytest.mark.slow
@@ -398,14 +399,14 @@ def test_run_restarts_if_its_own_checkpoint_callback_has_saved_nothing(
     if elsewhere:
         arguments += ["--trainer.callbacks.dirpath", str(tmp_path / "elsewhere")]
     with monkeypatch.context() as patch:
-        real = Federation.run_round
+        real = RoundRunner.run
 
         def interrupt_second_round(self, round, *args, **kwargs):
             if round == 1:
                 raise KeyboardInterrupt
             return real(self, round, *args, **kwargs)
 
-        patch.setattr(Federation, "run_round", interrupt_second_round)
+        patch.setattr(RoundRunner, "run", interrupt_second_round)
         with pytest.raises(SystemExit):
             main(["fit", *arguments])
     (run,) = (tmp_path / "runs").iterdir()
@@ -466,7 +467,7 @@ def test_interrupted_run_prints_the_command_that_resumes_it(
     tmp_path, monkeypatch, capsys, name, rounds
 ):
     kind, code = INTERRUPTS[name]
-    real_round, real_test = Federation.run_round, Federation.evaluate
+    real_round, real_test = RoundRunner.run, Federation.evaluate
 
     def interrupt_method(real, is_time):
         def run(self, first, *arguments, **settings):
@@ -478,7 +479,7 @@ def test_interrupted_run_prints_the_command_that_resumes_it(
 
     arguments = ["fit", *QUICKSTART, *short(tmp_path), "--federation.engine.name=one_by_one"]
     with monkeypatch.context() as patch:
-        patch.setattr(Federation, "run_round", interrupt_method(real_round, lambda n: n == rounds))
+        patch.setattr(RoundRunner, "run", interrupt_method(real_round, lambda n: n == rounds))
         patch.setattr(
             Federation, "evaluate", interrupt_method(real_test, lambda part: part == "test")
         )
@@ -528,7 +529,7 @@ def test_two_interrupts_are_reported_once(tmp_path, monkeypatch, capsys):
     """The first makes Lightning end the run; the second comes while it does."""
     interrupt = Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patch:
-        patch.setattr(Federation, "run_round", interrupt)
+        patch.setattr(RoundRunner, "run", interrupt)
         patch.setattr(Trainer, "_teardown", interrupt)
         with pytest.raises(SystemExit) as ended:
             main(["fit", *QUICKSTART, *short(tmp_path)])
