@@ -184,7 +184,7 @@ def trials_shared(trials, *settings):
         return mock.patch.object(pl_fed.federation, name, find)
 
     with ExitStack() as stack:
-        for name in ("try_steps", "explain_smallest_minibatch"):
+        for name in ("find_step_facts", "explain_smallest_minibatch"):
             stack.enter_context(share(name))
         yield
 

@@ -1,5 +1,8 @@
 """Data sets, and the split of their samples over clients."""
 
+from pl_fed.data.augmentation import KeyedAugmentation as KeyedAugmentation
+from pl_fed.data.augmentation import RandomFlip as RandomFlip
+from pl_fed.data.augmentation import RandomShift as RandomShift
 from pl_fed.data.celeba import CelebA as CelebA
 from pl_fed.data.client_folder import ClientFolder as ClientFolder
 from pl_fed.data.diabetes import Diabetes as Diabetes

@@ -8,6 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from pl_fed.data.augmentation import Augmentation
 from pl_fed.data.client_data import ClientData
 from pl_fed.devices import numbers_on, to_device
 from pl_fed.random import fork_torch_rng, key, random_bits
@@ -142,6 +143,9 @@ class Batches:
         self.round = round
         self.poison = poison or {}
         self.augment = augment
+        self._keyed: Augmentation | None = None  # the augmentation, if a call serves all clients
+        if isinstance(augment, Augmentation) and augment.is_keyed:
+            self._keyed = augment
         self.sizes: list[int] = data.train.sizes[clients].tolist()
         self._last_blocks: dict[int, tuple[int, list[Batch]]] = {}
         self._last_rows: tuple[int, Tree] | None = None
@@ -200,14 +204,21 @@ class Batches:
         index = table[step]
         rows, shape = self._gather_step(table, step), index.shape
         inputs, targets = (tree_map(lambda t: t.view(*shape, *t.shape[1:]), tree) for tree in rows)
-        changes_all = self.augment is not None or self.data.redraw is not None
+        augments_each = self.augment is not None and self._keyed is None
+        changes_all = augments_each or self.data.redraw is not None
         changed = range(len(self.clients)) if changes_all else self._poisoned_positions
         positions = [position for position in changed if step < self.steps[position]]
         if positions:
             batches = [self._cached_batch(position, step) for position in positions]
-            for position, batch in zip(positions, self._augment_batches(batches, positions, step)):
+            if augments_each:
+                batches = self._augment_batches(batches, positions, step)
+            for position, batch in zip(positions, batches):
                 _write(inputs, batch.inputs, position)
                 _write(targets, batch.targets, position)
+        if self._keyed is not None:
+            keys = self._sample_keys(range(len(self.clients)), step, shape[1])
+            flat = self._keyed(tree_map(lambda leaf: leaf.flatten(0, 1), inputs), keys.flatten())
+            inputs = tree_map(lambda leaf: leaf.view(*shape, *leaf.shape[1:]), flat)
         return Batch(inputs, targets, masks[step], index)
 
     def is_full(self, step: int) -> bool:
@@ -327,11 +338,30 @@ class Batches:
         if self.augment is None or not batches:
             return batches
         augmented = []
+        if self._keyed is not None:
+            for batch, position in zip(batches, positions):
+                keys = self._sample_keys([position], step, batch.size)[0]
+                augmented.append(batch._replace(inputs=self._keyed(batch.inputs, keys)))
+            return augmented
         with fork_torch_rng(batches[0].device) as seed:
             for batch, position in zip(batches, positions):
                 seed(key(self.seed, "augment", self.round, self.clients[position], step))
                 augmented.append(batch._replace(inputs=self.augment(batch.inputs)))
         return augmented
+
+    def _sample_keys(self, positions: Sequence[int], step: int, size: int) -> Tensor:
+        """Return the keys of the samples of clients at a step for augmentations, [clients, size].
+
+        They depend on round, client, step and the place in the minibatch.
+        """
+        keys = [
+            key(self.seed, "augment", self.round, self.clients[position], step)
+            for position in positions
+        ]
+        index = self.data.train.index
+        return random_bits(
+            numbers_on(index, keys)[:, None], torch.arange(size, device=index.device)
+        )
 
     def _batch_sizes(self, position: int) -> list[int]:
         """Return the number of samples of each step of one client."""

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from pl_fed.arguments import check_choice, check_instances, check_integers
 from pl_fed.configurable import Configurable
+from pl_fed.data.augmentation import Augmentation
 from pl_fed.data.client_data import ClientData, Part, scale_images
 from pl_fed.data.fingerprint import fingerprint_of
 from pl_fed.data.normalization import Normalization
@@ -66,7 +67,8 @@ class FederatedData(Configurable, LightningDataModule):
             before normalization; images are in [0, 1] there. Random draws depend on ``seed``.
         skew: A change of the inputs that differs between clients: see :mod:`pl_fed.skews`.
         augment: Batched modules, applied to each training minibatch of a client as the last step of
-            its preparation. Random draws depend on round, client and step.
+            its preparation. Random draws depend on round, client and step. A
+            :class:`~pl_fed.data.KeyedAugmentation` changes the samples of all clients in one call.
         drop_last: Whether a pass over a client's data leaves out its last, smaller minibatch.
             ``None`` for the choice of the training dataloader, or else false.
         min_batch: Samples in the smallest training minibatch, from 1 to ``batch_size``. A pass over
@@ -145,10 +147,10 @@ class FederatedData(Configurable, LightningDataModule):
         self.normalize = normalize
         self.transforms = [transforms] if isinstance(transforms, nn.Module) else transforms or []
         self.skew = skew
-        self.augment: Callable[[Tree], Tree] | None = None
+        self.augment: Augmentation | None = None
         if augment:
             modules = [augment] if isinstance(augment, nn.Module) else augment
-            self.augment = nn.Sequential(*modules)
+            self.augment = Augmentation(modules)
         self._drop_last = drop_last
         self.min_batch = min_batch
         self.clients_per_eval_batch = clients_per_eval_batch
