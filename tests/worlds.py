@@ -14,7 +14,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from forked_processes import fork_context
-from quick_logging import leave_logged_values
 from small_federations import Given, Only, classes, sections, seeded, trials_shared
 from stateful_modules import ACCEPTED
 from torch import nn
@@ -58,8 +57,6 @@ from pl_fed.samplers import All, Poisson, Uniform
 
 SIZES = [9, 20, 12, 30, 15, 16, 25, 10, 18]
 ROUNDS = 3
-
-leave_logged_values()  # in forked processes, too
 
 
 class OppositeAttack(Attack):

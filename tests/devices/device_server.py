@@ -21,11 +21,8 @@ import pretend_device  # noqa: E402
 
 pretend_device.install()
 
-from quick_logging import leave_logged_values  # noqa: E402
 
 import pl_fed.command.main  # noqa: E402, F401 (the forks have it)
-
-leave_logged_values()
 
 
 def run(arguments):
