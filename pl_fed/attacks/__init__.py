@@ -1,7 +1,6 @@
 """Attacks of Byzantine clients on their training data and their uploads."""
 
 from pl_fed.attacks.a_little_is_enough import ALittleIsEnough as ALittleIsEnough
-from pl_fed.attacks.adversary import Adversary as Adversary
 from pl_fed.attacks.backdoor import Backdoor as Backdoor
 from pl_fed.attacks.base import Attack as Attack
 from pl_fed.attacks.canaries import Canaries as Canaries

@@ -26,7 +26,7 @@ class KeyedAugmentation(nn.Module, ABC):
 
         Args:
             inputs: The inputs of some samples, [samples, ...].
-            keys: The key of each sample, int64 [samples], for :func:`pl_fed.random.uniforms` and
+            keys: The key of each sample, int64 [samples], for ``pl_fed.random.uniforms`` and
                 the other functions of that module.
         """
 
