@@ -1,12 +1,13 @@
 """``python experiments/benchmarks/compare.py main``: did a change make a round slower?
 
-The working tree and a git revision run the same federations in one process each, with one thread,
-and take turns round by round. The script prints the medians, and the median and quartiles of the
-ratio of the two rounds of a turn. A row is slower, or faster, if the median ratio differs from 1 by
-more than two of its standard errors and by more than 2 %. A standard error is 0.93 times the
-distance of the quartiles over the root of the number of turns; equal processes may differ by 2 %.
-``--rows`` selects rows of ``targets.py``. Both sides use the working tree's code of the benchmark.
-On a shared machine, use ``--clock cpu``. To measure the noise, compare a clean tree with ``HEAD``.
+The working tree and a git revision run the same federations in a process each, with one thread, and
+take turns round by round. Equal processes differ by up to 10 %, for as long as they live, by where
+their memory lies; so ``--pairs`` pairs of processes follow each other. The script prints the
+medians over all rounds, the ratio of each pair (the median over its turns), and their mean. A row
+is slower, or faster, if the mean differs from 1 by more than two of its standard errors and by more
+than 2 %. ``--rows`` selects rows of ``targets.py``. Both sides use the working tree's code of the
+benchmark. On a shared machine, use ``--clock cpu``. To measure the noise, compare a clean tree with
+``HEAD``.
 """
 
 import argparse
@@ -19,9 +20,10 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -31,7 +33,7 @@ from race import ROOT, WARM, environment
 from report import table
 from settings import Settings
 
-HEADER = ["round", "before, ms", "now, ms", "now / before", "quartiles", "turns", ""]
+HEADER = ["round", "before, ms", "now, ms", "now / before", "by pair", "turns", ""]
 DEFAULT = ["logistic-10", "mlp", "ditto", "FlameCNN"]
 
 
@@ -86,23 +88,14 @@ def serve(case: Case, settings: Settings) -> None:
     fit(case, case.data(), settings, 1, continue_after_round)
 
 
-def compare(case: Case, before: Path, settings: Settings) -> list[str]:
+def compare(case: Case, before: Path, settings: Settings, pairs: int) -> list[str]:
     """Return a line of the table."""
-    sides = [Side(tree, case, settings) for tree in (before, ROOT)]
-    for side in sides:
-        for _ in range(settings.warmup + WARM):
-            side.round()
-    turns: list[list[float]] = []
-    until = time.perf_counter() + settings.seconds
-    while time.perf_counter() < until or len(turns) < settings.turns:
-        order = sides if len(turns) % 2 else sides[::-1]
-        seconds = {side: side.round() for side in order}
-        turns.append([seconds[side] for side in sides])
-    for side in sides:
-        side.end()
-    medians = [1e3 * statistics.median(seconds) for seconds in zip(*turns)]
-    first, ratio, third = statistics.quantiles([now / old for old, now in turns], n=4)
-    noise = max(2 * 0.93 * (third - first) / math.sqrt(len(turns)), 0.02)
+    trees = (before, ROOT)
+    turns = [take_turns(case, trees, settings, settings.seconds / pairs) for _ in range(pairs)]
+    ratios = [statistics.median(now / old for old, now in pair) for pair in turns]
+    medians = [1e3 * statistics.median(seconds) for seconds in zip(*chain(*turns))]
+    ratio = statistics.mean(ratios)
+    noise = max(2 * statistics.stdev(ratios) / math.sqrt(pairs), 0.02)
     verdict = "the same within noise"
     if abs(ratio - 1) > noise:
         verdict = "slower" if ratio > 1 else "faster"
@@ -110,10 +103,29 @@ def compare(case: Case, before: Path, settings: Settings) -> list[str]:
         case.title,
         *(f"{median:.2f}" for median in medians),
         f"{ratio:.3f} ± {noise:.3f}",
-        f"{first:.3f} to {third:.3f}",
-        str(len(turns)),
+        ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios)),
+        str(sum(map(len, turns))),
         verdict,
     ]
+
+
+def take_turns(
+    case: Case, trees: Sequence[Path], settings: Settings, seconds: float
+) -> list[list[float]]:
+    """Return the seconds of the rounds of a process for each tree, turn by turn."""
+    sides = [Side(tree, case, settings) for tree in trees]
+    for side in sides:
+        for _ in range(settings.warmup + WARM):
+            side.round()
+    turns: list[list[float]] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(turns) < settings.turns:
+        order = sides if len(turns) % 2 else sides[::-1]
+        times = {side: side.round() for side in order}
+        turns.append([times[side] for side in sides])
+    for side in sides:
+        side.end()
+    return turns
 
 
 @contextmanager
@@ -135,12 +147,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("revision", help="the git revision to compare with")
     parser.add_argument("--rows", nargs="+", choices=CASES, default=DEFAULT, metavar="ROW")
+    parser.add_argument("--pairs", type=int, default=5, help="of processes, at least 2")
     Settings.add_to(parser)
     arguments = parser.parse_args()
+    if arguments.pairs < 2:
+        parser.error(f"Expected `--pairs` of at least 2 but got {arguments.pairs}.")
     print(table(HEADER, []), end="")
     with source_of(arguments.revision) as before:
         for name in arguments.rows:
-            line = compare(CASES[name], before, Settings.from_arguments(arguments))
+            settings = Settings.from_arguments(arguments)
+            line = compare(CASES[name], before, settings, arguments.pairs)
             print(table(line, []).splitlines()[0], flush=True)
 
 

@@ -14,11 +14,10 @@ from pl_fed.clients.contract import Objective
 from pl_fed.engine.options import EngineName
 
 _MIN_STACK = 8  # clients; in a smaller stack, vmap's cost for each operation is not shared enough
-_MIN_STACKED_STEPS = (
-    2_000  # local steps of clients in a run; below, trying a stack does not pay off
-)
+_MIN_STACKED_STEPS = 2_000  # local steps of clients in a run; below, trying a stack does not pay
 _MAX_STACKED_NUMBERS = 131_072  # trained numbers of a client, above which a stack leaves the caches
 _MIN_COMPILED_STEPS = 120_000  # local steps of clients in a run; below, compiling does not pay off
+_MIN_COMPILED_STACK = 5  # clients; a compiled stack calls fewer kernels than its clients in turn
 _MAX_COMPILED_NUMBERS = 524_288  # trained numbers of a client in a compiled stack
 _MAX_COMPILED_LAYERS = 16  # layers with parameters; more may compile for minutes
 _MIN_COMPILED_CONVOLUTION_STEPS = 30_000  # a step of a net with convolutions takes longer
@@ -91,9 +90,9 @@ def choose_engine(facts: WorkFacts) -> EngineName:
         is_long = facts.steps >= _MIN_COMPILED_CONVOLUTION_STEPS
         compiles = is_long and facts.layers <= _MAX_COMPILED_CONVOLUTIONS
         return "one_by_one_compiled" if compiles else "one_by_one"
-    is_wide = facts.stack >= _MIN_STACK
     if facts.steps >= _MIN_COMPILED_STEPS and facts.layers <= _MAX_COMPILED_LAYERS:
+        is_wide = facts.stack >= _MIN_COMPILED_STACK
         stacks = is_wide and facts.numbers <= _MAX_COMPILED_NUMBERS
         return "stacked_compiled" if stacks else "one_by_one_compiled"
-    stacks = is_wide and facts.numbers <= _MAX_STACKED_NUMBERS
+    stacks = facts.stack >= _MIN_STACK and facts.numbers <= _MAX_STACKED_NUMBERS
     return "stacked" if stacks and facts.steps >= _MIN_STACKED_STEPS else "one_by_one"
