@@ -175,7 +175,6 @@ def main() -> None:
         for seed in asked.seeds
         for setting in SETTINGS
         for algorithm in asked.only
-        if setting != CLEAN_80 or algorithm in picture.HERO
     ]
     run_missing(wanted, results, ("algorithm", "setting", "seed"), run, asked.at_once)
     rows = sort_rows(read(results))

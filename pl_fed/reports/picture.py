@@ -177,6 +177,9 @@ class Picture:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box replaces it
             self.figure.savefig(content, **options)
+        self.figure.set_layout_engine(
+            None
+        )  # further files of the picture have the layout of the first
         return content.getvalue()
 
     def files(self) -> dict[str, bytes]:
