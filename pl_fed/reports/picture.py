@@ -15,9 +15,10 @@ from typing import Any, ParamSpec, TypeVar, overload
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from pl_fed.reports.group import Curve, Final, Group
 from pl_fed.text import csv_cell
@@ -436,7 +437,7 @@ def fit_scale(axes: Axes, values: Iterable[float]) -> None:
     numbers = list(values)
     if numbers and max(numbers) > 200 * min(numbers) > 0:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        label_logarithmic(axes.yaxis, numbers)
 
 
 def round_number(value: float) -> float:
@@ -447,3 +448,11 @@ def round_number(value: float) -> float:
 def round_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row with its floats rounded to six significant digits."""
     return {k: round_number(v) if isinstance(v, float) else v for k, v in values.items()}
+
+
+def label_logarithmic(axis: Axis, values: Sequence[float]) -> None:
+    """Label a logarithmic axis with plain numbers; matplotlib's own labels are formulas."""
+    within_decades = (1, 2, 5) if max(values) < 100 * min(values) else (1,)
+    axis.set_major_locator(LogLocator(subs=within_decades))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

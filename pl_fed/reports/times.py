@@ -4,11 +4,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from pl_fed.reports.group import Group
-from pl_fed.reports.picture import WIDTH, Picture, apply_style, line_style, round_numbers
+from pl_fed.reports.picture import (
+    WIDTH,
+    Picture,
+    apply_style,
+    label_logarithmic,
+    line_style,
+    round_numbers,
+)
 
 _QUARTILES = (0, 25, 50, 75, 100)
 _NAMES = ("shortest", "lower_quartile", "median", "upper_quartile", "longest")
@@ -52,6 +58,6 @@ def _draw(boxes: Sequence[tuple[Group, NDArray[np.float64]]]) -> Figure:
     axes.set_yticks(range(len(boxes)), [str(group.number) for group, _ in boxes])
     axes.set_ylim(len(boxes) - 0.5, -0.5)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    label_logarithmic(axes.xaxis, [seconds for _, box in boxes for seconds in box.tolist()])
     axes.set(xlabel="seconds per round", ylabel="run" if len(boxes) > 1 else "")
     return figure

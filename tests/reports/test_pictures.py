@@ -524,11 +524,15 @@ def drawn_lines(picture):
     return picture.figure.axes[0].get_lines()
 
 
-def test_logarithmic_scale_has_plain_numbers(make_groups):
-    groups = make_groups(({}, {"rounds": 1}), ({}, {"rounds": 4, "extra": {"time/round": 200}}))
+@pytest.mark.parametrize(
+    ("seconds", "label"),  # beside runs with 0.5 s a round
+    [(200, b">100<"), (3, b">2<"), (0.51, b">0.504<")],
+)
+def test_logarithmic_scale_has_plain_numbers(make_groups, seconds, label):
+    groups = make_groups(({}, {"rounds": 1}), ({}, {"rounds": 4, "extra": {"time/round": seconds}}))
     (picture,) = times.draw_round_times(groups)
     assert picture.figure.axes[0].get_xscale() == "log"
-    assert b">100<" in picture.svg()
+    assert label in picture.svg()
     assert b"mathdefault" not in picture.svg()
 
 
