@@ -24,12 +24,10 @@ from pl_fed.configurable import Configurable
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
-from pl_fed.distributed.processes import Processes
 from pl_fed.distributed.work_share import gather_states, select_home_states
 from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.client_sample import ClientSample
-from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.metrics import ClientMetrics
 from pl_fed.metrics.named import name_metrics
@@ -500,16 +498,7 @@ class Federation(Configurable):
         privacy = self.session.rounds.privacy
         return None if privacy is None or not privacy.rounds else privacy.statement()
 
-    def draw_cohort(self, round: int) -> Tensor:
-        """Return the ids of a round's cohort, int64 [cohort]."""
-        return self.session.rounds.draw_cohort(round)
-
-    # The session's parts, for callbacks and tests
-
-    @property
-    def is_byzantine(self) -> Tensor:
-        """The mask of the present round's Byzantine clients, bool [clients]."""
-        return self.byzantine_clients.is_byzantine
+    # The session's parts that callbacks and users read most
 
     @property
     def client(self) -> Client:
@@ -517,47 +506,14 @@ class Federation(Configurable):
         return self.session.client
 
     @property
-    def datamodule(self) -> FederatedData:
-        """The data of the federation."""
-        return self.session.datamodule
-
-    @property
-    def processes(self) -> Processes:
-        """The processes that share the clients."""
-        return self.session.states.processes
-
-    @property
-    def states(self) -> ClientStates:
-        """The clients' data and states."""
-        return self.session.states
-
-    @property
     def data(self) -> ClientData:
         """The clients' data on the device of the models (``ClientStates.data``)."""
         return self.session.states.data
 
     @property
-    def server_states(self) -> dict[str, Tensor]:
-        """The server's states besides the global model, by name."""
-        return self.session.states.server_states
-
-    @property
     def store(self) -> ClientStore:
         """The states that the clients keep between rounds."""
         return self.session.states.store
-
-    @property
-    def evaluator(self) -> Evaluator:
-        """The evaluator, which runs models on the clients' own data."""
-        return self.session.evaluation.evaluator
-
-    @property
-    def participation(self) -> Tensor | None:
-        """The number of rounds of each client, int32 [clients]; rounds as a broken client excluded.
-
-        ``None`` after a checkpoint without these numbers.
-        """
-        return self.session.states.participation
 
     def clients_without_training(self) -> Tensor:
         """Return the ids of the benign clients with an untrained model of their own.
@@ -565,7 +521,8 @@ class Federation(Configurable):
         Such clients took part in no round, or were broken in all their rounds. There are none if
         each client's model comes from the global model before an evaluation.
         """
-        return (self.states.is_untrained & ~self.is_byzantine).nonzero().flatten()
+        is_untrained = self.session.states.is_untrained
+        return (is_untrained & ~self.byzantine_clients.is_byzantine).nonzero().flatten()
 
     # Evaluation
 
@@ -581,17 +538,6 @@ class Federation(Configurable):
     def monitored_metric(self) -> str:
         """The name of the metric that chooses models, from ``monitor`` or the task."""
         return self.session.evaluation.monitor.name
-
-    def validated_names(self) -> list[str]:
-        """Return the names of the metrics that a validation logs; none without validation data."""
-        return self.session.evaluation.validated_names()
-
-    def list_evaluated_clients(self, part: str) -> Tensor:
-        """Return the ids of the clients that an evaluation of a part sees, int64, in order.
-
-        These are all clients, or the drawn clients (``evaluate_clients``).
-        """
-        return self.session.evaluation.list_evaluated_clients(part)
 
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each evaluated model."""
@@ -633,19 +579,20 @@ class Federation(Configurable):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a resume, without the global model: the client's state holds it."""
+        client, states = self.session.client, self.session.states
         privacy = self.session.rounds.privacy
         return {
             **({} if privacy is None else {"privacy": privacy.state_dict()}),
             "format": CHECKPOINT_FORMAT,
             "identity": {
-                **federation_identity(self.client, self.states.loaded, self.seed),
-                **optimizer_identity(self.client),
+                **federation_identity(client, states.loaded, self.seed),
+                **optimizer_identity(client),
             },
-            "byzantine": self.is_byzantine,
+            "byzantine": self.byzantine_clients.is_byzantine,
             "engine": self.engine_choice.state_dict(),
-            "participation": self.participation,
-            "store": gather_states(self.processes, self.store.state_dict()),
-            "server": self.server.state_dict(self.client.row("global").data),
+            "participation": states.participation,
+            "store": gather_states(states.processes, states.store.state_dict()),
+            "server": self.server.state_dict(client.row("global").data),
             "adversary": self.byzantine_clients.state_dict(),
         }
 
@@ -655,9 +602,10 @@ class Federation(Configurable):
         Raises:
             ValueError: If the state is of another net, algorithm or federation.
         """
-        identity = federation_identity(self.client, self.states.loaded, self.seed)
+        client, states = self.session.client, self.session.states
+        identity = federation_identity(client, states.loaded, self.seed)
         check_identity(state["identity"], identity)
-        check_optimizer_identity(state["identity"], self.client)
+        check_optimizer_identity(state["identity"], client)
         load_privacy(self.session.rounds.privacy, state.get("privacy"))
         self._spent_privacy = None  # the checkpoint has the budget
         if self.adversary.redraw:
@@ -665,8 +613,8 @@ class Federation(Configurable):
         self.engine_choice.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
         self.byzantine_clients.load_state_dict(state["adversary"])
-        rows = select_home_states(self.processes, state["store"])
-        self.states.restore(rows, state.get("participation"))
+        rows = select_home_states(states.processes, state["store"])
+        states.restore(rows, state.get("participation"))
 
 
 def _check_sections(adversary: object, engine: object, storage: object) -> None:

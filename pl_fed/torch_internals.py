@@ -51,6 +51,10 @@ def compile_graph(
 ) -> Callable[..., list[Tensor]]:
     """Compile a graph with the compiler behind ``torch.compile``, without guards.
 
+    ``torch.compile`` of the graph with a filter that skips all guards gives equally fast steps, but
+    reads the graph by Dynamo first: 5.1 instead of 3.0 s of processor time before the first round
+    of Ditto with an MLP, with a warm cache (425 operators, torch 2.14).
+
     Args:
         graph: The graph to compile.
         tensors: Inputs of the graph, with the shapes to compile for.

@@ -224,7 +224,7 @@ def run_rounds(
         if schedule is not None:
             schedule.step()
     everyone = torch.arange(data.clients.num_clients)
-    models = federation.states.begin(everyone).models
+    models = federation.session.states.begin(everyone).models
     nothing = torch.empty(0, dtype=dtype)
     personal = models.get("personal", ModelRows(nothing, nothing))
     return Outcome(
@@ -234,7 +234,7 @@ def run_rounds(
         personal.statistics,
         reports,
         {name: federation.store.read(name, everyone) for name in federation.store.defaults},
-        {name: row.clone() for name, row in federation.server_states.items()},
+        {name: row.clone() for name, row in federation.session.states.server_states.items()},
     )
 
 

@@ -182,7 +182,7 @@ def test_attack_without_trigger_evaluates_models_once(tmp_path, monkeypatch, att
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
     trainer, *_ = fit_and_test(tmp_path, client=client, data=data, attack=attack, ids=[1])
     assert calls.count("test") == (2 if attack.triggers else 1)
-    assert bool(trainer.federation.states._trigger_data) is attack.triggers
+    assert bool(trainer.federation.session.states._trigger_data) is attack.triggers
 
 
 def test_triggered_samples_are_created_once(tmp_path):

@@ -94,7 +94,8 @@ class FinalState:
         self.reports = reports
         store = federation.store
         self.states = {name: store.read(name, all_clients) for name in store.defaults}
-        self.server = {name: row.clone() for name, row in federation.server_states.items()}
+        server_states = federation.session.states.server_states
+        self.server = {name: row.clone() for name, row in server_states.items()}
         self.memory = federation.server.aggregator.state_dict()
 
 

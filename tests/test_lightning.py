@@ -252,7 +252,8 @@ def test_training_hooks_get_cohort_step_and_outputs(tmp_path):
             self.expected = row.detach() - 0.5 * row.grad
 
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            assert torch.equal(batch, trainer.federation.draw_cohort(trainer.current_epoch))
+            rounds = trainer.federation.session.rounds
+            assert torch.equal(batch, rounds.draw_cohort(trainer.current_epoch))
             assert torch.equal(pl_module.row("global").data, self.expected)
             assert outputs["loss"] == outputs["train/loss"]
             observed.append((trainer.global_step, batch_idx, trainer.num_training_batches))

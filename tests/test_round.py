@@ -90,9 +90,9 @@ def test_cohort_is_drawn_once(tmp_path):
 def test_other_data_have_other_cohorts():
     client, federation = make_client_and_federation(Ditto)
     federation.setup(client, shared_out(classes([5, 6, 7, 8])), "fit")
-    assert len(federation.draw_cohort(0)) == 4
+    assert len(federation.session.rounds.draw_cohort(0)) == 4
     federation.setup(client, shared_out(classes([5, 6])), "fit")
-    assert len(federation.draw_cohort(0)) == 2
+    assert len(federation.session.rounds.draw_cohort(0)) == 2
 
 
 @pytest.mark.slow
@@ -120,9 +120,13 @@ def test_next_chunk_is_prefetched_during_training(monkeypatch):
     run_rounds(client, data, sampler=Uniform(3), rounds=3, chunk_size=2, memory=0)
     federation = pl_fed.Federation(Uniform(3), seed=0)
     federation.setup(client, data, "fit")
-    cohorts = [federation.draw_cohort(round).tolist() for round in range(4)]
-    next_chunks = [cohort[:2] for cohort in cohorts[1:]]
-    next_chunks[0] = []  # nothing is on disk before the first round ends
-    for cohort, following in zip(cohorts, next_chunks):
-        assert prefetched[:2] == [cohort[2:], following]
-        del prefetched[:2]
+    cohorts = [federation.session.rounds.draw_cohort(round).tolist() for round in range(4)]
+    first, second, third, next_cohort = cohorts
+    assert (
+        prefetched
+        == [
+            first[2:],  # nothing is on disk before the first round ends
+            *(second[2:], third[:2]),
+            *(third[2:], next_cohort[:2]),
+        ]
+    )

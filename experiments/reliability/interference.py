@@ -73,8 +73,8 @@ class ObservedRounds(Rounds):
         training = self.federation.session.rounds.local_training
         train = training.run
 
-        def note(plan: Any) -> Any:
-            trained = train(plan)
+        def note(*arguments: Any) -> Any:
+            trained = train(*arguments)
             self._seen = _results_by_client(trained)
             return trained
 

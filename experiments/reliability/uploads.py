@@ -173,8 +173,8 @@ def _note_uploads(rounds: Rounds) -> list[list[tuple[int, Tensor]]]:
     training, uploads = rounds.federation.session.rounds.local_training, []
     train = training.run
 
-    def note(plan: Any) -> Any:
-        trained = train(plan)
+    def note(*arguments: Any) -> Any:
+        trained = train(*arguments)
         uploads.append(list(zip(trained.clients.tolist(), trained.own.uploads.double())))
         return trained
 

@@ -87,11 +87,11 @@ class Introduction(Callback):
         )
 
     def _describe_data(self) -> str:
-        section, data = self.config["data"], self.federation.states.loaded
+        section, data = self.config["data"], self.federation.session.states.loaded
         partitioner = section.get("partitioner")
         split = describe(partitioner) if partitioner else "the owners of the samples"
         skew = section.get("skew")
-        datamodule = self.federation.datamodule
+        datamodule = self.federation.session.datamodule
         parts = f", official {' and '.join(data.official)} parts" if data.official else ""
         drops = " without the last, smaller one of a pass" if datamodule.drop_last else ""
         return (
@@ -103,7 +103,7 @@ class Introduction(Callback):
     def _describe_attack(self, adversary: Mapping[str, Any]) -> str:
         texts = []
         if adversary.get("attack"):
-            count = int(self.federation.is_byzantine.sum())
+            count = int(self.federation.byzantine_clients.is_byzantine.sum())
             start = adversary.get("start_round") or 0
             begin = f", from round {start + 1} on" if start else ""
             texts.append(

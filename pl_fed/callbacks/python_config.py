@@ -57,7 +57,7 @@ class PythonConfig(Callback):
 
     def _defaults(self) -> dict[str, Any]:
         """Return the defaults of the sections without a class path."""
-        sections = {"data": self.federation.datamodule, "federation": self.federation}
+        sections = {"data": self.federation.session.datamodule, "federation": self.federation}
         return {name: default_arguments(type(section)) for name, section in sections.items()}
 
     def _describe(self, client: LightningModule) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class PythonConfig(Callback):
         return {
             "seed_everything": int(seed) if seed else None,
             "model": class_record(client),
-            "data": self.federation.datamodule.constructor_arguments,
+            "data": self.federation.session.datamodule.constructor_arguments,
             "federation": self.federation.constructor_arguments,
             "trainer": self.arguments,
         }

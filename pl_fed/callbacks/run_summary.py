@@ -108,7 +108,7 @@ class RunSummary(Callback):
             "versions": read_versions(),
             "git": read_commit(),
             "device": _describe_device(trainer),
-            "processes": self.federation.processes.size,
+            "processes": self.federation.session.states.processes.size,
             "precision": str(trainer.precision),
             "privacy": self.federation.privacy_statement(),
         }
@@ -116,8 +116,8 @@ class RunSummary(Callback):
 
     def _counts(self, rounds: int, history: Mapping[str, Any]) -> dict[str, Any]:
         federation = self.federation
-        byzantine = int(federation.is_byzantine.sum())
-        clients = federation.states.loaded.num_clients
+        byzantine = int(federation.byzantine_clients.is_byzantine.sum())
+        clients = federation.session.states.loaded.num_clients
         client = federation.client
         size = client.row("global").data.element_size()
         return {
@@ -146,7 +146,7 @@ class RunSummary(Callback):
         seed = os.environ.get("PL_GLOBAL_SEED")
         return {
             "seed_everything": int(seed) if seed else None,
-            "data": self.federation.datamodule.seed,
+            "data": self.federation.session.datamodule.seed,
             "federation": self.federation.seed,
         }
 
@@ -155,7 +155,7 @@ class RunSummary(Callback):
         values = flatten(
             {
                 "model": class_record(self.federation.client),
-                "data": self.federation.datamodule.constructor_arguments,
+                "data": self.federation.session.datamodule.constructor_arguments,
                 "federation": self.federation.constructor_arguments,
             }
         )

@@ -82,6 +82,10 @@ class WorkShare:
         """Return the work share of a part of the cohort, by a mask, bool [cohort]."""
         return WorkShare(self.processes, self.cohort[selected], self.workers[selected])
 
+    def select_own(self, values: Tensor) -> Tensor:
+        """Return the values of this process's clients, from those of the cohort, [cohort]."""
+        return values[self.is_worker.to(values.device)]
+
     # States, before and after local training
 
     def fetch_states(self, store: ClientStore) -> "RemoteRows":
@@ -265,7 +269,7 @@ class WorkShare:
         total_mass: float,
     ) -> Tensor:
         """Merge this process's uploads, and add up the processes' means in proportion to mass."""
-        weights = weights[self.is_worker.to(weights.device)]
+        weights = self.select_own(weights)
         mass = aggregator.mass(weights)
         part = uploads.new_zeros(uploads.shape[1], dtype=merging_dtype(uploads))
         with self.processes.raise_in_all(ValueError):

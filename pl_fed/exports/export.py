@@ -63,7 +63,8 @@ class Export:
         Raises:
             ValueError: If the net cannot be written in a format.
         """
-        data, row = self.federation.datamodule.clients, self.federation.client.row("global").data
+        session = self.federation.session
+        data, row = session.datamodule.clients, session.client.row("global").data
         names = [name for name in self.request.formats if not FORMATS[name].takes_trees]
         if names and not isinstance(data.inputs, Tensor):
             raise ValueError(
@@ -120,11 +121,12 @@ class Export:
         federation, select = self.federation, self.request.select
         both = ["global", self.client_model]
         models = {"personal": both[1:], "global": both[:1]}.get(select, both)
-        with federation.states.settings.autocast():
-            tables = federation.evaluator.tables(federation.data, "val", self.clients, models)
+        with federation.session.states.settings.autocast():
+            evaluator = federation.session.evaluation.evaluator
+            tables = evaluator.tables(federation.data, "val", self.clients, models)
         if select != "validation":
             return models * len(self.clients), tables
-        monitor = federation.evaluator.monitor(federation.data)
+        monitor = federation.session.evaluation.evaluator.monitor(federation.data)
         prefers_own = prefer_second(tables["global"], tables[self.client_model], monitor)
         return [both[choice] for choice in prefers_own.int().tolist()], tables
 
@@ -152,7 +154,8 @@ class Export:
     def _describe_run(self, example: Tree) -> dict[str, Any]:
         """Return the part of the manifest that is common to all models."""
         federation = self.federation
-        client, data, net = federation.client, federation.datamodule, federation.client.global_model
+        client, data = federation.client, federation.session.datamodule
+        net = client.global_model
         inputs = tree_map(_describe_leaf, example)
         if isinstance(inputs, tuple | list):
             inputs = {str(place): leaf for place, leaf in enumerate(inputs)}

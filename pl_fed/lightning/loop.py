@@ -167,7 +167,8 @@ class FederatedLoop(_FitLoop):
 
     def setup_data(self) -> None:
         """Draw the next cohort; there is no loader, because the federation has the data."""
-        self._cohort = self.federation.draw_cohort(self.epoch_progress.current.processed)
+        rounds = self.federation.session.rounds
+        self._cohort = rounds.draw_cohort(self.epoch_progress.current.processed)
         self.max_batches = max(1, len(self._cohort))  # progress bars count the clients of the round
 
     def run(self) -> None:
@@ -198,7 +199,8 @@ class FederatedLoop(_FitLoop):
             self.trainer.validating = True
             self.epoch_loop.val_loop.setup_data()
             self.trainer.training = True
-        names = self.federation.validated_names() if self.trainer.enable_validation else []
+        evaluation = self.federation.session.evaluation
+        names = evaluation.validated_names() if self.trainer.enable_validation else []
         check_optimizer(self.trainer, self.trainer.lightning_module)
         if self.federation.privacy is not None:
             check_private_monitors(self.trainer)

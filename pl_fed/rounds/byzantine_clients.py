@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pl_fed.attacks import Attack
 from pl_fed.attacks.adversary import Adversary
 from pl_fed.attacks.base import apply_attacks
-from pl_fed.nets.rows import finite_rows, usable_rows
+from pl_fed.nets.rows import usable_rows
 from pl_fed.random import generator
 from pl_fed.types import Batch, ClientContext, RoundContext
 
@@ -185,11 +185,12 @@ class ByzantineClients:
     def forge(
         self,
         uploads: Tensor,
+        attackers: Tensor,
         valid: Tensor,
         context: RoundContext,
-        simulate_merge: Callable[[Tensor, Tensor], Tensor],
-        net: Callable[[], nn.Module] | None = None,
-        samples: Callable[[int], Batch] | None = None,
+        simulate_merge: Callable[[Tensor], Tensor],
+        net: Callable[[], nn.Module],
+        samples: Callable[[int], Batch],
         hides_cohort: bool = False,
     ) -> Tensor:
         """Let the attackers of a cohort replace their uploads, in place.
@@ -197,11 +198,11 @@ class ByzantineClients:
         Args:
             uploads: The honest uploads of all clients, [cohort, numel]; the attackers' rows are
                 replaced.
+            attackers: A mask of the attackers, bool [cohort].
             valid: A mask of the valid uploads, bool [cohort].
             context: The context of the round.
-            simulate_merge: Returns the update that the server would merge from uploads
-                [cohort, numel] and their mask of valid uploads, bool [cohort]. The server's memory
-                does not change.
+            simulate_merge: Returns the update that the server would merge from forged uploads
+                [attackers, numel], for attackers that know the honest uploads.
             net: Returns a copy of the global model, for attackers that train it.
             samples: Returns the training samples of a client by id, for attackers that train.
             hides_cohort: Whether attackers know only themselves of the cohort, so that their
@@ -215,13 +216,12 @@ class ByzantineClients:
         """
         if self.attack is None:
             return uploads
-        is_attacker = self.mark_attackers(context.clients, context.round).to(uploads.device)
         knows_own = self.adversary.knowledge == "own"
-        visible = valid & (is_attacker if knows_own else ~is_attacker)
-        ids, own = context.clients, uploads[is_attacker]
+        visible = valid & (attackers if knows_own else ~attackers)
+        ids, own = context.clients, uploads[attackers]
         context = replace(
             context,
-            attackers=ids[is_attacker.cpu()],
+            attackers=ids[attackers.cpu()],
             observed=ids[visible.cpu()],
             net=net,
             samples=samples,
@@ -232,8 +232,7 @@ class ByzantineClients:
             if hides_cohort:
                 context = _hide_cohort(context)
         else:
-            simulation = _MergeSimulation(uploads, is_attacker, valid, simulate_merge)
-            context = replace(context, simulate_merge=simulation)
+            context = replace(context, simulate_merge=simulate_merge)
         forged = self.attack.forge(uploads[visible], own, context)
         rows = usable_rows(forged, (len(own), own.shape[1]), own)
         if rows is None:
@@ -241,7 +240,7 @@ class ByzantineClients:
                 f"Expected `forge` of {type(self.attack).__name__} to give uploads of shape"
                 f" {list(own.shape)} but got {_describe_forged(forged, own)}."
             )
-        uploads[is_attacker] = rows
+        uploads[attackers] = rows
         return uploads
 
 
@@ -285,38 +284,6 @@ def _describe_forged(forged: object, own: Tensor) -> str:
         kind = "nested" if forged.is_nested else forged.layout
         return f"{forged.dtype}, {kind}, on {forged.device}: give real numbers as `own` has them"
     return str(list(forged.shape))
-
-
-class _MergeSimulation:
-    """Merge simulation: returns the update that the server would merge for forged uploads.
-
-    Args:
-        uploads: The honest uploads, [cohort, numel].
-        is_attacker: A mask of the attackers, bool [cohort].
-        valid: A mask of the valid uploads, bool [cohort].
-        simulate_merge: Merges the valid uploads: see :meth:`ByzantineClients.forge`.
-    """
-
-    def __init__(
-        self,
-        uploads: Tensor,
-        is_attacker: Tensor,
-        valid: Tensor,
-        simulate_merge: Callable[[Tensor, Tensor], Tensor],
-    ) -> None:
-        self.uploads = uploads
-        self.is_attacker = is_attacker
-        self.valid = valid
-        self.simulate_merge = simulate_merge
-        self.rows: Tensor | None = None  # one copy of the uploads for all simulations
-
-    def __call__(self, forged: Tensor) -> Tensor:
-        if self.rows is None:
-            self.rows = self.uploads.clone()
-        self.rows[self.is_attacker] = forged.to(self.rows)
-        valid = self.valid.clone()
-        valid[self.is_attacker] = finite_rows(self.rows[self.is_attacker])
-        return self.simulate_merge(self.rows, valid)
 
 
 def draw_byzantine(

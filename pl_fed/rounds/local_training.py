@@ -18,7 +18,7 @@ from pl_fed.data.read_ahead import read_ahead
 from pl_fed.devices import numbers_on
 from pl_fed.distributed.table_layout import TableLayout
 from pl_fed.distributed.work_share import RemoteRows, WorkShare
-from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Workload
+from pl_fed.engine import Chunk, EngineChoice, Workload
 from pl_fed.engine.base import name_clients
 from pl_fed.engine.choice import TRIED_CLIENTS
 from pl_fed.engine.one_by_one import OneByOne
@@ -26,6 +26,7 @@ from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.nets.rows import finite_rows, usable_rows
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
+from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.trained_cohort import (
     GLOBAL_STATISTICS,
     ChunkResults,
@@ -40,29 +41,25 @@ _READ_BYTES = 1 << 28  # samples in memory maps that are read at once, in bytes
 
 
 @dataclass(frozen=True)
-class RoundPlan:
-    """Round plan: the cohort of a round and the settings of its local training.
+class CohortWork:
+    """Cohort work: a process's part of a round's local training.
 
     Attributes:
         round: The round, from 0.
-        cohort: The clients that take part, int64 [cohort].
-        next_cohort: The clients of the next round, whose rows are prefetched; may be empty.
         optimizer: The local optimizer, with this round's learning rates.
-        rule: How samples become minibatches.
-        rounds_left: Number of rounds left in the run, with this one.
-        seconds_left: Time limit for these rounds, in seconds.
-        measures_start_losses: Whether to measure the loss of w^t over each client's training data.
-        on_clients_done: Called with the number of clients that are done.
+        share: The distribution of the cohort over the processes.
+        broadcast: The global model w^t at the start of the round.
+        remote: Rows of this process's clients with another home process.
+        own: The results of this process's clients so far.
+        on_clients_done: Called with the number of the cohort's clients that are done.
     """
 
     round: int
-    cohort: Tensor
-    next_cohort: Tensor
     optimizer: torch.optim.Optimizer
-    rule: BatchRule
-    rounds_left: float
-    seconds_left: float
-    measures_start_losses: bool
+    share: WorkShare
+    broadcast: ModelRows
+    remote: RemoteRows
+    own: CohortResults
     on_clients_done: Callable[[int], None]
 
 
@@ -71,12 +68,15 @@ class LocalTraining:
 
     Args:
         states: The clients' data and states.
+        draw_cohort: Returns the ids of a round's cohort, int64 [cohort].
         engine: Runs the local steps.
         evaluator: Measures the losses that an algorithm or an aggregator needs.
         byzantine_clients: The Byzantine clients, which may poison their data.
         augment: Applied to the inputs of each minibatch.
-        settings: Precision and gradient clipping of the local steps.
+        settings: The trainer's settings.
+        batch_rule: How samples become minibatches.
         seed: The seed of the federation.
+        measures_start_losses: Whether to measure the loss of w^t over each client's training data.
         leaves_out: Whether a client that raises an exception is left out of the round;
             otherwise the exception ends the run.
     """
@@ -84,51 +84,67 @@ class LocalTraining:
     def __init__(
         self,
         states: ClientStates,
+        draw_cohort: Callable[[int], Tensor],
         engine: EngineChoice,
         evaluator: Evaluator,
         byzantine_clients: ByzantineClients,
         augment: Callable[[Tensor], Tensor] | None,
-        settings: LocalSettings,
+        settings: RunSettings,
+        batch_rule: BatchRule,
         seed: int,
+        measures_start_losses: bool = False,
         leaves_out: bool = False,
     ) -> None:
         self.states = states
         self.client = states.client
+        self.draw_cohort = draw_cohort
         self.engine = engine
         self.evaluator = evaluator
         self.byzantine_clients = byzantine_clients
         self.augment = augment
         self.settings = settings
+        self.batch_rule = batch_rule
         self.seed = seed
+        self.measures_start_losses = measures_start_losses
         self.leaves_out = leaves_out
         self.watch = ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
         self._table_layout = TableLayout()
 
-    def run(self, plan: RoundPlan) -> TrainedCohort:
-        """Train a cohort, each process a share of its clients.
+    def run(
+        self,
+        round: int,
+        optimizer: torch.optim.Optimizer,
+        on_clients_done: Callable[[int], None] = lambda _: None,
+    ) -> TrainedCohort:
+        """Train the cohort of a round, each process a share of its clients.
+
+        Args:
+            round: The round, from 0.
+            optimizer: The local optimizer, with this round's learning rates.
+            on_clients_done: Called with the number of the cohort's clients that are done.
 
         Returns:
             The results of the cohort, the same in every process.
         """
-        share, client = self._share_work(plan), self.client
+        cohort, client = self.draw_cohort(round), self.client
+        share = self._share_work(cohort)
         own = CohortResults(len(share.clients), self._upload_buffer)
-        if plan.measures_start_losses and len(share.clients):
-            own.start_losses = self._start_losses(share.clients, plan.round, own.errors)
+        if self.measures_start_losses and len(share.clients):
+            own.start_losses = self._start_losses(share.clients, round, own.errors)
         remote = share.fetch_states(self.states.store)
         with ModelGuard(client, {"global", *client.trained}) as before:
             broadcast = ModelRows(before.rows["global"], before.statistics["global"])
-            load = partial(self._load_chunk, plan, broadcast=broadcast, remote=remote)
-            with self.watch.watch(plan.round) if len(plan.cohort) else nullcontext():
-                chunks = self._plan_chunks(plan, share.clients, load, own)
+            work = CohortWork(round, optimizer, share, broadcast, remote, own, on_clients_done)
+            with self.watch.watch(round) if len(cohort) else nullcontext():
+                chunks: Sequence[Tensor] = self._plan_chunks(work)
                 while chunks:
-                    self._prefetch(plan, share.clients[chunks[1]] if chunks[1:] else None)
-                    train = partial(self._train, plan, share, load, chunks)
+                    self._prefetch(round, share.clients[chunks[1]] if chunks[1:] else None)
                     try:
-                        own.add(train(chunks[0]))
+                        own.add(self._train(work, chunks[0]))
                         chunks = chunks[1:]
                     except Exception as error:
-                        chunks = self._recover(error, train, share.clients, chunks, own)
+                        chunks = self._recover(error, work, chunks)
         statistics = {GLOBAL_STATISTICS: broadcast.statistics}
         own.complete_proposals({**statistics, **self.states.server_states})
         self._upload_buffer = own.buffer
@@ -136,155 +152,108 @@ class LocalTraining:
             share, own, broadcast.parameters, client.trained, self._table_layout
         )
 
-    def _share_work(self, plan: RoundPlan) -> WorkShare:
-        """Divide the cohort among the processes by the clients' numbers of local steps."""
+    def _share_work(self, cohort: Tensor) -> WorkShare:
+        """Divide a cohort among the processes by the clients' numbers of local steps."""
         processes = self.states.processes
-        if processes.size == 1 or not len(plan.cohort):
-            return WorkShare.single_process(plan.cohort)
-        steps = self.count_steps(plan.cohort, plan.rule)
+        if processes.size == 1 or not len(cohort):
+            return WorkShare.single_process(cohort)
+        steps = self.count_steps(cohort)
         work = torch.tensor(list(steps.values()), dtype=torch.float64).sum(0)
-        return WorkShare.balance(processes, plan.cohort, work)
+        return WorkShare.balance(processes, cohort, work)
 
-    def count_steps(self, clients: Tensor, rule: BatchRule) -> dict[str, list[int]]:
+    def count_steps(self, clients: Tensor) -> dict[str, list[int]]:
         """Return the number of local steps of each client, for each trained model."""
         sizes = self.states.loaded.train.sizes[clients].tolist()
         objective = self.client.objective
         return {
-            model: [rule.count(objective.work(model), size) for size in sizes]
+            model: [self.batch_rule.count(objective.work(model), size) for size in sizes]
             for model in objective.trained
         }
 
-    def _plan_chunks(
-        self, plan: RoundPlan, cohort: Tensor, load: Callable[..., Chunk], own: CohortResults
-    ) -> list[Tensor]:
+    def _plan_chunks(self, work: CohortWork) -> list[Tensor]:
         """Choose the engine, and split this process's clients into chunks, by their positions.
 
-        Args:
-            plan: The round.
-            cohort: The ids of this process's clients.
-            load: Makes a chunk of clients, given their ids.
-            own: The results of this process's clients; those that fail in a trial are added.
+        The results of clients that fail in a trial are added.
         """
-        if not len(plan.cohort):
+        if not len(work.share.cohort):
             return []
-        tried = self._replace_failing(cohort, load, plan.optimizer, own)
-        self._choose_engine(plan, tried, partial(load, reads_steps=False))
-        return self._leave_out(own, cohort, self._split_cohort(cohort, plan.rule))
+        self._choose_engine(work, self._replace_failing(work))
+        return self._leave_out(work, self._split_cohort(work.share.clients))
 
-    def _train(
-        self,
-        plan: RoundPlan,
-        share: WorkShare,
-        load: Callable[[Tensor], Chunk],
-        chunks: Sequence[Tensor],
-        positions: Tensor,
-    ) -> ChunkResults:
-        """Train a chunk, from ``begin`` to ``end_round``.
-
-        Args:
-            plan: The round.
-            share: The distribution of the cohort.
-            load: Makes a chunk of clients, given their ids.
-            chunks: The chunks of this process that are left, with this one.
-            positions: The clients of the chunk.
-        """
-        cohort = share.clients
-        num_done, scale = len(cohort) - sum(map(len, chunks)), len(share.cohort) / len(cohort)
-        chunk = load(cohort[positions])
-        chunk.on_done = _scale_progress(num_done, plan.on_clients_done, scale)
+    def _train(self, work: CohortWork, positions: Tensor) -> ChunkResults:
+        """Train a chunk of this process's clients, from ``begin`` to ``end_round``."""
+        cohort = work.share.clients
+        scale = len(work.share.cohort) / len(cohort)
+        chunk = self._load_chunk(work, cohort[positions])
+        chunk.on_done = _scale_progress(work.own.num_done, work.on_clients_done, scale)
         metrics: dict[str, Tensor] = {}
         if chunk.batches.max_steps:
-            metrics = self.engine.run(self.client, plan.optimizer, chunk)
+            metrics = self.engine.run(self.client, work.optimizer, chunk)
         return self._end_chunk(chunk, positions, _complete_steps(chunk, metrics))
 
     def _recover(
-        self,
-        error: Exception,
-        train: Callable[[Tensor], ChunkResults],
-        cohort: Tensor,
-        chunks: list[Tensor],
-        own: CohortResults,
-    ) -> list[Tensor]:
+        self, error: Exception, work: CohortWork, chunks: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """Continue after an exception of the first chunk, and return the chunks that are left.
 
         If memory was short, chunks become smaller. If clients may be left out, each client of the
         chunk is tried alone. Another client takes the place of one that fails, so that a stack
         keeps its shape: the numbers of the others are those without a failure.
 
-        Args:
-            error: The exception.
-            train: Trains clients, by their positions.
-            cohort: The ids of this process's clients.
-            chunks: The chunks that are left, with the first one.
-            own: The results of this process's clients; those of the first chunk are added.
-
         Raises:
             Exception: The exception if no client fails alone, or if clients that fail end the run.
         """
-        positions = chunks[0]
+        positions, own = chunks[0], work.own
         if isinstance(error, torch.OutOfMemoryError):
             if len(positions) == 1 or not self.engine.halve() or self.engine.size is None:
                 raise error
             return [part for chunk in chunks for part in chunk.split(self.engine.size)]
         if not self.leaves_out:
             raise error
+        train = partial(self._train, work)
         failed = _find_failed(train, positions, error)
-        own.errors.update({int(cohort[position]): error for position, error in failed.items()})
+        own.errors |= {int(work.share.clients[place]): failed[place] for place in failed}
         others = torch.tensor([position not in failed for position in positions.tolist()])
-        self._leave_out(own, cohort, [positions])
+        self._leave_out(work, [positions])
         if others.any():
             filled = torch.where(others, positions, positions[others][0])
             own.add(train(filled).select(others.nonzero().flatten()))
         return chunks[1:]
 
-    def _choose_engine(
-        self, plan: RoundPlan, cohort: Tensor, load: Callable[[Tensor], Chunk]
-    ) -> None:
+    def _choose_engine(self, work: CohortWork, cohort: Tensor) -> None:
         """Let all processes choose one engine, also those without a client that runs.
 
         Args:
-            plan: The round.
+            work: The round.
             cohort: The ids of the clients on which this process tries an engine; may be empty.
-            load: Makes a chunk of clients, given their ids.
         """
         self.engine.choose(
             Workload(
                 client=self.client,
-                optimizer=plan.optimizer,
+                optimizer=work.optimizer,
                 cohort=cohort,
-                load=load,
-                rounds=plan.rounds_left,
-                seconds=plan.seconds_left,
-                steps=partial(self.count_steps, rule=plan.rule),
-                settings=self.settings,
+                load=partial(self._load_chunk, work, reads_steps=False),
+                rounds=self.settings.rounds - work.round,
+                seconds=self.settings.seconds_left(),
+                steps=self.count_steps,
+                settings=self.settings.local,
                 agree=self.states.processes.select_first,
             )
         )
 
-    def _replace_failing(
-        self,
-        cohort: Tensor,
-        load: Callable[[Tensor], Chunk],
-        optimizer: torch.optim.Optimizer,
-        own: CohortResults,
-    ) -> Tensor:
+    def _replace_failing(self, work: CohortWork) -> Tensor:
         """Return the cohort for the trial of an engine: a client that fails has a substitute.
 
         Otherwise the data of a client that fails would choose the engine of all others. If all
         fail, it is empty, and their exceptions are added to the results.
-
-        Args:
-            cohort: The ids of this process's clients.
-            load: Makes a chunk of clients, given their ids.
-            optimizer: The local optimizer.
-            own: The results of this process's clients.
         """
+        cohort = work.share.clients
         if not self.leaves_out or self.engine.is_settled or not len(cohort):
             return cohort
-        engine, errors = OneByOne(self.settings), {}
+        engine, errors = OneByOne(self.settings.local), {}
         for number, client in enumerate(cohort.split(1), 1):
             try:
-                engine.run(self.client, optimizer, load(client))
+                engine.run(self.client, work.optimizer, self._load_chunk(work, client))
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -294,13 +263,12 @@ class LocalTraining:
         is_running = torch.tensor([client not in errors for client in cohort.tolist()])
         if is_running.any():
             return torch.where(is_running, cohort, cohort[is_running][0])
-        own.errors.update(errors)
+        work.own.errors.update(errors)
         return cohort[:0]
 
-    def _leave_out(
-        self, own: CohortResults, cohort: Tensor, chunks: Sequence[Tensor]
-    ) -> list[Tensor]:
+    def _leave_out(self, work: CohortWork, chunks: Sequence[Tensor]) -> list[Tensor]:
         """Count failed clients of some chunks as broken, and return the chunks without them."""
+        cohort, own = work.share.clients, work.own
         if not own.errors:
             return list(chunks)
         like, healthy = self.client.row("global").data, []
@@ -311,32 +279,34 @@ class LocalTraining:
             healthy.append(positions[~failed])
         return [positions for positions in healthy if len(positions)]
 
-    def _prefetch(self, plan: RoundPlan, clients: Tensor | None) -> None:
+    def _prefetch(self, round: int, clients: Tensor | None) -> None:
         """Read rows and samples ahead: of the next chunk, or of the next round's first chunk.
 
         Args:
-            plan: The round.
+            round: The round.
             clients: The clients of the round's next chunk; ``None`` for its last chunk.
         """
-        round = plan.round
         if clients is None:
-            next_chunks, round = self._split_cohort(plan.next_cohort, plan.rule), round + 1
-            clients = plan.next_cohort[next_chunks[0]] if next_chunks else plan.next_cohort[:0]
+            if not (self.states.store.on_disk or self.states.data.mapped):
+                return
+            cohort, round = self.draw_cohort(round + 1), round + 1
+            next_chunks = self._split_cohort(cohort)
+            clients = cohort[next_chunks[0]] if next_chunks else cohort[:0]
         self.states.store.prefetch(clients)
-        self._read_ahead(clients, round, plan.rule)
+        self._read_ahead(clients, round)
 
-    def _read_ahead(self, clients: Tensor, round: int, rule: BatchRule) -> None:
+    def _read_ahead(self, clients: Tensor, round: int) -> None:
         """Read the samples of clients in a later chunk from memory maps, in the background.
 
         The thread uses the CPU alone: work on a GPU would break the capture of a CUDA graph.
         """
         data = self.states.loaded
         if self.states.data.mapped and data.redraw is None and len(clients):
-            steps = self._max_steps(self.count_steps(clients, rule))
-            batches = Batches(data, clients, steps, rule, self.seed, round)
+            steps = self._max_steps(self.count_steps(clients))
+            batches = Batches(data, clients, steps, self.batch_rule, self.seed, round)
             read_ahead(data.inputs, batches.sample_ids)
 
-    def _split_cohort(self, cohort: Tensor, rule: BatchRule) -> list[Tensor]:
+    def _split_cohort(self, cohort: Tensor) -> list[Tensor]:
         """Split a cohort into chunks, and return the clients' positions in the cohort.
 
         Stacked clients wait for the client with the most steps. Therefore a chunk of stacked
@@ -346,7 +316,7 @@ class LocalTraining:
             return []
         positions = torch.arange(len(cohort))
         if self.engine.stacks:
-            max_steps = self._max_steps(self.count_steps(cohort, rule))
+            max_steps = self._max_steps(self.count_steps(cohort))
             if len(set(max_steps)) > 1:
                 positions = torch.tensor(max_steps).argsort(descending=True, stable=True)
         size = self.engine.size or len(cohort)
@@ -361,57 +331,41 @@ class LocalTraining:
         num_bytes = max(1, samples * count_sample_bytes(data.inputs))
         return max(1, len(cohort) * _READ_BYTES // num_bytes)
 
-    def _load_chunk(
-        self,
-        plan: RoundPlan,
-        clients: Tensor,
-        broadcast: ModelRows,
-        remote: RemoteRows,
-        reads_steps: bool = True,
-    ) -> Chunk:
+    def _load_chunk(self, work: CohortWork, clients: Tensor, reads_steps: bool = True) -> Chunk:
         """Return a chunk of clients at the start of their round.
 
         Args:
-            plan: The round.
+            work: The round.
             clients: Ids of the clients, int64 [clients].
-            broadcast: The global model w^t at the start of the round.
-            remote: Rows of clients with another home process.
             reads_steps: Whether clients take the numbers of steps that ``begin`` sets; a trial
                 before training takes the planned ones.
         """
-        client, steps = self.client, self.count_steps(clients, plan.rule)
-        step_rows = {
-            model: numbers_on(broadcast.parameters, counts)[:, None]
-            for model, counts in steps.items()
-        }
-        lr = read_rates(plan.optimizer, broadcast.parameters)
-        with _note_errors(plan.round, clients, "begin"):
+        row, steps = work.broadcast.parameters, self.count_steps(clients)
+        step_rows = {model: numbers_on(row, counts)[:, None] for model, counts in steps.items()}
+        lr = read_rates(work.optimizer, row)
+        with _note_errors(work.round, clients, "begin"):
             planned = StepRows(step_rows)
-            start = self.states.begin(clients, broadcast, remote, step_rows, lr)
+            start = self.states.begin(clients, work.broadcast, work.remote, step_rows, lr)
             if reads_steps and (changed := planned.read_changed(start)):
-                steps |= self._limit_steps(clients, changed, plan.rule)
+                steps |= self._limit_steps(clients, changed)
                 for model in changed:
-                    rows = numbers_on(broadcast.parameters, steps[model])
-                    start.steps[model] = rows[:, None]
-        poison = self.byzantine_clients.poison(clients, plan.round)
+                    start.steps[model] = numbers_on(row, steps[model])[:, None]
         batches = Batches(
             self.states.data,
             clients,
             self._max_steps(steps),
-            plan.rule,
+            self.batch_rule,
             self.seed,
-            plan.round,
-            poison,
+            work.round,
+            self.byzantine_clients.poison(clients, work.round),
             self.augment,
         )
-        return Chunk(clients, client.objective, batches, steps, start)
+        return Chunk(clients, self.client.objective, batches, steps, start)
 
-    def _limit_steps(
-        self, clients: Tensor, steps: dict[str, list[int]], rule: BatchRule
-    ) -> dict[str, list[int]]:
+    def _limit_steps(self, clients: Tensor, steps: dict[str, list[int]]) -> dict[str, list[int]]:
         """Return numbers of steps, with 0 for clients without a minibatch."""
         sizes = self.states.loaded.train.sizes[clients].tolist()
-        has_batch = [rule.batches_per_pass(size) > 0 for size in sizes]
+        has_batch = [self.batch_rule.batches_per_pass(size) > 0 for size in sizes]
         return {
             model: [count * has for count, has in zip(counts, has_batch)]
             for model, counts in steps.items()

@@ -14,6 +14,7 @@ from torch import Tensor
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.module import FederatedData
+from pl_fed.devices import to_device
 from pl_fed.engine import EngineChoice
 from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.evaluation.evaluator import Evaluator
@@ -23,14 +24,14 @@ from pl_fed.random import generator
 from pl_fed.rounds.broken_clients import check_broken_share, describe_client_error
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
-from pl_fed.rounds.local_training import LocalTraining, RoundPlan
+from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.rounds.privacy import RoundPrivacy
 from pl_fed.rounds.root_training import RootTraining
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.small_cohorts import SmallCohortRule, SmallCohorts
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort, UploadStatus
-from pl_fed.rounds.uploads import Uploads
+from pl_fed.rounds.uploads import Proposals, Uploads, forge_uploads, mean_factor, scale
 from pl_fed.samplers import Sampler
 from pl_fed.types import RoundContext
 
@@ -107,13 +108,16 @@ class RoundRunner:
         self.privacy = privacy
         self.local_training = LocalTraining(
             states,
+            self.draw_cohort,
             engine,
             evaluator,
             byzantine_clients,
             datamodule.augment,
-            settings.local,
+            settings,
+            batch_rule,
             seed,
-            leaves_out or privacy is not None,
+            measures_start_losses=server.aggregator.needs_start_losses,
+            leaves_out=leaves_out or privacy is not None,
         )
         self.root_training = RootTraining(client, seed, datamodule.augment)
         self.small_cohorts = SmallCohorts(
@@ -149,17 +153,21 @@ class RoundRunner:
         self.byzantine_clients.begin(round)
         notes = _Notes()
         # 1. The clients train.
-        trained = self.local_training.run(self._plan(round, optimizer, hooks))
+        trained = self.local_training.run(round, optimizer, hooks.on_clients_done)
         report = self._report_training(trained)
         # 2. The run stops if too many benign clients are broken.
         self._check_broken_share(trained, round)
         is_small = not len(trained.clients) and self.privacy is None
         if trained.has_uploads or self.privacy is not None:
             uploads = self._collect_uploads(trained, round, optimizer, notes)
+            broken = ~trained.valid if trained.num_broken else None
             # 3. The attackers replace their uploads.
-            self._forge(uploads, notes)
+            if self._forges(uploads):
+                uploads, broken = self._forge(uploads, trained.valid, notes)
             # 4. Broken uploads are left out.
-            notes("rejected", float(uploads.leave_out_broken(self.client)))
+            if broken is not None:
+                uploads = uploads.leave_out(broken, self.byzantine_clients)
+            notes("rejected", float(len(trained.clients) - len(uploads.share.cohort)))
             # 5. With privacy, uploads are clipped and noise is added. The server merges the valid
             # uploads and moves the global model. Too few uploads make no step.
             is_small = self._must_skip(uploads)
@@ -196,22 +204,6 @@ class RoundRunner:
             draw = generator(self.seed, "cohort", round)
             self._cohorts = {round: self.sampler.draw_round(round, len(sizes), sizes, draw)}
         return self._cohorts[round].clone()
-
-    def _plan(self, round: int, optimizer: torch.optim.Optimizer, hooks: RoundHooks) -> RoundPlan:
-        """Draw the cohort, and return the plan of its local work."""
-        cohort = self.draw_cohort(round)
-        reads_ahead = self.states.store.on_disk or self.states.data.mapped
-        return RoundPlan(
-            round=round,
-            cohort=cohort,
-            next_cohort=self.draw_cohort(round + 1) if reads_ahead else cohort[:0],
-            optimizer=optimizer,
-            rule=self.batch_rule,
-            rounds_left=self.settings.rounds - round,
-            seconds_left=self.settings.seconds_left(),
-            measures_start_losses=self.server.aggregator.needs_start_losses,
-            on_clients_done=hooks.on_clients_done,
-        )
 
     def _report_training(self, trained: TrainedCohort) -> Report:
         """Return the means of the benign clients' metrics, and the counts of the round."""
@@ -278,8 +270,18 @@ class RoundRunner:
             root=root,
             note=note,
         )
-        sizes = self.datamodule.clients.train.sizes
-        return Uploads(trained, context, sizes, self.byzantine_clients)
+        own, share = trained.own, trained.share
+        rows = own.uploads
+        if rows is None:  # this process's clients sent nothing
+            rows = trained.broadcast.expand(len(share.clients), -1)
+        return Uploads(
+            share=share,
+            rows=rows,
+            may_change=own.buffer is not None,  # else the clients may keep that tensor
+            weights=to_device(self.datamodule.clients.train.sizes[trained.clients], rows),
+            context=context,
+            proposals=Proposals(share, own.proposals),
+        )
 
     def build_context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
         """Return the context of a round for its aggregator and attack.
@@ -339,18 +341,30 @@ class RoundRunner:
             return None
         return self.small_cohorts.describe(probabilities, self.settings.rounds)
 
-    def _forge(self, uploads: Uploads, notes: "_Notes") -> None:
-        """Let the attackers of the cohort replace their uploads."""
-        cohort, round = uploads.share.cohort, uploads.context.round
-        if self.byzantine_clients.forges(cohort, round) and not self._must_skip(uploads):
-            notes("forged", float(self.byzantine_clients.mark_attackers(cohort, round).sum()))
-            uploads.forge(
-                self.server,
-                self._server_states,
-                net=self.evaluator.copy_global_model,
-                samples=self.states.data.training_samples,
-                hides_cohort=self.privacy is not None,
-            )
+    def _forges(self, uploads: Uploads) -> bool:
+        """Return whether attackers of the cohort replace their uploads."""
+        context = uploads.context
+        forges = self.byzantine_clients.forges(context.clients, context.round)
+        return forges and not self._must_skip(uploads)
+
+    def _forge(
+        self, uploads: Uploads, valid: Tensor, note: Callable[[str, float | Tensor], None]
+    ) -> tuple[Uploads, Tensor]:
+        """Return the uploads with the forged ones, and a mask of broken uploads, bool [cohort]."""
+        context = uploads.context
+        attackers = self.byzantine_clients.mark_attackers(context.clients, context.round)
+        note("forged", float(attackers.sum()))
+        forged, valid = forge_uploads(
+            uploads,
+            valid,
+            self.byzantine_clients,
+            self.server,
+            self._server_states,
+            net=self.evaluator.copy_global_model,
+            samples=self.states.data.training_samples,
+            hides_cohort=self.privacy is not None,
+        )
+        return forged, ~valid
 
     def _merge(
         self,
@@ -363,10 +377,11 @@ class RoundRunner:
         server, share = self.server, uploads.share
         if self.privacy is not None:
             return self._merge_privately(self.privacy, uploads, hooks, notes)
+        factor = mean_factor(self.client, len(share.cohort))
         try:
             update = server.step(
                 self.client.row("global").data,
-                uploads.contributions,
+                scale(uploads.rows, factor),
                 uploads.weights,
                 uploads.context,
                 before_step=hooks.on_server_step,
@@ -381,7 +396,7 @@ class RoundRunner:
                 f" round {uploads.context.round} were left out as broken."
             ) from error
         benign = ~self.byzantine_clients.is_byzantine[share.cohort]
-        distance = uploads.distance_to_benign_mean(update, benign, server.aggregator)
+        distance = uploads.distance_to_benign_mean(update, benign, server.aggregator, factor)
         notes("benign_distance", distance)
         uploads.update_server_states(self.client, self._server_states, proposed, server.aggregator)
         self.client.update_body(self._server_states)
@@ -406,7 +421,10 @@ class RoundRunner:
         benign = ~self.byzantine_clients.is_byzantine[share.cohort]
         distance: Tensor | float = math.nan
         if not benign.all():  # otherwise it is the effect of clipping and noise
-            distance = uploads.distance_to_benign_mean(update, benign, self.server.aggregator)
+            factor = mean_factor(self.client, len(share.cohort))
+            distance = uploads.distance_to_benign_mean(
+                update, benign, self.server.aggregator, factor
+            )
         notes("benign_distance", distance)
         return {
             "train/update_norm": row_norm(update),

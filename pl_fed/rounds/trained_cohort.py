@@ -111,6 +111,7 @@ class CohortResults:
             ``None``.
         states: The clients' ids and new states, for each chunk.
         errors: The exceptions of clients that failed, by id.
+        num_done: The number of clients whose results are added.
     """
 
     def __init__(self, num_clients: int, buffer: Tensor | None) -> None:
@@ -125,10 +126,12 @@ class CohortResults:
         self.start_losses: Tensor | None = None
         self.states: list[tuple[Tensor, dict[str, Tensor]]] = []
         self.errors: dict[int, Exception] = {}
+        self.num_done = 0
         self._proposers: dict[str, list[Tensor]] = {}
 
     def add(self, chunk: ChunkResults) -> None:
         """Add the results of a chunk."""
+        self.num_done += len(chunk.positions)
         positions = _as_slice(chunk.positions)
         for name, values in chunk.metrics.items():
             rows = self.metrics.get(name)

@@ -92,7 +92,7 @@ def test_alpha_one_equals_local_training(engine):
 def test_absent_client_mixes_its_old_model_with_the_new_global_model():
     data = make_data()
     result = trained(APFL(seeded(mlp), 0.4, 0.1, **SETTINGS), data, 3, sampler=Only(1))
-    personal = result.federation.states.begin(torch.arange(3)).models["personal"]
+    personal = result.federation.session.states.begin(torch.arange(3)).models["personal"]
     first = APFL(seeded(mlp)).double().row("global").data
     assert torch.equal(result.kept["local"][0], first)
     assert result.kept["alpha"][[0, 2], 0].tolist() == [0.4, 0.4]
@@ -118,7 +118,7 @@ def batch_norm_net():
 def test_mixture_keeps_its_statistics_from_training():
     data = shared_out(classes([9, 6, 12]), batch_size=16)
     result = trained(APFL(seeded(batch_norm_net), 0.4, **SETTINGS), data)
-    personal = result.federation.states.begin(torch.arange(3)).models["personal"]
+    personal = result.federation.session.states.begin(torch.arange(3)).models["personal"]
     assert torch.equal(personal.statistics, result.kept["local.statistics"])
     assert len(personal.statistics.unique(dim=0)) == 3
 

@@ -386,10 +386,10 @@ def client_states(federation):
 
 def all_rows(client, federation):
     """Return the global model, all states, and all models as they are evaluated."""
-    models = federation.states.begin(torch.arange(len(SIZES))).models.values()
+    models = federation.session.states.begin(torch.arange(len(SIZES))).models.values()
     rows = [client.row("global").data.clone(), client.statistics("global").data.clone()]
     rows += client_states(federation).values()
-    rows += [row.clone() for row in federation.server_states.values()]
+    rows += [row.clone() for row in federation.session.states.server_states.values()]
     return [*rows, *(row for model in models for row in (model.parameters, model.statistics))]
 
 

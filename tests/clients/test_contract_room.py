@@ -227,7 +227,7 @@ def run(client, data, rounds=2, engine="one_by_one", chunk_size=None, sampler=No
     for name in federation.store.defaults:
         result[name] = federation.store.read(name, client_ids)
     client.eval()
-    federation.evaluator.stacked = engine == "stacked"
+    federation.session.evaluation.evaluator.stacked = engine == "stacked"
     with torch.no_grad():
         federation.evaluate("val", client_ids)
     for model, metrics in federation.metrics("val").items():
@@ -562,7 +562,7 @@ def test_a_client_knows_its_id_its_steps_and_its_learning_rate(uncompiled, engin
     moved = federation.store.read("personal", torch.arange(5)).flatten()
     assert moved.tolist() == [0.0, 2.0, 4.0, 0.0, 6.0]  # 3 steps at most
     federation.evaluate("val", torch.arange(5))
-    federation.states.begin(torch.arange(5))
+    federation.session.states.begin(torch.arange(5))
     assert client.observed[0].tolist() == [0, 1, 2, 3, 4]
     assert client.observed[1:] == (None, None)
 

@@ -92,7 +92,7 @@ def batch_norm_net():
 
 def test_statistics_belong_to_the_chosen_model():
     result = trained(make_client(batch_norm_net, min_validation=1), make_data(batch_size=64))
-    models = result.federation.states.begin(torch.arange(len(SIZES))).models
+    models = result.federation.session.states.begin(torch.arange(len(SIZES))).models
     for k, choice in enumerate(result.kept["choice"][:, 0].long().tolist()):
         personal, candidate = models["personal"][k], models[f"personal_{choice}"][k]
         assert torch.equal(personal.parameters, candidate.parameters)

@@ -109,7 +109,7 @@ def inputs_of_minibatches(source, precision):
     )
     client = FedAvg(Echo(), optimizer=sgd(0.0))
     trainer.fit(client, data)
-    batch = trainer.federation.states.data.batch(torch.arange(12))
+    batch = trainer.federation.session.states.data.batch(torch.arange(12))
     return batch.inputs, data.clients.inputs
 
 

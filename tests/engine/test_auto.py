@@ -438,9 +438,9 @@ def test_measurement_loads_no_more_rows_than_a_chunk(clock, monkeypatch):
     sizes = []
     original = LocalTraining._load_chunk
 
-    def load(self, plan, clients, *args, **kwargs):
+    def load(self, work, clients, **kwargs):
         sizes.append(len(clients))
-        return original(self, plan, clients, *args, **kwargs)
+        return original(self, work, clients, **kwargs)
 
     monkeypatch.setattr(LocalTraining, "_load_chunk", load)
     choose_engine(chunk_size=2)

@@ -183,7 +183,7 @@ def test_models_with_convolutions_are_evaluated_with_channels_last(
         client.global_model.register_forward_pre_hook(lambda _, x: sizes.append(len(x[0])))
         with OperatorResults() as operators:
             args = (data.clients, "train", torch.arange(2), ["global", "personal"])
-            tables = federation.evaluator.tables(*args)
+            tables = federation.session.evaluation.evaluator.tables(*args)
         return tables, operators.results.keys()
 
     sizes = []

@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -13,10 +12,11 @@ from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.clients.contract import ModelRows
 from pl_fed.data.batches import Batches
-from pl_fed.distributed.work_share import RemoteRows
+from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import EngineChoice, OneByOne, StackedRunner, Workload
 from pl_fed.engine.choice import keep_freed_memory
-from pl_fed.rounds.round import RoundHooks
+from pl_fed.rounds.local_training import CohortWork
+from pl_fed.rounds.trained_cohort import CohortResults
 from pl_fed.samplers import All
 
 
@@ -51,12 +51,12 @@ def make_workload(client, cohort, data=None):
     federation = Federation(All(), seed=0)
     federation.setup(client, data or shared_out(classes([4])), "fit")
     optimizer, cohort = client.configure_optimizers(), torch.zeros(cohort)
-    rounds = federation.session.rounds
-    work, plan = rounds.local_training, rounds._plan(0, optimizer, RoundHooks())
+    training, clients = federation.session.rounds.local_training, torch.zeros(1, dtype=torch.int64)
     broadcast = ModelRows(client.row("global").data, client.statistics("global").data)
-    chunk = work._load_chunk(plan, torch.zeros(1, dtype=torch.int64), broadcast, RemoteRows())
-    steps = partial(work.count_steps, rule=plan.rule)
-    return Workload(client, optimizer, cohort, lambda _: chunk, 0, math.inf, steps)
+    share, own = WorkShare.single_process(clients), CohortResults(1, None)
+    work = CohortWork(0, optimizer, share, broadcast, RemoteRows(), own, lambda _: None)
+    chunk = training._load_chunk(work, clients)
+    return Workload(client, optimizer, cohort, lambda _: chunk, 0, math.inf, training.count_steps)
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked", "auto"])

@@ -456,7 +456,7 @@ def test_states_written_by_a_client_are_kept(engine):
     optimizer = client.configure_optimizers()
     rounds = torch.zeros(len(SIZES), 1, dtype=torch.float64)
     for round in range(4):
-        rounds[federation.draw_cohort(round)] += 1
+        rounds[federation.session.rounds.draw_cohort(round)] += 1
         federation.run_round(round, optimizer)
     assert torch.equal(federation.store.read("rounds", torch.arange(len(SIZES))), rounds)
 
@@ -503,7 +503,7 @@ def test_precision_and_clipping_of_the_trainer_reach_both_engines(tmp_path, algo
                 enable_checkpointing=False,
             )
             trainer.fit(client, shared_out(classes(SIZES)))
-            assert federation.states.settings.local.clipping == Clipping(clip, algorithm)
+            assert federation.session.states.settings.local.clipping == Clipping(clip, algorithm)
             rows[engine, clip] = client.row("global").data
     start = Ditto(seeded(mlp)).row("global").data
     assert all(row.dtype == torch.float32 for row in rows.values())

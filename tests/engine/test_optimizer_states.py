@@ -290,6 +290,6 @@ def test_evaluation_neither_reads_nor_needs_kept_states():
     federation.setup(client, data, "fit")
     client.train()
     federation.run_round(0, client.configure_optimizers())
-    assert federation.states.begin(torch.arange(2)).optimizer_states == {}
+    assert federation.session.states.begin(torch.arange(2)).optimizer_states == {}
     assert len(federation.clients_without_training()) == 0
     federation.setup(client, other, "test")  # the global model may be tested on any data

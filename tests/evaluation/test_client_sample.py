@@ -86,7 +86,8 @@ def test_validation_sees_the_sample_and_test_all_clients(tmp_path):
     assert not any("_se" in name for name in all_rows[0])
     tests = {name: value for name, value in rows[-1].items() if name.startswith("test/")}
     assert tests == {name: all_rows[-1][name] for name in tests}
-    assert trainer.federation.list_evaluated_clients("test").tolist() == list(range(7))
+    evaluation = trainer.federation.session.evaluation
+    assert evaluation.list_evaluated_clients("test").tolist() == list(range(7))
 
 
 def test_validation_has_batches_of_drawn_clients_only():
@@ -97,7 +98,7 @@ def test_validation_has_batches_of_drawn_clients_only():
         federation = make_federation(evaluated)
         federation.setup(Ditto(seeded(mlp), optimizer=sgd(0.1)), data, "fit")
         ids = torch.cat(list(data.val_dataloader()))
-        assert ids.tolist() == federation.list_evaluated_clients("val").tolist()
+        assert ids.tolist() == federation.session.evaluation.list_evaluated_clients("val").tolist()
         assert torch.cat(list(data.test_dataloader())).tolist() == list(range(200))
         lengths.append(len(data.val_dataloader()))
     assert lengths == [2, 7]

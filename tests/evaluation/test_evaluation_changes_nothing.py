@@ -207,7 +207,7 @@ def test_forward_of_a_plain_net_keeps_nothing_of_an_evaluation():
     client.train()
     optimizer = client.configure_optimizers()
     everyone = torch.arange(3)
-    evaluator = federation.evaluator
+    evaluator = federation.session.evaluation.evaluator
     losses = [evaluator.start_losses(data.clients, everyone, {}) for _ in range(2)]
     assert torch.equal(*losses)
     assert torch.equal(losses[0][1:2], evaluator.start_losses(data.clients, everyone[1:2], {}))
@@ -230,7 +230,7 @@ def test_draws_of_a_plain_net_in_evaluations_move_no_generator():
     federation = Federation(All(), seed=0)
     federation.setup(client, data, "fit", settings=RunSettings(rounds=1))
     before = torch.get_rng_state()
-    federation.evaluator.start_losses(data.clients, torch.arange(3), {})
+    federation.session.evaluation.evaluator.start_losses(data.clients, torch.arange(3), {})
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -374,7 +374,7 @@ def test_training_step_never_runs_on_samples_of_an_evaluation(tmp_path):
 def test_without_a_loss_of_the_evaluation_there_is_no_metric_of_it(tmp_path):
     trainer, client, data = fit(WithoutLoss, tmp_path, 1, Ditto)
     trainer.test(client, data, verbose=False)
-    names = [*trainer.callback_metrics, *trainer.federation.validated_names()]
+    names = [*trainer.callback_metrics, *trainer.federation.session.evaluation.validated_names()]
     assert not [name for name in names if "loss" in name and not name.startswith("train/")]
     assert "test/hybrid/acc" in trainer.callback_metrics
     sentence = describe_missing_loss("Net", has_loss=False, has_metrics=False)

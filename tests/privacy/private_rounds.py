@@ -47,7 +47,8 @@ def silence(federation):
 
 def set_cohort(federation, *clients):
     """Let the federation draw the same clients in every round."""
-    federation.session.rounds.draw_cohort = lambda _: torch.tensor(clients, dtype=torch.int64)
+    training = federation.session.rounds.local_training
+    training.draw_cohort = lambda _: torch.tensor(clients, dtype=torch.int64)
 
 
 def model_row(federation):

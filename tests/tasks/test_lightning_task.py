@@ -401,7 +401,8 @@ def test_start_loss_of_a_step_that_needs_the_training_mode_is_evaluated_in_it(tm
     net, clients = trainer.federation.model_of(1, "global"), data.clients
     batch, samples = clients.batch(clients.val.samples(1)), clients.batch(clients.train.samples(1))
     statistics = client.statistics("global").data.clone()
-    start = trainer.federation.evaluator.start_losses(clients, torch.tensor([1]), {})
+    evaluator = trainer.federation.session.evaluation.evaluator
+    start = evaluator.start_losses(clients, torch.tensor([1]), {})
     with torch.no_grad():
         error = float((net(batch.inputs) - batch.inputs).abs().mean())
         loss = float(net.train().training_step((samples.inputs, samples.targets), 0))
