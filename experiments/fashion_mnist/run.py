@@ -7,8 +7,8 @@ PL_FED_DATA=../data python -m experiments.fashion_mnist.run
 pl_fed fit`` with the shipped configs and their hyperparameters; nothing is tuned here. FedBN is
 left out, because the net has no normalisation layers. Metrics are over the benign clients: 80 with
 poisoning. Clean runs measure the same 80, by an attack that changes nothing, and again all 100; the
-pictures and the short table compare the same 80. Finished runs, with a row in results.csv, are not repeated. The script writes results.csv,
-then table.md, algorithms.png and hero.png from it.
+pictures and the short table compare the same 80. Finished runs, with a row in results.csv, are not
+repeated. The script writes results.csv, then table.md, algorithms.png and hero.png from it.
 Then ``python -m experiments.summary`` writes a shorter table into README.md of this folder.
 
 ``--only FedAvg Ditto`` selects algorithms, ``--seeds 0 1 2`` selects seeds, and ``--at-once 2`` is
