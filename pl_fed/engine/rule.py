@@ -23,10 +23,11 @@ _MAX_COMPILED_LAYERS = 16  # layers with parameters; more may compile for minute
 _MIN_COMPILED_CONVOLUTION_STEPS = 30_000  # a step of a net with convolutions takes longer
 _MAX_COMPILED_CONVOLUTIONS = 8  # layers with parameters, of a net with convolutions
 
-_CONVOLUTIONS = (
+CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
+"""The layers whose stacks are slow on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class WorkFacts:
             stack=stack,
             numbers=sum(client.row(model).layout.numel for model in objective.trained),
             layers=sum(bool(module._parameters) for module in modules),
-            convolves=any(isinstance(module, _CONVOLUTIONS) for module in modules),
+            convolves=any(isinstance(module, CONVOLUTIONS) for module in modules),
             steps=steps,
         )
 

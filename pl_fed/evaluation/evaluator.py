@@ -17,6 +17,7 @@ from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, is_mkl_slow
+from pl_fed.engine.rule import CONVOLUTIONS
 from pl_fed.evaluation.client_losses import ClientLosses
 from pl_fed.evaluation.client_measures import ClientMeasures
 from pl_fed.evaluation.monitor import Monitor, Tables, metric_directions, prefer_second
@@ -34,10 +35,6 @@ from pl_fed.torch_internals import has_operator_modes
 from pl_fed.trees import Tree, gather, join, select, split, tree_map
 from pl_fed.types import Batch
 
-_CONVOLUTIONS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
 _BATCH = 1024  # samples in a batch
 _CONVOLUTION_BATCH = 128  # samples in a batch of a convolutional net on a CPU, to fit the caches
 _STACK_BATCH = 4096  # samples in a batch of a stack of models
@@ -657,5 +654,5 @@ def trains_convolutions(net: nn.Module) -> bool:
     With separate weights for each client, convolutions under vmap on a CPU take up to twice the
     time.
     """
-    convolutions = (layer for layer in net.modules() if isinstance(layer, _CONVOLUTIONS))
+    convolutions = (layer for layer in net.modules() if isinstance(layer, CONVOLUTIONS))
     return any(layer.weight.requires_grad for layer in convolutions)
