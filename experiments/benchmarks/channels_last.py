@@ -6,7 +6,7 @@ Compares layouts of convolutional nets on one CPU thread, as medians in turns:
   (``pl_fed/engine/channels_last.py``).
 - The evaluation of the global model on 1,000 samples: torch's default with 1,024 samples at once;
   channels last; also with 128 samples at once; and also with large products by oneDNN, as in
-  pl_fed (``pl_fed/evaluation/evaluator.py``).
+  pl_fed (``pl_fed/evaluation/model_runner.py``).
 """
 
 from contextlib import nullcontext
@@ -24,7 +24,8 @@ from pl_fed.clients import FedAvg
 from pl_fed.data import FederatedData
 from pl_fed.engine import compiled
 from pl_fed.engine.channels_last import ChannelsLast
-from pl_fed.evaluation import evaluator as evaluation
+from pl_fed.evaluation import model_runner
+from pl_fed.evaluation.evaluator import Evaluator
 
 WAYS = (nullcontext, ChannelsLast)
 EVALUATED = {  # layout, samples at once, whether by oneDNN
@@ -57,13 +58,13 @@ def rounds(case: Case, data: FederatedData) -> list[float]:
 def evaluations(case: Case) -> list[float]:
     """Return the seconds of the global model on clients' training data in all ways."""
     data = replace(case, steps=-(-100 // case.batch_size)).data()
-    evaluator = evaluation.Evaluator(FedAvg(case.build()), lambda _: {})
+    evaluator = Evaluator(FedAvg(case.build()), lambda _: {})
 
     def evaluate(layout: type, batch: int, by_onednn: bool) -> None:
         with (
-            mock.patch.object(evaluation, "ChannelsLast", layout),
-            mock.patch.object(evaluation, "_CONVOLUTION_BATCH", batch),
-            mock.patch.object(evaluation, "is_mkl_slow", return_value=by_onednn),
+            mock.patch.object(model_runner, "ChannelsLast", layout),
+            mock.patch.object(model_runner, "_CONVOLUTION_BATCH", batch),
+            mock.patch.object(model_runner, "is_mkl_slow", return_value=by_onednn),
         ):
             evaluator.start_losses(data.clients, torch.arange(case.clients), {})
 

@@ -66,7 +66,7 @@ class FederatedEvaluation:
         self.model_selection = model_selection
         self.untrained_models = untrained_models
         self.sample = sample
-        stacked = None if before is None else before.evaluator.stacked
+        stacked = None if before is None else before.evaluator.runner.stacked
         self.evaluator: Evaluator = Evaluator(self.client, self._begin, stacked, monitor)
         self._metrics: dict[str, dict[str, ClientMetrics]] = {}
         if before is not None:

@@ -227,7 +227,7 @@ def run(client, data, rounds=2, engine="one_by_one", chunk_size=None, sampler=No
     for name in federation.store.defaults:
         result[name] = federation.store.read(name, client_ids)
     client.eval()
-    federation.session.evaluation.evaluator.stacked = engine == "stacked"
+    federation.session.evaluation.evaluator.runner.stacked = engine == "stacked"
     with torch.no_grad():
         federation.evaluate("val", client_ids)
     for model, metrics in federation.metrics("val").items():

@@ -16,7 +16,7 @@ from pl_fed import Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.choice import COMPILED
-from pl_fed.evaluation import evaluator as evaluation
+from pl_fed.evaluation import model_runner
 from pl_fed.samplers import All
 
 LAST = {"memory_format": torch.channels_last}
@@ -187,12 +187,12 @@ def test_models_with_convolutions_are_evaluated_with_channels_last(
         return tables, operators.results.keys()
 
     sizes = []
-    monkeypatch.setattr(evaluation, "_CONVOLUTION_BATCH", 3)
+    monkeypatch.setattr(model_runner, "_CONVOLUTION_BATCH", 3)
     tables, names = evaluate()
     assert sizes == ([3, 3, 2] if has_convolution else [8])
     assert ("pl_fed.max_pool2d.default" in names) == has_convolution
-    monkeypatch.setattr(evaluation, "ChannelsLast", nullcontext)
-    monkeypatch.setattr(evaluation, "_CONVOLUTION_BATCH", 1024)
+    monkeypatch.setattr(model_runner, "ChannelsLast", nullcontext)
+    monkeypatch.setattr(model_runner, "_CONVOLUTION_BATCH", 1024)
     expected, names = evaluate()
     assert "pl_fed.max_pool2d.default" not in names
     for model in tables:

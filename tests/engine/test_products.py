@@ -12,7 +12,7 @@ from pl_fed import Federation
 from pl_fed.clients import Ditto
 from pl_fed.engine import compiled, products
 from pl_fed.engine.products import FasterProducts, is_mkl_slow
-from pl_fed.evaluation import evaluator
+from pl_fed.evaluation import model_runner
 from pl_fed.samplers import All
 
 needs_onednn = pytest.mark.skipif(
@@ -108,7 +108,7 @@ def test_evaluations_multiply_by_onednn_where_mkl_is_held_back(monkeypatch):
     clients = data.clients.to(torch.device("cpu"), torch.float32)
     numbers, losses = [], []
     for held_back in (True, False):
-        monkeypatch.setattr(evaluator, "is_mkl_slow", lambda held_back=held_back: held_back)
+        monkeypatch.setattr(model_runner, "is_mkl_slow", lambda held_back=held_back: held_back)
         with ProductCounter() as counter:
             measure = federation.session.evaluation.evaluator.start_losses
             losses.append(measure(clients, torch.arange(3), {}))

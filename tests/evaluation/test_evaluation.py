@@ -16,7 +16,8 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data import FederatedData
 from pl_fed.data.client_data import Part
-from pl_fed.evaluation.evaluator import Evaluator, trains_convolutions
+from pl_fed.evaluation.evaluator import Evaluator
+from pl_fed.evaluation.model_runner import trains_convolutions
 from pl_fed.evaluation.monitor import Tables, prefer_second
 from pl_fed.metrics import ClientMetrics
 from pl_fed.state import ClientStore
@@ -55,7 +56,7 @@ def make_round(client, store, clients):
 def make_evaluator(client, store, stacked=None):
     """An evaluator of clients with the states of the store."""
     evaluator = Evaluator(client, lambda ids: make_round(client, store, ids))
-    evaluator.stacked = stacked
+    evaluator.runner.stacked = stacked
     return evaluator
 
 
@@ -85,7 +86,7 @@ def to_float64(data):
 @pytest.mark.parametrize("model", ["global", "personal"])
 def test_sums_equal_a_plain_loop(monkeypatch, batch, part, model):
     """Batches may split a client's samples or mix those of several clients."""
-    monkeypatch.setattr("pl_fed.evaluation.evaluator._BATCH", batch)
+    monkeypatch.setattr("pl_fed.evaluation.model_runner._BATCH", batch)
     data, client = to_float64(make_clients()), Ditto(seeded(mlp))
     store = make_store(client)
     metrics = compute_metrics(client, data, part, model, store)
@@ -305,9 +306,9 @@ def test_stacked_evaluation_equals_evaluation_one_by_one(sizes, batch, at_once, 
     store = make_store(client, len(sizes))
     with pytest.MonkeyPatch.context() as patch:
         plain = compute_metrics(client, data, "test", "personal", store, full, stacked=False)
-        patch.setattr("pl_fed.evaluation.evaluator._STACK_BATCH", batch)
+        patch.setattr("pl_fed.evaluation.model_runner._STACK_BATCH", batch)
         row_bytes = client.row("global").data.nbytes
-        patch.setattr("pl_fed.evaluation.evaluator._ROWS_BYTES", at_once * 2 * row_bytes)
+        patch.setattr("pl_fed.evaluation.model_runner._ROWS_BYTES", at_once * 2 * row_bytes)
         stacked = compute_metrics(client, data, "test", "personal", store, full, stacked=True)
     assert torch.equal(stacked.count, plain.count)
     assert torch.equal(stacked.correct, plain.correct)
@@ -326,7 +327,7 @@ def test_batch_norms_are_stacked_with_their_statistics():
 
 
 def test_stacked_predictions_are_in_the_order_of_the_clients(monkeypatch):
-    monkeypatch.setattr("pl_fed.evaluation.evaluator._STACK_BATCH", 4)
+    monkeypatch.setattr("pl_fed.evaluation.model_runner._STACK_BATCH", 4)
     data, client = to_float64(make_clients()), Ditto(seeded(mlp))
     store, asked = make_store(client), torch.tensor([3, 1, 2])
     with torch.no_grad():
@@ -363,7 +364,7 @@ def test_net_that_does_not_stack_is_evaluated_one_by_one_and_reported_once(caplo
             evaluator.evaluate(data, part, EVERYONE, {"personal": metrics})
     records = [record for record in caplog.records if "evaluated one by one" in record.message]
     assert len(records) == 1
-    assert evaluator.stacked is False
+    assert evaluator.runner.stacked is False
     for k in range(4):
         expected = 0.0
         for part in ("test", "train"):
@@ -525,4 +526,4 @@ def test_clients_without_samples_do_not_prevent_stacking():
     rows = make_round(client, store, torch.tensor([1, 1])).models["personal"]
     losses = evaluator.losses(data, "val", torch.tensor([1, 1]), "personal", rows)
     assert losses.isnan().all()
-    assert evaluator.stacked
+    assert evaluator.runner.stacked

@@ -1,0 +1,64 @@
+"""Restores what an evaluation changes in modules and in generators of random numbers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from pl_fed.clients.base import Client
+from pl_fed.clients.kept_parts import kept_parts, lay_rows
+from pl_fed.clients.optimizer_options import OptionGuard
+from pl_fed.nets.kept_values import Part, ValueGuard
+from pl_fed.preflight.step_rules import refuse_evaluation_changes
+from pl_fed.random import fork_all_generators, fork_torch_rng
+
+
+class RestoredValues:
+    """Restored values: what an evaluation changes, it changes for no other client and no step.
+
+    Args:
+        client: The algorithm.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._parts: list[Part] | None = None
+        self._guard: ValueGuard | None = None  # of the evaluation that runs now
+        self._restores = True  # after each client; until an evaluation has changed nothing
+        self._has_changes = False
+        self._changed_values: set[str] = set()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Restore what an evaluation changes in modules and in generators of random numbers."""
+        if self._guard is not None:
+            yield
+            return
+        if self._parts is None:
+            self._parts = kept_parts(self.client)
+        with fork_all_generators(), fork_torch_rng(self.client.device):
+            lay_rows(self.client)
+            self._guard = ValueGuard(self._parts, self._list_loaded_buffers())
+            options = OptionGuard.guard_trainer(self.client)
+            self._changed_values.clear()
+            try:
+                yield
+            finally:
+                self._changed_values |= {*self._guard.restore()}
+                self._has_changes |= bool(self._changed_values)
+                self._restores, self._guard = self._has_changes, None
+                changed_options = options.restore()
+        net = type(self.client.global_model).__name__
+        refuse_evaluation_changes("validation_step", net, self._changed_values, changed_options)
+
+    def _list_loaded_buffers(self) -> list[Tensor]:
+        """Return the running statistics of models that are loaded client by client."""
+        names = [name for name in self.client.models if name != "global"]
+        rows = [self.client.statistics(name) for name in names]
+        return [tensor for row in rows for tensor in row.tensors.values()]
+
+    def restore(self) -> None:
+        """Restore what the last batch or client has changed, so that no other one sees it."""
+        if self._guard is not None and self._restores:
+            self._changed_values |= {*self._guard.restore()}
+            self._has_changes |= bool(self._changed_values)
