@@ -498,6 +498,10 @@ class Federation(Configurable):
         privacy = self.session.rounds.privacy
         return None if privacy is None or not privacy.rounds else privacy.statement()
 
+    def draw_cohort(self, round: int) -> Tensor:
+        """Return the ids of a round's cohort, int64 [cohort]."""
+        return self.session.rounds.draw_cohort(round)
+
     # The session's parts that callbacks and users read most
 
     @property
@@ -509,6 +513,24 @@ class Federation(Configurable):
     def data(self) -> ClientData:
         """The clients' data on the device of the models (``ClientStates.data``)."""
         return self.session.states.data
+
+    @property
+    def is_byzantine(self) -> Tensor:
+        """The mask of the present round's Byzantine clients, bool [clients]."""
+        return self.byzantine_clients.is_byzantine
+
+    @property
+    def participation(self) -> Tensor | None:
+        """The number of rounds of each client, int32 [clients]; rounds as a broken client excluded.
+
+        ``None`` after a checkpoint without these numbers.
+        """
+        return self.session.states.participation
+
+    @property
+    def server_states(self) -> dict[str, Tensor]:
+        """The server's states besides the global model, by name."""
+        return self.session.states.server_states
 
     @property
     def store(self) -> ClientStore:
