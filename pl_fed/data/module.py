@@ -2,14 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -17,11 +15,12 @@ from pl_fed.arguments import check_choice, check_instances, check_integers
 from pl_fed.configurable import Configurable
 from pl_fed.data.augmentation import Augmentation
 from pl_fed.data.client_data import ClientData, Part, scale_images
+from pl_fed.data.client_split import ClientSplit
 from pl_fed.data.fingerprint import fingerprint_of
 from pl_fed.data.normalization import Normalization
-from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
-from pl_fed.partitioners.base import Partitioner, check_parts
-from pl_fed.random import fork_torch_rng, generator, key, random_bits
+from pl_fed.data.source import TRAIN, Arrays, DataSource
+from pl_fed.partitioners.base import Partitioner
+from pl_fed.random import fork_torch_rng, generator, key
 from pl_fed.skews.base import Skew
 from pl_fed.text import escape_controls
 from pl_fed.trees import Tree, describe, leaves, tree_map
@@ -33,7 +32,6 @@ _UNSIGNED = (torch.uint32, torch.uint64)
 _BATCH_SIZE = 10  # of data without a dataloader
 _LARGE = 1 << 30  # largest size of images in float32, in bytes; larger images stay uint8
 _EVALUATED = (32, 4096)  # smallest and largest default number of clients in an evaluation batch
-_MANY_CLIENTS = 10_000  # with more clients, one draw shuffles the samples of all
 
 
 class FederatedData(Configurable, LightningDataModule):
@@ -293,19 +291,28 @@ class FederatedData(Configurable, LightningDataModule):
         return ClientBatches(clients, size)
 
     def _build_clients(self, arrays: Arrays) -> ClientData:
-        self._report_split(arrays)
-        train, val, test = self._split_parts(arrays)
+        split = ClientSplit(
+            arrays,
+            type(self.dataset).__name__,
+            self.partitioner,
+            self.num_clients,
+            self.split,
+            self.test_fraction,
+            self.val_fraction,
+            self.seed,
+        )
+        split.report()
+        train, val, test = split.cut_parts()
         train, root = self._draw_root(train)
-        self._check_training_data(arrays, train.sizes)
+        self._check_training_data(split, train.sizes)
         targets = arrays.targets
         fingerprint = fingerprint_of(arrays.inputs)
         inputs = self._transform_inputs(arrays)
-        owners = self._list_owners(arrays, (train, val, test))
+        owners = split.list_owners((train, val, test))
         data = ClientData(inputs, targets, train, val, test, arrays.num_classes, root, owners)
         data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped, entries=arrays.entries)
         data = replace(data, class_names=tuple(map(str, arrays.class_names)))
-        official = self._official_parts(arrays)
-        data = replace(data, official=official if len(official) > 1 else ())
+        data = replace(data, official=split.official if len(split.official) > 1 else ())
         if self.skew is not None:
             data = data.copy_shared_samples()
         data = self._apply_skew(data, after_normalizing=False)
@@ -374,8 +381,8 @@ class FederatedData(Configurable, LightningDataModule):
         sizes = train.owners()[remains].bincount(minlength=len(train.sizes))
         return Part.from_sizes(train.index[remains], sizes), root
 
-    def _check_training_data(self, arrays: Arrays, sizes: Tensor) -> None:
-        empty = (sizes == 0).nonzero().flatten().tolist()
+    def _check_training_data(self, split: ClientSplit, sizes: Tensor) -> None:
+        arrays, empty = split.arrays, (sizes == 0).nonzero().flatten().tolist()
         if not empty:
             return
         client = f"client {empty[0]}"
@@ -384,7 +391,7 @@ class FederatedData(Configurable, LightningDataModule):
             owner = arrays.client.unique()[empty[0]]
             client += f" (id {escape_controls(arrays.owner_name(int(owner)))} in the data)"
             hint = "remove such clients from the data, or use smaller fractions"
-            official = arrays.split if len(self._official_parts(arrays)) > 1 else None
+            official = arrays.split if len(split.official) > 1 else None
             if official is not None and TRAIN not in official[arrays.client == owner]:
                 hint = (
                     "set `data.split: own`, or use the partitioner ByOwner, which joins several ids"
@@ -395,186 +402,6 @@ class FederatedData(Configurable, LightningDataModule):
         raise ValueError(
             f"Expected every client to have training samples but got none for {len(empty)} of"
             f" {len(sizes)} clients, first for {client}: {hint}."
-        )
-
-    def _split_parts(self, arrays: Arrays) -> tuple[Part, Part, Part]:
-        """Return the train, val and test parts of the clients.
-
-        Official parts stay; a part that the data set lacks is cut from the training samples.
-        """
-        official = self._official_parts(arrays)
-        if arrays.split is None or len(official) < 2:
-            pooled = self._split_clients(arrays, torch.arange(len(arrays)))
-            return self._cut(pooled, self.test_fraction, self.val_fraction)
-        train, val, test = (
-            (arrays.split == part).nonzero().flatten() for part in (TRAIN, VAL, TEST)
-        )
-        if not len(test):
-            client_train, client_val = self._split_official(arrays, train, val)
-            cut_train, _, cut_test = self._cut(client_train, self.test_fraction, 0.0)
-            return cut_train, client_val, cut_test
-        client_train, client_test = self._split_official(arrays, train, test)
-        if len(val):
-            return client_train, self._split_official(arrays, train, val)[1], client_test
-        cut_train, cut_val, _ = self._cut(client_train, 0.0, self.val_fraction)
-        return cut_train, cut_val, client_test
-
-    def _official_parts(self, arrays: Arrays) -> tuple[str, ...]:
-        """Return the parts that clients keep as they are in the data set.
-
-        Raises:
-            ValueError: If the data set lacks a part that is needed.
-        """
-        needs = self.partitioner is not None and self.partitioner.needs_official is not None
-        if self.split == "own" or (arrays.split is None and self.split is None and not needs):
-            return ()
-        name = type(self.dataset).__name__
-        if arrays.split is None:
-            raise ValueError(
-                "Expected a data set with official parts for `split: official` but got"
-                f" {name} without any: set `data.split: own`."
-            )
-        sizes = arrays.split.bincount(minlength=3).tolist()
-        if (self.split == "official" or needs) and not (sizes[TRAIN] and sizes[TEST]):
-            raise ValueError(
-                "Expected a data set with official train and test parts for `split: official` but"
-                f" got {sizes[TRAIN]} training and {sizes[TEST]} test samples: set `data.split:"
-                " own`."
-            )
-        if not sizes[TRAIN]:
-            raise ValueError(
-                f"Expected a data set with a training part but got {name} with"
-                f" {_describe_parts(sizes)}: set `data.split: own` to pool all samples and cut each"
-                " client's."
-            )
-        return tuple(part for part, size in zip(("train", "val", "test"), sizes) if size)
-
-    def _report_split(self, arrays: Arrays) -> None:
-        """Report the choice of split if the data set has parts and ``split`` is not set."""
-        if self.split is not None or arrays.split is None:
-            return
-        official = self._official_parts(arrays)
-        if len(official) < 2:
-            return
-        sizes = arrays.split.bincount(minlength=3).tolist()
-        use = f"pl_fed uses the official split of {type(self.dataset).__name__}"
-        own = "set `data.split: own` to pool all samples and cut each client's"
-        if "test" in official:
-            rank_zero_info(f"{use} ({_describe_parts(sizes)}) and ignores `test_fraction`: {own}.")
-        else:
-            rank_zero_warn(
-                f"{use} ({_describe_parts(sizes)}), keeps its val part, and cuts test samples from"
-                " each client's training samples by `data.test_fraction` ="
-                f" {self.test_fraction:g}, because it has no test part: {own}."
-            )
-
-    def _split_clients(self, arrays: Arrays, samples: Tensor) -> Part:
-        """Split samples over the clients, by their owners or by the partitioner."""
-        if self.partitioner is None:
-            ids = self._client_ids(arrays)
-            sizes = ids[samples].bincount(minlength=int(ids.max()) + 1)
-            return Part.from_sizes(samples[ids[samples].argsort(stable=True)], sizes)
-        draw, clients = generator(self.seed, "partition"), self.num_clients or 0
-        if self.partitioner.splits == "owners":  # an owner may have samples of several parts
-            owners = self._sample_owners(arrays)
-            selected = torch.zeros(len(owners), dtype=torch.bool)
-            selected[samples] = True
-            pieces = self.partitioner.split(owners, clients, draw)
-            pieces = check_parts(self.partitioner, pieces, len(owners), clients)
-            split = Part.from_pieces([piece[selected[piece]] for piece in pieces])
-            _warn_if_shared(self.partitioner, split)
-            return split
-        with _explain_missing_classes(self.partitioner, arrays):
-            pieces = self.partitioner.split(arrays.partition_labels[samples], clients, draw)
-        split = Part.from_pieces(check_parts(self.partitioner, pieces, len(samples), clients))
-        _warn_if_shared(self.partitioner, split)
-        return Part(samples[split.index], split.offsets)
-
-    def _split_official(self, arrays: Arrays, train: Tensor, other: Tensor) -> tuple[Part, Part]:
-        """Split the official train part and another part over the clients.
-
-        A partitioner by labels gives each client the same class proportions in both.
-        """
-        if self.partitioner is None or self.partitioner.splits == "owners":
-            return self._split_clients(arrays, train), self._split_clients(arrays, other)
-        draw, clients = generator(self.seed, "partition"), self.num_clients or 0
-        with _explain_missing_classes(self.partitioner, arrays):
-            pieces, other_pieces = self.partitioner.split_matching(
-                arrays.partition_labels[train], arrays.partition_labels[other], clients, draw
-            )
-        split = Part.from_pieces(check_parts(self.partitioner, pieces, len(train), clients))
-        matching = Part.from_pieces(
-            check_parts(self.partitioner, other_pieces, len(other), clients)
-        )
-        _warn_if_shared(self.partitioner, split)
-        return Part(train[split.index], split.offsets), Part(
-            other[matching.index], matching.offsets
-        )
-
-    def _sample_owners(self, arrays: Arrays) -> Tensor:
-        if arrays.client is None:
-            got = "None" if self.partitioner is None else type(self.partitioner).__name__
-            raise ValueError(
-                "Expected argument `partitioner` to be one that splits by labels, as"
-                f" {type(self.dataset).__name__} records no owners of samples, but got {got}: set"
-                " `data.partitioner`, for example `IID`."
-            )
-        return arrays.client
-
-    def _list_owners(self, arrays: Arrays, parts: Sequence[Part]) -> list[list[str]]:
-        """Return the owners of each client's samples; empty after a split by labels."""
-        if arrays.client is None or (self.partitioner and self.partitioner.splits != "owners"):
-            return []
-        ids, owner = arrays.client.unique(return_inverse=True)
-        client = torch.cat([part.owners() for part in parts])
-        owner = owner[torch.cat([part.index for part in parts])]
-        owners: list[list[str]] = [[] for _ in parts[0].sizes]
-        for pair in (client * len(ids) + owner).unique().tolist():
-            owners[pair // len(ids)].append(arrays.owner_name(int(ids[pair % len(ids)])))
-        return owners
-
-    def _client_ids(self, arrays: Arrays) -> Tensor:
-        """Return the client of each sample, int64 [samples]: the owners, numbered from 0."""
-        ids: Tensor = torch.unique(self._sample_owners(arrays), return_inverse=True)[1]
-        number = int(ids.max()) + 1
-        if self.num_clients not in (None, number):
-            raise ValueError(
-                f"Expected argument `num_clients` to be {number}, the number of client ids in the"
-                f" data, or left out, but got {self.num_clients}: use the partitioner ByOwner for"
-                " fewer clients with several ids each."
-            )
-        return ids
-
-    def _cut(
-        self, pooled: Part, test_fraction: float, val_fraction: float
-    ) -> tuple[Part, Part, Part]:
-        """Cut each client's samples at random into train, val and test."""
-        shuffled = Part(pooled.index[self._shuffle(pooled)], pooled.offsets)
-        test_sizes, val_sizes = (
-            (pooled.sizes.double() * share + 0.5).floor().long()
-            for share in (test_fraction, val_fraction)
-        )
-        train_sizes = pooled.sizes - test_sizes - val_sizes
-        test, val, train = shuffled.split([test_sizes, val_sizes, train_sizes])
-        return train, val, test
-
-    def _shuffle(self, pooled: Part) -> Tensor:
-        """Return a random order of each client's samples: a draw per client, or one for many.
-
-        Returns:
-            Positions in ``pooled.index``, client after client.
-        """
-        if len(pooled.sizes) > _MANY_CLIENTS:
-            counters = torch.arange(len(pooled.index))
-            order = random_bits(key(self.seed, "cut"), counters).argsort()
-            return order[pooled.owners()[order].argsort(stable=True)]
-        return torch.cat(
-            [
-                begin + torch.randperm(size, generator=generator(self.seed, "cut", client))
-                for client, (begin, size) in enumerate(
-                    zip(pooled.offsets.tolist(), pooled.sizes.tolist())
-                )
-            ]
         )
 
     def _refuse_changes(self, is_set: Mapping[str, bool], inputs: str) -> None:
@@ -652,21 +479,6 @@ def _check_source(dataset: object) -> None:
     check_instances(DataSource, dataset=dataset)
 
 
-@contextmanager
-def _explain_missing_classes(partitioner: Partitioner, arrays: Arrays) -> Iterator[None]:
-    """Replace the error of a partitioner by classes if the data have no class ids."""
-    try:
-        yield
-    except TypeError as error:
-        if not str(error).startswith("Expected argument `labels` to be class ids"):
-            raise
-        raise TypeError(
-            f"Expected the data to have class ids for {type(partitioner).__name__}, which splits"
-            f" classes, but got targets of {describe(arrays.targets)} and no `labels`: use the"
-            " partitioner IID or Quantity, or ByOwner if the data set records owners."
-        ) from error
-
-
 def _convert(leaf: Tensor, real: torch.dtype | None) -> Tensor:
     """Convert real numbers to float32 and uint8 images to [0, 1]; keep other integers.
 
@@ -712,20 +524,6 @@ def _describe_normalization(normalization: Tree, name: str) -> Any:
         values = [_describe_normalization(branch, name) for branch in normalization]
         return values if any(value is not None for value in values) else None
     return None
-
-
-def _describe_parts(sizes: Sequence[int]) -> str:
-    return f"{sizes[TRAIN]} train, {sizes[VAL]} val and {sizes[TEST]} test samples"
-
-
-def _warn_if_shared(partitioner: Partitioner, split: Part) -> None:
-    """Warn if several clients have the same sample and the partitioner does not allow it."""
-    if not partitioner.overlapping and len(split.index.unique()) < len(split.index):
-        rank_zero_warn(
-            f"{type(partitioner).__name__} gives a sample to several clients, so test samples of a"
-            " client may be training samples of another: set its attribute `overlapping = True` to"
-            " allow this."
-        )
 
 
 class ClientBatches:

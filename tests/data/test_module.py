@@ -114,7 +114,7 @@ def test_parts_of_a_small_federation_are_stable():
 
 @pytest.fixture
 def split_as_many_clients(monkeypatch):
-    monkeypatch.setattr("pl_fed.data.module._MANY_CLIENTS", 1)
+    monkeypatch.setattr("pl_fed.data.client_split._MANY_CLIENTS", 1)
 
 
 @pytest.mark.usefixtures("split_as_many_clients")
