@@ -6,6 +6,7 @@ import subprocess
 from multiprocessing.process import BaseProcess
 
 import pytest
+from equal_trials import equal_trials_shared
 
 from pl_fed import torch_internals
 from pl_fed.callbacks import run_summary
@@ -53,6 +54,16 @@ def results_folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PL_FED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared_trials(request):
+    """Let equal federations share their trials before training, except in tests of trials."""
+    if request.path.parent.name == "preflight" or request.path.name == "test_stateful_modules.py":
+        yield
+    else:
+        with equal_trials_shared():
+            yield
 
 
 @pytest.fixture(scope="session")
