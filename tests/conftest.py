@@ -1,5 +1,6 @@
 """Fixtures and hooks for all tests."""
 
+import functools
 import gc
 import os
 import subprocess
@@ -7,6 +8,7 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 from equal_trials import equal_trials_shared
+from lightning.fabric.utilities import registry
 
 from pl_fed import torch_internals
 from pl_fed.callbacks import run_summary
@@ -46,6 +48,14 @@ def fast_lane(request):
 def refuse_in_fast_lane(*_, **__):
     """Fail."""
     pytest.fail("A test that starts a process or compiles must be marked slow.")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def installed_packages():
+    """Let Trainers look once for callbacks of installed packages: 10 ms, of a fit of 200 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", functools.cache(registry.entry_points))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
