@@ -21,7 +21,7 @@ from pl_fed.clients import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.types import Population
 
-TRIALS = ("find_step_facts", "explain_smallest_minibatch")
+TRIALS = ("try_round", "find_step_facts", "explain_smallest_minibatch")
 MOST_BYTES = 1 << 20  # a larger tensor is not read
 _held = {}  # classes by their id, which stays theirs
 
