@@ -202,9 +202,9 @@ class FederationModule(LightningModule):
             for name, value in metrics.compute().items()
         }
         monitor = self.federation.monitored_metric
-        shown = [f"{part}/{model}/{monitor}" for model in tables] if part == "val" else []
+        bar_names = [f"{part}/{model}/{monitor}" for model in tables if part == "val"]
         loop: Any = self.trainer.fit_loop
-        loop.log_evaluation(numbers, shown)
+        loop.log_evaluation(numbers, bar_names)
 
 
 def _convert_metric(value: Tensor) -> Tensor:

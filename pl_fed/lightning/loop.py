@@ -67,12 +67,12 @@ class EvaluationResults(_ResultCollection):
     def __init__(self) -> None:
         super().__init__(training=False)
         self._numbers: dict[str, Tensor] = {}
-        self._shown: set[str] = set()
+        self._bar_names: set[str] = set()
 
-    def add(self, numbers: Mapping[str, Tensor], shown: Iterable[str]) -> None:
-        """Add numbers by name; the progress bar has those ``shown``, and no logger has NaN."""
+    def add(self, numbers: Mapping[str, Tensor], bar_names: Iterable[str]) -> None:
+        """Add numbers by name; the progress bar has those of ``bar_names``, no logger NaN."""
         self._numbers.update(numbers)
-        self._shown.update(shown)
+        self._bar_names.update(bar_names)
 
     def metrics(self, on_step: bool) -> Any:
         """Return the numbers for callbacks, loggers and the progress bar."""
@@ -81,14 +81,14 @@ class EvaluationResults(_ResultCollection):
             metrics["callback"][name] = value
             if not value.isnan():
                 metrics["log"][name] = value
-            if name in self._shown:
+            if name in self._bar_names:
                 metrics["pbar"][name] = value.item()
         return metrics
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
         """Reset the results, before an evaluation."""
         super().reset(metrics, fx)
-        self._numbers, self._shown = {}, set()
+        self._numbers, self._bar_names = {}, set()
 
 
 class FederatedLoop(_FitLoop):
@@ -180,10 +180,10 @@ class FederatedLoop(_FitLoop):
             counts.processed = counts.completed = rounds if counts is batches else finished
         self.epoch_loop._batches_that_stepped = finished
 
-    def log_evaluation(self, numbers: Mapping[str, Tensor], shown: Iterable[str]) -> None:
+    def log_evaluation(self, numbers: Mapping[str, Tensor], bar_names: Iterable[str]) -> None:
         """Log the numbers of the running evaluation; see :class:`EvaluationResults`."""
         results: Any = self.trainer._results
-        results.add(numbers, shown)
+        results.add(numbers, bar_names)
 
     @property
     def _hook(self) -> str | None:
