@@ -27,6 +27,8 @@ pytest.importorskip("peft", reason="needs adapters")
 transformers = pytest.importorskip("transformers", reason="needs Hugging Face models")
 from hugging_face_models import FAMILIES, texts, tiny  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 transformers.logging.set_verbosity_error()
 
 
