@@ -1,11 +1,14 @@
 """Fixtures and hooks for all tests."""
 
+import functools
 import gc
 import os
 import subprocess
 from multiprocessing.process import BaseProcess
 
 import pytest
+from equal_trials import equal_trials_shared
+from lightning.fabric.utilities import registry
 
 from pl_fed import torch_internals
 from pl_fed.callbacks import run_summary
@@ -48,11 +51,29 @@ def refuse_in_fast_lane(*_, **__):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def installed_packages():
+    """Let Trainers look once for callbacks of installed packages: 10 ms, of a fit of 200 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", functools.cache(registry.entry_points))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def results_folder(tmp_path_factory):
     """Save results of the privacy accountant in a temporary folder, not in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PL_FED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared_trials(request):
+    """Let equal federations share their trials before training, except in tests of trials."""
+    if request.path.parent.name == "preflight" or request.path.name == "test_stateful_modules.py":
+        yield
+    else:
+        with equal_trials_shared():
+            yield
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,13 @@
 
 import copy
 import re
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from unittest import mock
-from weakref import WeakKeyDictionary
 
 import torch
+from equal_trials import equal_trials_shared
 from torch import nn
 
-import pl_fed.federation
 from pl_fed import Adversary, EngineOptions, Federation, StorageOptions
 from pl_fed.clients.contract import ModelRows
 from pl_fed.data import FederatedData
@@ -157,38 +155,6 @@ class Outcome:
         return max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs)
 
 
-TRIALS = WeakKeyDictionary()  # client -> settings of a trial -> its results
-
-
-@contextmanager
-def trials_shared(trials, *settings):
-    """Let federations with the same client, data and settings share their trials of local steps.
-
-    A trial runs some local steps, one by one, on copies of the client before training: half the
-    time of two short rounds. Its results are plain records.
-
-    Args:
-        trials: The results of earlier trials.
-        settings: Everything that decides the results.
-    """
-
-    def share(name):
-        function = getattr(pl_fed.federation, name)
-
-        def find(*arguments):
-            key = (name, *settings)
-            if key not in trials:
-                trials[key] = function(*arguments)
-            return trials[key]
-
-        return mock.patch.object(pl_fed.federation, name, find)
-
-    with ExitStack() as stack:
-        for name in ("find_step_facts", "explain_smallest_minibatch"):
-            stack.enter_context(share(name))
-        yield
-
-
 def run_rounds(
     client,
     data,
@@ -200,17 +166,13 @@ def run_rounds(
     shuffle=True,
     **settings,
 ):
-    """Run rounds on a copy of the client; ``settings`` are those of :func:`sections`.
-
-    Runs of the same client object with the same data object share the trial before training.
-    """
-    original, client = client, copy.deepcopy(client).to(dtype)
+    """Run rounds on a copy of the client; ``settings`` are those of :func:`sections`."""
+    client = copy.deepcopy(client).to(dtype)
     federation = Federation(
         sampler or All(), **sections(**{"seed": 0, "engine": "one_by_one", **settings})
     )
     local = LocalSettings(autocast or nullcontext, clipping or Clipping())
-    trials = TRIALS.setdefault(original, {})
-    with trials_shared(trials, data, dtype, autocast, clipping):
+    with equal_trials_shared():
         federation.setup(client, data, "fit", settings=RunSettings(local, shuffle=shuffle))
     client.train()
     optimizer = client.configure_optimizers()

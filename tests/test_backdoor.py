@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 from small_federations import classes, mlp, reals, sections, seeded, sgd, shared_out
+from tables import table_test
 from torch import nn
 
 import pl_fed
@@ -252,8 +253,8 @@ class FeatureNet(nn.Module):
         return self.head(self.body(x) if x.dim() > 2 else x)
 
 
-@pytest.mark.parametrize("option", ["attack", "corruption"])
-@pytest.mark.parametrize("attack", [Backdoor(1), Outliers(), GaussianNoise()])
+@table_test("option", ["attack", "corruption"])
+@table_test("attack", [Backdoor(1), Outliers(), GaussianNoise()])
 def test_attacks_on_inputs_are_refused_with_kept_features(attack, option):
     data = shared_out(classes([4, 4], shape=(1, 4, 4)))
     federation = Federation(

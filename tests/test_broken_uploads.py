@@ -19,6 +19,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 
 import pl_fed.aggregators
 import pl_fed.attacks
@@ -486,7 +487,7 @@ def test_broken_uploads_of_byzantine_clients_are_counted_without_a_limit():
 
 
 @quiet
-@pytest.mark.parametrize(
+@table_test(
     ("aggregator", "words"),
     [
         (

@@ -318,7 +318,7 @@ def test_other_processes_end_when_the_first_is_killed(tmp_path, start_fit):
 
 
 LONG_TEST = (
-    *("--model", "pl_fed.clients.Finetuning", "--model.finetune_steps", "3000"),
+    *("--model", "pl_fed.clients.Finetuning", "--model.finetune_steps", "1000"),
     *("--model.local_epochs", "null", "--model.local_steps", "2"),
     *("--model.optimizer.class_path", "torch.optim.SGD"),
     *("--model.optimizer.init_args.lr", "0.1", "--model.net.class_path", "pl_fed.models.MLP"),

@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError, fields
 import numpy as np
 import pytest
 import torch
+from tables import table_test
 
 from pl_fed import Adversary, EngineOptions, Federation, StorageOptions
 from pl_fed.attacks import ALittleIsEnough, Combined, RandomLabels, SignFlipping
@@ -62,7 +63,7 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "arguments", "words"), MISTAKES)
+@table_test(("kind", "arguments", "words"), MISTAKES)
 def test_invalid_argument_is_refused_with_its_config_path(kind, arguments, words):
     with pytest.raises((TypeError, ValueError)) as refused:
         kind(**arguments)

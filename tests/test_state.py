@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
+from tables import table_test
 
 import pl_fed.state.store
 from pl_fed.state import ClientStore, free_memory
@@ -135,7 +136,7 @@ def assert_same_state(state, other):
         assert torch.equal(torch.cat(state[name]["rows"]), torch.cat(other[name]["rows"]))
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "words"),
     [
         ((6, {"a": torch.zeros(3)}), r"to be \['a'\] but got \['a', 'b'\]"),

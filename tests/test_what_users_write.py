@@ -8,6 +8,7 @@ import torch
 from lightning import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from small_federations import Given, classes, mlp, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 from torch import nn
 
 import pl_fed
@@ -34,7 +35,7 @@ def object_with(parent, method, result):
     return type("Own", (parent,), {method: method_body})
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("result", "words"),
     [
         (None, "gave NoneType"),
@@ -60,7 +61,7 @@ def test_invalid_data_and_skews_are_refused():
         _ = FederatedData(Given(classes([12])), IID(), 3, skew=skew).clients
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("result", "words"),
     [
         (None, "Own returned NoneType"),
@@ -78,7 +79,7 @@ def test_invalid_results_of_aggregators_are_refused(result, words):
         run_rounds(fedavg(), shared_out(classes([4, 5, 6])), aggregator=aggregator)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("result", "words"),
     [
         (None, "Own returned NoneType"),
@@ -102,7 +103,7 @@ def test_invalid_results_of_pre_aggregators_are_refused(result, words):
     )
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("result", "words"),
     [
         (None, "return a Batch but got NoneType"),
@@ -134,7 +135,7 @@ class Vector(FedAvg):
         return self.sample_losses(self.global_model(batch.inputs), batch.targets)
 
 
-@pytest.mark.parametrize("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
+@table_test("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
 @pytest.mark.filterwarnings("ignore:.*cannot be")
 def test_loss_that_is_no_scalar_is_refused(engine):
     words = r"^Expected `training_step` to return scalars but got shape \[2\] for `loss`"
@@ -142,7 +143,7 @@ def test_loss_that_is_no_scalar_is_refused(engine):
         run_rounds(fedavg(Vector), shared_out(classes([4, 4]), batch_size=4), engine=engine)
 
 
-@pytest.mark.parametrize("row", [torch.ones(2, 3), "1", None])
+@table_test("row", [torch.ones(2, 3), "1", None])
 def test_invalid_default_of_a_state_is_refused(row):
     client = fedavg()
     client.add_state("mine", row)
@@ -184,7 +185,7 @@ def test_float_inputs_of_an_embedding_are_refused():
         run_rounds(FedAvg(Embeds()), shared_out(arrays))
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("value", "words"),
     [
         (lambda o, y: nn.functional.cross_entropy(o, y.long()[:, 0].double()), "failed: .*Long"),
@@ -226,7 +227,7 @@ class LightningNet(LightningModule):
         return self.layer(x)
 
 
-@pytest.mark.parametrize("method", ["validation_step", "configure_optimizers", "on_train_start"])
+@table_test("method", ["validation_step", "configure_optimizers", "on_train_start"])
 def test_lightning_module_without_training_step_is_refused_as_net(method):
     net = object_with(LightningNet, method, None)()
     match = f"^Expected argument `net` .* but got Own with `{method}` and no `training_step`: "

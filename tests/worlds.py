@@ -13,8 +13,9 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from equal_trials import equal_trials_shared
 from forked_processes import fork_context
-from small_federations import Given, Only, classes, sections, seeded, trials_shared
+from small_federations import Given, Only, classes, sections, seeded
 from stateful_modules import ACCEPTED
 from torch import nn
 
@@ -248,7 +249,6 @@ if find_spec("dp_accounting"):
 STATEFUL = {f"stateful, {name}": settings(net=kind) for name, kind in ACCEPTED.items()}
 
 PREDICTED = ("Ditto",)
-TRIALS = {}
 
 
 def make(name, folder, rounds, processes, nodes):
@@ -294,10 +294,8 @@ def make(name, folder, rounds, processes, nodes):
 def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
     """Run a scenario, and return its outcome. All processes return equal outcomes."""
     trainer, client, data = make(name, folder, rounds, processes, nodes)
-    scenario = {**SCENARIOS, **STATEFUL}[name]
-    steps = [scenario[key] for key in ("net", "client", "precision", "lr", "momentum")]
     try:
-        with trials_shared(TRIALS, *steps):
+        with equal_trials_shared():
             trainer.fit(client, data, ckpt_path=resumes)
     except NonFiniteLossError as error:
         return {"error": str(error)}

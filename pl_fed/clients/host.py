@@ -195,16 +195,16 @@ class FederationModule(LightningModule):
 
     def _log_metrics(self, part: str) -> None:
         """Log the metrics of an evaluation; undefined ones, NaN, reach callbacks only."""
+        tables = self.federation.metrics(part)
+        numbers = {
+            f"{part}/{model}/{name}": _convert_metric(value)
+            for model, metrics in tables.items()
+            for name, value in metrics.compute().items()
+        }
         monitor = self.federation.monitored_metric
-        for model, metrics in self.federation.metrics(part).items():
-            for name, value in metrics.compute().items():
-                self.log(
-                    f"{part}/{model}/{name}",
-                    _convert_metric(value),
-                    prog_bar=part == "val" and name == monitor,
-                    logger=not value.isnan(),
-                    batch_size=1,
-                )
+        bar_names = [f"{part}/{model}/{monitor}" for model in tables if part == "val"]
+        loop: Any = self.trainer.fit_loop
+        loop.log_evaluation(numbers, bar_names)
 
 
 def _convert_metric(value: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tables import table_test
 from torch.testing import assert_close
 
 from pl_fed.aggregators import Aggregator, Krum, Mean, Median, TrimmedMean
@@ -131,7 +132,7 @@ def test_krum_equals_numpy_on_many_coordinates():
     assert_close(merged.double(), torch.from_numpy(expected), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("n", "byzantine"), [(3, 1), (10, 8), (1, 0)])
+@table_test(("n", "byzantine"), [(3, 1), (10, 8), (1, 0)])
 def test_too_few_uploads_for_krum_are_an_error_that_names_the_numbers(n, byzantine):
     context = RoundContext(num_byzantine=byzantine, clients=torch.arange(n))
     message = rf"at least {byzantine + 3} rows for Krum.* f = {byzantine}, but got {n}"
@@ -161,14 +162,14 @@ def test_trimmed_mean_equals_a_hand_computed_example():
     assert merged.tolist() == [4.25, 0.0 + (10 - 4) / 4]
 
 
-@pytest.mark.parametrize(("n", "trimmed"), [(2, 1), (4, 2), (10, 5)])
+@table_test(("n", "trimmed"), [(2, 1), (4, 2), (10, 5)])
 def test_too_few_uploads_to_trim_are_an_error_that_names_the_numbers(n, trimmed):
     message = rf"more than {2 * trimmed} rows.* {trimmed} values at each end, but got {n}"
     with pytest.raises(ValueError, match=message):
         TrimmedMean(trimmed)(torch.zeros(n, 2), torch.ones(n), ROUND)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("kind", "name", "value"),
     [
         (Krum, "num_selected", 0),
@@ -225,7 +226,7 @@ def test_unknown_weighting_is_refused():
         Mean("size")
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("weights", "message"),
     [
         (torch.ones(2), r"shape \[3\].*but got shape \[2\]"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hostile_uploads import KINDS, hostile_uploads
 from scipy.stats import chisquare
+from tables import table_test
 from torch.testing import assert_close
 
 import pl_fed.aggregators.smea
@@ -514,7 +515,7 @@ def test_smallest_number_of_uploads_is_exact(kind, n, f, smallest):
     assert merge(kind(), torch.ones(smallest, 2), f).tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("kind", "name", "value"),
     [
         *[(k, "num_byzantine", -1) for k in (Bulyan, MeaMed, MDA, SMEA, CAF, KNorm, KLoss)],

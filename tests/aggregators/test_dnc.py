@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tables import table_test
 from torch.testing import assert_close
 
 from pl_fed.aggregators import Chain, Clipping, DnC, Mean
@@ -161,7 +162,7 @@ def test_coordinates_are_drawn_by_seed_round_and_iteration():
     assert 0 < sum(selected) < 20
 
 
-@pytest.mark.parametrize(("n", "byzantine", "fraction"), [(2, 2, 1.0), (4, 3, 1.3), (1, 1, 0.1)])
+@table_test(("n", "byzantine", "fraction"), [(2, 2, 1.0), (4, 3, 1.3), (1, 1, 0.1)])
 def test_too_few_uploads_are_an_error_that_names_the_numbers(n, byzantine, fraction):
     num_dropped = math.ceil(fraction * byzantine)
     match = (
@@ -184,7 +185,7 @@ def test_clipping_reveals_the_upload_hidden_by_a_longer_upload():
     assert DnC().breakdown(20) == Chain([Clipping()], Mean()).breakdown(20) == 0
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "error"),
     [
         ({"num_iterations": 0}, ValueError),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 from torch.nn import functional as F  # noqa: N812
 from torch.testing import assert_close
 
@@ -172,8 +173,8 @@ def test_q_ffl_with_losses_of_any_size():
     assert_close(merge(QFFL(300.0), uploads, [1.0, 1e4, 2.0, 0.0]), expected)
 
 
-@pytest.mark.parametrize("aggregator", [Term(), QFFL()])
-@pytest.mark.parametrize("losses", [[], [1.0], [1.0, math.nan], [math.inf, 1.0]], ids=str)
+@table_test("aggregator", [Term(), QFFL()])
+@table_test("losses", [[], [1.0], [1.0, math.nan], [math.inf, 1.0]], ids=str)
 def test_losses_of_a_wrong_shape_are_refused(aggregator, losses):
     name = type(aggregator).__name__
     match = rf"one for each of the 2 uploads, for {name} but got \["
@@ -253,7 +254,7 @@ def test_fedmgda_lowers_the_loss_of_every_client():
     assert (F.normalize(uploads) @ merge(FedMGDA(1.0), uploads) > 0).all()
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("kind", "arguments"),
     [
         (TiltedMean, {"q": math.nan}),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tables import table_test
 from torch.testing import assert_close
 
 from pl_fed.aggregators import FLTrust
@@ -91,7 +92,7 @@ def test_tiny_uploads_give_a_finite_result(tiny):
     assert 0.49 < merged[0] <= 1.0001
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("root", "description"),
     [
         (torch.ones(3), r"shape \[3\]"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tables import table_test
 from torch.testing import assert_close
 
 from pl_fed.aggregators import (
@@ -89,7 +90,7 @@ def test_mixing_reduces_the_scatter_of_benign_uploads():
     assert mixed.var(0).sum() < 0.2 * honest.var(0).sum()
 
 
-@pytest.mark.parametrize("kind", [NearestNeighborMixing, AdaptiveClipping])
+@table_test("kind", [NearestNeighborMixing, AdaptiveClipping])
 def test_more_byzantine_clients_than_uploads_are_an_error(kind):
     match = rf"at least 4 rows for {kind.__name__} but got 3: use a larger cohort"
     with pytest.raises(ValueError, match=match):
@@ -248,7 +249,7 @@ def test_error_without_remaining_uploads_names_the_shortest_norm():
         filter_by_norm(NormFilter(), [torch.nan, torch.nan, 1.0])
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("kind", "arguments", "error"),
     [
         (NearestNeighborMixing, {"num_byzantine": -1}, ValueError),

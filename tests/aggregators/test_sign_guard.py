@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tables import table_test
 from torch.testing import assert_close
 
 from pl_fed.aggregators import SignGuard
@@ -188,7 +189,7 @@ def test_uploads_with_equal_signs_form_one_cluster(n):
     assert_close(merged, uploads[0])
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "words"),
     [
         ({"lower": -0.1}, "`lower` and `upper` to be finite .* but got -0.1 and 3.0"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy.stats import chisquare, kstest, norm
+from tables import table_test
 
 from pl_fed.attacks import Backdoor, GaussianNoise, Outliers
 from pl_fed.random import key, normals, random_bits, uniforms
@@ -100,7 +101,7 @@ def test_share_of_stamped_samples_equals_the_argument(share):
     assert stamped.double().mean().item() == pytest.approx(share, abs=0.015)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "error", "words"),
     [
         ({"target": -1}, ValueError, "`target` to be at least 0 but got -1"),
@@ -119,14 +120,14 @@ def test_invalid_arguments_of_backdoor_are_refused(arguments, error, words):
         Backdoor(**arguments)
 
 
-@pytest.mark.parametrize("num_classes", [0, 3])
+@table_test("num_classes", [0, 3])
 def test_target_beyond_the_classes_is_refused(num_classes):
     words = f"`target` to be one of the {num_classes} classes but got 3"
     with pytest.raises(ValueError, match=words):
         Backdoor(3).poison(make_batch(), replace(CONTEXT, num_classes=num_classes))
 
 
-@pytest.mark.parametrize(("shape", "size"), [((1, 6, 2), 3), ((8,), 3)], ids=str)
+@table_test(("shape", "size"), [((1, 6, 2), 3), ((8,), 3)], ids=str)
 def test_stamp_larger_than_the_input_is_refused(shape, size):
     with pytest.raises(ValueError, match=r"`size` to fit inputs of shape \[.*\] but got 3"):
         Backdoor(3, size=size).poison(make_batch(2, shape), CONTEXT)
@@ -199,7 +200,7 @@ def test_outliers_without_pixels_change_no_input(pixels):
     assert torch.equal(Outliers(pixels=pixels).poison(batch, CONTEXT).inputs, batch.inputs)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "words"),
     [
         ({"samples": -0.1}, r"`samples` to be in \[0, 1\] but got -0.1"),
@@ -239,7 +240,7 @@ def test_noise_is_normal_and_drawn_anew_in_each_round():
     assert kstest(numbers, norm.cdf).pvalue > 0.001
 
 
-@pytest.mark.parametrize("arguments", [{"samples": 1.1}, {"std": -1.0}, {"std": float("inf")}])
+@table_test("arguments", [{"samples": 1.1}, {"std": -1.0}, {"std": float("inf")}])
 def test_invalid_arguments_of_noise_are_refused(arguments):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"^Expected argument `{name}` to be "):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy.stats import chi2_contingency, chisquare
+from tables import table_test
 
 from pl_fed.attacks import FlippedLabels, RandomLabels
 from pl_fed.random import integers, key
@@ -90,7 +91,7 @@ def test_every_element_of_a_dense_target_draws_its_own_label():
     assert torch.equal(RandomLabels().poison(single, CONTEXT).targets, labels[7:8])
 
 
-@pytest.mark.parametrize("attack", [RandomLabels(), RandomLabels(redraw=True), FlippedLabels()])
+@table_test("attack", [RandomLabels(), RandomLabels(redraw=True), FlippedLabels()])
 def test_real_valued_targets_are_refused(attack):
     with pytest.raises(ValueError, match=r"Expected argument `context.num_classes` .* but got 0\."):
         attack.poison(make_batch(torch.rand(3)), replace(CONTEXT, num_classes=0))

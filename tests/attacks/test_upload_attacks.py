@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import halfnorm, kstest, norm
+from tables import table_test
 
 from pl_fed.aggregators import Krum, Mean, Median, TrimmedMean
 from pl_fed.attacks import (
@@ -153,8 +154,8 @@ def test_default_factor_of_a_little_is_enough_equals_the_paper(clients, attacker
     assert forged.flatten().tolist() == pytest.approx([2 - norm.ppf(share)] * attackers)
 
 
-@pytest.mark.parametrize("attack", [ALittleIsEnough, InnerProductManipulation, SignFlipping])
-@pytest.mark.parametrize("factor", ["most", math.nan, math.inf, True])
+@table_test("attack", [ALittleIsEnough, InnerProductManipulation, SignFlipping])
+@table_test("factor", ["most", math.nan, math.inf, True])
 def test_invalid_factor_is_refused(attack, factor):
     with pytest.raises(ValueError, match=r"`factor` to be a finite number.* but got"):
         attack(factor=factor)
@@ -204,7 +205,7 @@ def test_search_against_the_mean_doubles_to_the_limit():
     torch.testing.assert_close(forged[0], -(2**10) * honest.mean(0))
 
 
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@table_test("broken", [math.nan, math.inf])
 def test_factor_refused_by_the_defence_does_no_harm(broken):
     honest, own = normal(5, 3), torch.zeros(2, 3).double()
     mean = honest.mean(0)
@@ -567,7 +568,7 @@ def test_draws_need_ids(attack):
         attack.forge(own, own, make_context([4]))
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("construct", "argument"),
     [
         (lambda: RandomUpdates(std=-1.0), "std"),

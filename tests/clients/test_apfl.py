@@ -14,6 +14,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 
 from pl_fed.clients import APFL, FedAvg, Local
@@ -123,7 +124,7 @@ def test_mixture_keeps_its_statistics_from_training():
     assert len(personal.statistics.unique(dim=0)) == 3
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "match"),
     [
         ({"alpha": 1.1}, r"`alpha` to be in \[0, 1\] but got 1.1"),

@@ -25,7 +25,6 @@ from small_federations import (
     seeded,
     sgd,
     shared_out,
-    trials_shared,
 )
 from torch import nn
 
@@ -94,7 +93,6 @@ SPLIT_MINIBATCHES = {"PerFedAvg"}  # the order of the samples in a minibatch mat
 ALTERNATING = {"FedRep"}  # a step trains only some parameters
 SIZES = [7, 3, 10, 1]
 OWN_NETS = {"FedExLoRA"}  # needs a net with adapters: see tests/models/test_lora.py
-TRIALS = {}
 CONFIGURATIONS = [
     pair
     for pair in find_configurations(pl_fed.clients, Client, ARGUMENTS)
@@ -371,8 +369,7 @@ def set_up(kind, arguments, sampler, engine="one_by_one", chunk_size=None):
     """Return a client, its federation and its optimizer before the first round."""
     client = make(kind, arguments).double()
     federation = Federation(sampler, engine=EngineOptions(engine, chunk_size), seed=0)
-    with trials_shared(TRIALS, kind, id(arguments)):  # CONFIGURATIONS holds the arguments
-        federation.setup(client, shared_out(classes(SIZES)), "fit")
+    federation.setup(client, shared_out(classes(SIZES)), "fit")
     client.train()
     return client, federation, client.configure_optimizers()
 

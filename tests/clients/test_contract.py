@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 
 from pl_fed.clients import Client, FedAvg, Scaffold
 from pl_fed.clients.contract import RESERVED_NAMES, MissingModelError, Model
@@ -30,24 +31,24 @@ def declare(client, kind, name):
 KINDS = ("model", "state", "server state")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", RESERVED_NAMES)
+@table_test("kind", KINDS)
+@table_test("name", RESERVED_NAMES)
 def test_a_reserved_name_is_refused(kind, name):
     match = f"name of a {kind} to differ from the reserved names broadcast, .* '{name}'"
     with pytest.raises(ValueError, match=match):
         declare(FedAvg(seeded(mlp)), kind, name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["", "a.b", "two words", "3rd", "personal-2"])
+@table_test("kind", KINDS)
+@table_test("name", ["", "a.b", "two words", "3rd", "personal-2"])
 def test_a_name_that_is_no_identifier_is_refused(kind, name):
     match = f"^Expected the name of a {kind} to be an identifier but got '{name}'"
     with pytest.raises(ValueError, match=match):
         declare(FedAvg(seeded(mlp)), kind, name)
 
 
-@pytest.mark.parametrize("second", KINDS)
-@pytest.mark.parametrize("first", KINDS)
+@table_test("second", KINDS)
+@table_test("first", KINDS)
 def test_duplicate_name_is_refused(first, second):
     client = FedAvg(seeded(mlp))
     declare(client, first, "own")
@@ -59,7 +60,7 @@ def test_duplicate_name_is_refused(first, second):
         declare(client, second, "own")
 
 
-@pytest.mark.parametrize("name", ["global", "personal"])
+@table_test("name", ["global", "personal"])
 def test_state_with_the_name_of_a_default_model_is_refused(name):
     with pytest.raises(ValueError, match=f"to differ from .* but got '{name}' twice"):
         FedAvg(seeded(mlp)).add_state(name, 0.0)
@@ -75,7 +76,7 @@ def test_refused_name_of_a_server_state_declares_no_state():
     assert client.server_state_defaults() == {}
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("models", "description"),
     [
         ({}, "none"),
@@ -142,7 +143,7 @@ def test_a_default_is_a_number_a_tensor_or_a_function(default, row):
     assert client.new_round(clients=2).states["own"].tolist() == [row, row]
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("default", "description"),
     [
         (torch.zeros(2, 3), r"shape \[2, 3\]"),
@@ -266,7 +267,7 @@ class BeginsAt(FedAvg):
         client.extra["start"] = client.models[self.name].parameters
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("models", "name", "match"),
     [
         (["global"], "global", r"\(empty at this stage\) but got 'global': read .*broadcast"),

@@ -21,6 +21,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -599,7 +600,7 @@ class UnknownModel(OwnParts):
         return self.loss("hybrid", batch)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("kind", "match"),
     [
         (

@@ -21,6 +21,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 
 import pl_fed
 from pl_fed import EngineOptions, Federation
@@ -249,7 +250,7 @@ def test_objective_equals_the_formula_of_the_paper():
     assert client.personal_model.value.grad.tolist() == [-4.0 + 4.0 * 1.0]
 
 
-@pytest.mark.parametrize(
+@table_test(
     "arguments",
     [
         {"lam": -0.1},

@@ -4,6 +4,7 @@ import pytest
 import torch
 from personal_models import trained
 from small_federations import Only, Views, classes, mlp, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -99,7 +100,7 @@ def test_statistics_belong_to_the_chosen_model():
         assert torch.equal(personal.statistics, candidate.statistics)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "match"),
     [
         ({"lams": []}, r"`lams` to be distinct numbers but got \[\]"),

@@ -13,6 +13,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -119,7 +120,7 @@ def batch_norm_net():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("make", "arguments", "match"),
     [
         (mlp, {"lams": []}, r"`lams` to be distinct numbers but got \[\]"),

@@ -4,6 +4,7 @@ import by_hand
 import pytest
 import torch
 from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 from torch import nn
 
 from pl_fed import EngineOptions, Federation
@@ -143,7 +144,7 @@ def test_only_the_personal_model_is_evaluated():
     assert FedPer(seeded(mlp)).evaluated == ("personal",)
 
 
-@pytest.mark.parametrize("own", [["3"], ["0", "2.weights"], ["1"]])
+@table_test("own", [["3"], ["0", "2.weights"], ["1"]])
 def test_unknown_names_are_refused(own):
     match = rf"`own` to list names among 0.weight, 0.bias, 2.weight, .* but got '{own[-1]}'"
     with pytest.raises(ValueError, match=match):
@@ -166,7 +167,7 @@ class Tied(nn.Module):
         return self.head(self.middle(self.body(x)))
 
 
-@pytest.mark.parametrize("own", [None, ["head"], ["body.weight", "middle"]])
+@table_test("own", [None, ["head"], ["body.weight", "middle"]])
 def test_shared_parameters_in_a_personal_part_are_refused(own):
     with pytest.raises(ValueError, match="all or none of the names of a parameter but got") as no:
         FedPer(Tied(), own)

@@ -13,6 +13,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 
 from pl_fed.clients import Ditto, FedAvg, FedProx
 
@@ -75,7 +76,7 @@ def test_large_mu_keeps_clients_near_the_global_model():
     assert norms[0] > norms[1] > 2 * norms[2] > 0
 
 
-@pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
+@table_test("mu", [-0.1, float("nan"), float("inf")])
 def test_invalid_mu_is_refused(mu):
     with pytest.raises(ValueError, match=f"`mu` to be at least 0, and finite, but got {mu}"):
         FedProx(Point(), mu)

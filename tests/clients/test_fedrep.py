@@ -4,6 +4,7 @@ import by_hand
 import pytest
 import torch
 from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 
 from pl_fed import EngineOptions, Federation
 from pl_fed.clients import FedAvg, FedPer, FedRep
@@ -129,7 +130,7 @@ def test_default_work_on_head_and_body(settings, head, personal):
     assert [client.objective.work(model) for model in client.trained] == [head, personal]
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "match"),
     [
         ({"head_steps": 0}, "`head_steps` to be at least 1 but got 0"),

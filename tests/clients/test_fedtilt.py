@@ -16,6 +16,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -269,7 +270,7 @@ def test_a_negative_tilt_within_classes_disregards_an_outlier():
 # Refusals
 
 
-@pytest.mark.parametrize(
+@table_test(
     "arguments",
     [
         {"tau": math.nan},

@@ -4,6 +4,7 @@ import pytest
 import torch
 from personal_models import trained, validated_by_training
 from small_federations import HalfSquares, Point, classes, mlp, points, seeded, sgd, shared_out
+from tables import table_test
 
 from pl_fed.clients import Ditto, FedAvg, Finetuning
 
@@ -88,7 +89,7 @@ def test_both_solvers_of_ditto_find_the_same_solution():
         torch.testing.assert_close(result.metrics["personal"]["loss"], losses_at(solved))
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "match"),
     [
         ({"finetune_lr": -1.0}, "`finetune_lr` to be at least 0, and finite, but got -1.0"),

@@ -23,6 +23,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 
 import pl_fed
@@ -275,7 +276,7 @@ def test_tolerance_does_not_change_the_logged_loss():
     assert float(still["report"]["train/loss"]) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(
+@table_test(
     "optimizer",
     [sgd(0.1, momentum=0.5), sgd(0.1, weight_decay=0.1), torch.optim.Adam],
     ids=["momentum", "weight decay", "Adam"],
@@ -364,7 +365,7 @@ def test_three_conditions_equal_hand_computed_values():
 # Refusals
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "match"),
     [
         ({"lam": 0.0}, "`lam` to be above 0, and finite, but got 0.0"),

@@ -14,6 +14,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 
 from pl_fed.attacks import SameValue
 from pl_fed.clients import L2SGD, FedAvg, Local
@@ -98,7 +99,7 @@ def test_large_lambda_equals_fedavg():
     torch.testing.assert_close(result.w, expected.w, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("lam", [-1.0, float("nan"), float("inf")])
+@table_test("lam", [-1.0, float("nan"), float("inf")])
 def test_invalid_lambda_is_refused(lam):
     with pytest.raises(ValueError, match=f"`lam` to be at least 0, and finite, but got {lam}"):
         L2SGD(seeded(mlp), lam)

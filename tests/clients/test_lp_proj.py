@@ -6,6 +6,7 @@ import torch
 from dense_admm import LeastSquares
 from every_state import after, after_each_round, engines_agree
 from small_federations import HalfSquares, Only, classes, mlp, points, seeded, sgd, shared_out
+from tables import table_test
 from torch import nn
 
 from pl_fed import Federation
@@ -111,7 +112,7 @@ def test_only_personal_models_are_evaluated():
     assert lp_proj().evaluated == ("personal",)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "match"),
     [
         ({"dimensions": 0}, "`dimensions` to be at least 1 but got 0"),

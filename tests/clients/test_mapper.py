@@ -14,6 +14,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -107,7 +108,7 @@ def test_clients_choose_the_best_lambda_or_the_middle_lambda_without_data():
         torch.testing.assert_close(result.kept["local"][k], rows[i][k])
 
 
-@pytest.mark.parametrize("lams", [[], [0.0, 0.5], [0.5, 1.1], [0.5, 0.5], [float("nan")]])
+@table_test("lams", [[], [0.0, 0.5], [0.5, 1.1], [0.5, 0.5], [float("nan")]])
 def test_invalid_lambdas_are_refused(lams):
     with pytest.raises(ValueError, match=r"`lams` to be distinct numbers in \(0, 1\] but got \["):
         Mapper(Point(), lams)

@@ -14,6 +14,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 
 from pl_fed.attacks import SameValue, SignFlipping
 from pl_fed.clients import FLAME, Ditto, Local, MeanRegularized
@@ -88,7 +89,7 @@ def test_first_round_trains_the_personal_models_of_ditto():
     assert torch.equal(result.v, run_rounds(Ditto(seeded(mlp), 0.5, **settings), data, 1).v)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "match"),
     [
         ({"lam": -1.0}, "`lam` to be at least 0, and finite, but got -1.0"),

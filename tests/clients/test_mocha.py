@@ -21,6 +21,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 
 from pl_fed import Federation
@@ -220,7 +221,7 @@ def test_too_many_clients_and_parameters_are_refused():
     Federation(Only(0), seed=0).setup(client, shared_out(classes(SIZES)), "fit")
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "match"),
     [
         ({"lam": -1.0}, "`lam` to be at least 0, and finite, but got -1.0"),

@@ -17,6 +17,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -150,7 +151,7 @@ def test_rounds_minimise_the_loss_after_adaptation():
     assert result.w.item() == pytest.approx(3 + 6 * (1 - 0.5 * (1 - ALPHA) ** 2) ** 2, rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "match"),
     [
         ({"adaptation_lr": -1.0}, "`adaptation_lr` to be at least 0, and finite, but got -1.0"),

@@ -18,6 +18,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 
 from pl_fed.clients import PFedMe, PFedMeEpochs
@@ -125,7 +126,7 @@ def test_engines_and_chunks_agree(uncompiled):
     engines_agree(client, data, 3, uncompiled, Uniform(3))
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "match"),
     [
         ({"lam": 0.0}, "`lam` to be above 0, and finite, but got 0.0"),
@@ -167,7 +168,7 @@ def test_epochs_then_one_step_equal_a_dense_simulation(engine, sampler):
         close(state["personal"], theta)
 
 
-@pytest.mark.parametrize("arguments", [{"lam": 0.0}, {"eta": 0.0}, {"eta": float("nan")}])
+@table_test("arguments", [{"lam": 0.0}, {"eta": 0.0}, {"eta": float("nan")}])
 def test_invalid_arguments_are_refused_with_epochs(arguments):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError, match=f"`{name}` to be above 0, and finite, but got {value}"):

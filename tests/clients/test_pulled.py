@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_federations import Recurrent, classes, mlp, reals, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 from torch import nn
 
 from pl_fed.clients import Ditto, Finetuning, Local
@@ -122,7 +123,7 @@ def test_larger_lambda_gives_predictions_nearer_to_the_global_model():
     assert distances[0] > 1.3 * distances[1] > 2 * distances[2]
 
 
-@pytest.mark.parametrize("kind", [Ditto, Finetuning])
+@table_test("kind", [Ditto, Finetuning])
 def test_an_unknown_regularizer_is_refused(kind):
     with pytest.raises(ValueError, match=r"`regularizer` to be 'l2', .* but got 'l1'"):
         kind(mlp(), regularizer="l1")

@@ -19,6 +19,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 
 import pl_fed
@@ -231,7 +232,7 @@ def test_resumed_run_equals_an_uninterrupted_run(control, tmp_path):
         assert first_row.any()
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("optimizer", "description"),
     [
         (sgd(0.1, momentum=0.9), r"SGD\(momentum=0.9\)"),

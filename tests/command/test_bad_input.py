@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.loggers import CSVLogger
+from tables import table_test
 
 from pl_fed import Adversary, Federation, StorageOptions, Trainer
 from pl_fed.aggregators import Clipping, Median
@@ -945,7 +946,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table_test("kind", KINDS)
 def test_object_of_another_class_is_refused(kind):
     make, words = KINDS[kind]
     with pytest.raises(TypeError, match=r"^Expected argument `") as get_refusal:

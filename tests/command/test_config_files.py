@@ -4,6 +4,7 @@ import math
 
 import pytest
 import yaml
+from tables import table_test
 
 from pl_fed.command.config_files import (
     check_values,
@@ -20,7 +21,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("text", "words"),
     [
         ("a: " + 3000 * "[" + 3000 * "]", "nest"),
@@ -80,7 +81,7 @@ def test_empty_sections_are_filled(nothing):
     assert filled == {"trainer": {}, "model": {"a": None}, "federation": {}}
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf])
+@table_test("value", [math.inf, -math.inf])
 def test_infinity_is_refused_for_optimizers_only(value):
     check_values({"model": {"class_path": "pl_fed.clients.FedTilt", "init_args": {"tau": value}}})
     for path in ("torch.optim.SGD", "torch.optim.lr_scheduler.StepLR", "pl_fed.optimizers.Yogi"):

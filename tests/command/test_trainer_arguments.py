@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from tables import table_test
 
 from pl_fed.command.config_files import check_values, name_engine, name_engine_in_text
 from pl_fed.command.trainer_arguments import check_trainer_arguments
@@ -38,7 +39,7 @@ def test_sentence_has_path_value_and_remedy(name, value, monkeypatch):
     assert f" but got {got}: set, for example, " in str(error.value)
 
 
-@pytest.mark.parametrize("value", [[None], "x", 3, None])
+@table_test("value", [[None], "x", 3, None])
 def test_section_of_another_kind_is_refused(value):
     with pytest.raises(ValueError, match=r"`federation\.storage` to be a mapping of arguments but"):
         check_values({"federation": {"storage": value}})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from small_federations import Given, classes, shared_out
+from tables import table_test
 
 from pl_fed.data import Arrays, FederatedData
 from pl_fed.partitioners import Partitioner
@@ -51,7 +52,7 @@ def test_padded_table_of_an_empty_part_is_empty():
     assert y.shape == (2, 0)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "words"),
     [
         (

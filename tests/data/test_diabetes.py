@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tables import table_test
 
 from pl_fed.data import Diabetes
 
@@ -17,7 +18,7 @@ def test_patients_in_age_groups():
     assert all(one <= other for one, other in zip(oldest, youngest[1:]))
 
 
-@pytest.mark.parametrize("groups", [0, 41])
+@table_test("groups", [0, 41])
 def test_invalid_numbers_of_groups_are_refused(groups):
     with pytest.raises(ValueError, match=r"^Expected argument `num_groups` to be"):
         Diabetes(groups)

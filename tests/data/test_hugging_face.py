@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tables import table_test
 
 from pl_fed.data import FederatedData, HuggingFace
 from pl_fed.partitioners import Dirichlet
@@ -145,7 +146,7 @@ def test_data_set_with_indices_and_another_format():
     assert [arrays.names[k] for k in arrays.client] == columns()["user"][9:4:-1]
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("build", "settings", "error", "words"),
     [
         (

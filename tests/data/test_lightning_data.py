@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from lightning import LightningDataModule
+from tables import table_test
 from test_torch_dataset import Augmented, Pairs, Stream, Texts, collate
 from torch.utils.data import (
     BatchSampler,
@@ -155,7 +156,7 @@ def test_random_training_data_and_batch_hooks():
         assert LightningData(Random(), redraw=False).load().redraw is None
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("hooks", "error", "words"),
     [
         ({"train_dataloader": None}, ValueError, "to have a `train_dataloader` but got Bad"),

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 from torch import nn
 
 from pl_fed.clients import Ditto, FedAvg
@@ -31,7 +32,7 @@ def test_minibatches_are_those_of_a_pass_cut_by_hand(size, batch_size, min_batch
     assert rule.is_uniform(torch.tensor([size])) == (len(set(pieces)) <= 1)
 
 
-@pytest.mark.parametrize("sizes", [[9, 8, 12], [1, 8, 12]])
+@table_test("sizes", [[9, 8, 12], [1, 8, 12]])
 def test_single_samples_are_refused_before_training_with_the_remedy(sizes):
     client = FedAvg(seeded(batch_norm), optimizer=sgd(0.1))
     message = r"one sample, which 1 of 3 clients have, but .*: set `data.min_batch` to 2"

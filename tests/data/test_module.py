@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import scipy.stats
 import torch
+from tables import table_test
 from torch import nn
 from torchvision.transforms import v2
 
@@ -267,7 +268,7 @@ def test_a_single_training_part_is_cut_like_data_without_parts():
     assert one.official == ()
 
 
-@pytest.mark.parametrize("parts", [(0, 30, 60), (0, 0, 90), (0, 90, 0)])
+@table_test("parts", [(0, 30, 60), (0, 0, 90), (0, 90, 0)])
 def test_parts_without_training_samples_are_refused(parts):
     data = number_samples(90, split=official_split(*parts))
     with pytest.raises(ValueError, match=r"^Expected .* training part but got Made .*split: own"):
@@ -286,7 +287,7 @@ def test_a_partitioner_that_needs_official_parts_refuses_data_without_any():
         split_clients(number_samples(90), Shards(2, whole_test_classes=True), 5)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("parts", "words"),
     [
         (None, "official parts for `split: official` but got Made without any"),
@@ -341,7 +342,7 @@ def test_num_clients_must_equal_the_number_of_ids():
 # What cannot be shared out
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "words"),
     [
         ({"num_clients": 31}, r"`num_clients` .* number of samples \(30\) but got 31"),
@@ -356,7 +357,7 @@ def test_impossible_numbers_of_clients_are_refused(arguments, words):
         split_clients(number_samples(30), **arguments)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "words"),
     [
         ({"batch_size": 0}, "`batch_size` to be at least 1 but got 0"),
@@ -443,7 +444,7 @@ def test_root_inputs_are_normalized_by_training_samples():
     )
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("number", "error", "words"),
     [
         (-1, ValueError, "`root_samples` to be at least 0 but got -1"),
@@ -590,7 +591,7 @@ def test_normalize_none():
     assert torch.equal(normalized, x)
 
 
-@pytest.mark.parametrize(
+@table_test(
     "pair",
     [
         *([1.0], [0.0, 0.0], [0.0, -1.0], [[0.0, 0.0, 0.0], [1.0]], [[], []]),
@@ -703,7 +704,7 @@ def test_predict_clients(wanted, expected):
     assert [k for batch in module.predict_dataloader() for k in batch.tolist()] == expected
 
 
-@pytest.mark.parametrize("wanted", [[3], [-1], [0, 7]])
+@table_test("wanted", [[3], [-1], [0, 7]])
 def test_unknown_predict_clients_are_refused(wanted):
     module = make_module(Digits(), num_clients=3, predict_clients=wanted)
     with pytest.raises(ValueError, match="`predict_clients` to be ids from 0 to 2 but got"):
@@ -736,7 +737,7 @@ def test_data_are_loaded_once_on_first_access():
 GOOD = {"inputs": torch.zeros(4, 2), "targets": torch.tensor([0, 1, 1, 0]), "num_classes": 2}
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("broken", "words"),
     [
         (

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from small_federations import run_rounds, seeded
+from tables import table_test
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -227,7 +228,7 @@ def test_shapes_that_change_are_refused():
         TorchDataset(Growing(), collate_fn=pad_each_batch).load()
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("settings", "word"),
     [({"skew": Quality()}, "skew"), ({"transforms": [nn.Identity()]}, "transforms")],
 )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from small_federations import run_rounds, sgd
+from tables import table_test
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -117,7 +118,7 @@ def test_drawn_samples_are_matched_by_key():
     assert inputs["b"].min() >= 2.0
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("change", "words"),
     [
         (lambda s: {"a": s["a"], "label": s["label"]}, "keys a, b, label .* without 'b', sample"),
@@ -127,7 +128,7 @@ def test_drawn_samples_are_matched_by_key():
         (lambda s: {**s, "b": s["b"].double()}, "float32 and torch.float64 in entry 'b'"),
     ],
 )
-@pytest.mark.parametrize("first", [256, 270])
+@table_test("first", [256, 270])
 def test_other_keys_and_types_are_refused_by_name(change, words, first):
     def make(index):
         sample = flat(index, lambda _: False)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from made_data import write_patients
 from small_federations import run_rounds, seeded, sgd
+from tables import table_test
 from torch import nn
 
 from pl_fed.clients import FedAvg
@@ -264,7 +265,7 @@ def test_unsuitable_tables_are_refused(tmp_path, columns, settings, words):
     assert_refused(save_parquet(tmp_path, **columns), words, **settings)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("settings", "error", "words"),
     [
         ({"target": []}, ValueError, "`target` to name a column but got an empty list"),

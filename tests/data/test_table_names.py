@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 from small_federations import run_rounds, sgd
+from tables import table_test
 from torch import nn
 
 from pl_fed.clients import FedAvg
@@ -200,7 +201,7 @@ def test_given_classes_number_targets(tmp_path):
         Table(path, "c", exclude=["y"], categories={"c": [7]}).load()
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("categories", "error", "words"),
     [
         ({"c": "cat"}, TypeError, "a list of values for each column but got"),

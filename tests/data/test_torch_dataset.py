@@ -8,6 +8,7 @@ from collections import UserDict
 import numpy as np
 import pytest
 import torch
+from tables import table_test
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import (
@@ -292,7 +293,7 @@ ROWS = [(torch.ones(2), 0), (torch.ones(2), 1)]
 RAGGED = [(torch.ones(2), 0), (torch.ones(3), 1)]
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("dataset", "settings", "error", "words"),
     [
         (Stream(), {}, TypeError, "`dataset` to be a map-style .* but got Stream: read its"),
@@ -331,7 +332,7 @@ def test_unsuitable_data_sets_are_refused(dataset, settings, error, words):
     assert "\n" not in str(failed.value)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("settings", "error", "words"),
     [
         ({"inputs": "x"}, TypeError, r"`inputs` to be a list of entries but got 'x': write \[x\]"),

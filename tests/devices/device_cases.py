@@ -22,6 +22,7 @@ import lit_federations
 import lit_modules
 import torch
 import worlds
+from equal_trials import equal_trials_shared
 from small_federations import Arrays, Given, classes, mlp, run_rounds, sections, seeded, sgd
 from test_aggregator_contract import CONFIGURATIONS as AGGREGATORS
 from test_attack_contract import CONFIGURATIONS as ATTACKS
@@ -56,7 +57,8 @@ def ditto(net=mlp, **settings):
 
 def numbers_of(trainer, client, data, checkpoint=None, predicts=False, tests=True):
     """Fit and test, and return metrics, models and client states by name, on the CPU."""
-    trainer.fit(client, data, ckpt_path=checkpoint)
+    with equal_trials_shared():
+        trainer.fit(client, data, ckpt_path=checkpoint)
     if tests:
         trainer.test(client, data, verbose=False)
     numbers = {f"metric {n}": value for n, value in trainer.callback_metrics.items()}

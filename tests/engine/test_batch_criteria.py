@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from small_federations import Given, reals, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 from torch import nn
 from torch.nn import functional
 
@@ -242,7 +243,7 @@ def test_start_losses_equal_the_criterion_by_hand():
     assert start_losses[-1].tolist() == pytest.approx(expected, abs=1e-10)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("algorithm", "options", "words"),
     [
         (FedTilt, {}, "FedTilt tilts sample losses"),

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 from torch import nn
 
 from pl_fed import EngineOptions, Federation
@@ -152,7 +153,7 @@ def test_engine_trains_in_the_dtype_of_the_client():
             assert outcome.w.dtype == dtype
 
 
-@pytest.mark.parametrize("name", ["stackd", None])
+@table_test("name", ["stackd", None])
 def test_unknown_engine_is_refused(name):
     with pytest.raises(ValueError, match=r"`federation.engine.name` to be 'auto', .* but got"):
         Federation(All(), engine=EngineOptions(name))

@@ -16,6 +16,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 
 from pl_fed import Federation
@@ -248,7 +249,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("optimizer", "words"), REFUSED.values(), ids=REFUSED)
+@table_test(("optimizer", "words"), REFUSED.values(), ids=REFUSED)
 def test_unsuitable_optimizers_are_refused_in_one_sentence(optimizer, words):
     with pytest.raises(ValueError, match=f"^Expected .*{words}") as info:
         keep(FedAvg(mlp(), optimizer), shared_out(classes([8])))

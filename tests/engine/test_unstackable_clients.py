@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim import SGD, Adafactor, Muon
@@ -160,8 +161,8 @@ def test_error_in_the_objective_is_raised():
         run_rounds(client, shared_out(classes(SIZES)), engine="stacked")
 
 
-@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-@pytest.mark.parametrize("returned", [None, {"other": torch.zeros(1)}, {"loss": 1.0}], ids=str)
+@table_test("engine", ["one_by_one", "stacked"])
+@table_test("returned", [None, {"other": torch.zeros(1)}, {"loss": 1.0}], ids=str)
 def test_training_step_without_a_loss_is_refused(returned, engine):
     class Silent(FedAvg):
         def training_step(self, batch, batch_idx):
@@ -174,8 +175,8 @@ def test_training_step_without_a_loss_is_refused(returned, engine):
             run_rounds(client, shared_out(classes(SIZES)), engine=engine)
 
 
-@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-@pytest.mark.parametrize("name", ["cohort", "update_norm"])
+@table_test("engine", ["one_by_one", "stacked"])
+@table_test("name", ["cohort", "update_norm"])
 def test_training_step_with_a_reserved_output_name_is_refused(name, engine):
     class Careless(FedAvg):
         def training_step(self, batch, batch_idx):
@@ -207,8 +208,8 @@ def test_every_new_client_of_a_federation_is_checked():
         one_round(FedAvg(seeded(mlp), optimizer=sgd()))
 
 
-@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-@pytest.mark.parametrize("centre", ["global", "personal", "elsewhere"])
+@table_test("engine", ["one_by_one", "stacked"])
+@table_test("centre", ["global", "personal", "elsewhere"])
 def test_model_in_training_is_refused_as_the_centre_of_a_pull(engine, centre):
     """Such a pull would be zero, or its centre would move."""
 

@@ -5,6 +5,7 @@ import csv
 import pytest
 import torch
 from small_federations import Given, classes, mlp, seeded, sgd
+from tables import table_test
 
 import pl_fed
 from pl_fed.clients import Ditto
@@ -120,7 +121,7 @@ def test_resumed_run_validates_the_same_clients(tmp_path):
     assert tables[0] == tables[1]
 
 
-@pytest.mark.parametrize("evaluate_clients", [0, -1, 0.0, 1.5, float("nan"), True, "x"])
+@table_test("evaluate_clients", [0, -1, 0.0, 1.5, float("nan"), True, "x"])
 def test_other_numbers_are_refused(evaluate_clients):
     with pytest.raises((TypeError, ValueError), match=r"`federation\.evaluate_clients` to be"):
         make_federation(evaluate_clients)

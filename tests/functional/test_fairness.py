@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table_test
 
 from pl_fed.functional.fairness import (
     best_mean,
@@ -89,16 +90,14 @@ def test_class_std_against_numpy(data, classes):
         assert np.isnan(spread)
 
 
-@pytest.mark.parametrize(
-    "statistic", [worst_mean, best_mean, jain_index, population_var, population_std]
-)
-@pytest.mark.parametrize("shape", [(0,), (2, 2)])
+@table_test("statistic", [worst_mean, best_mean, jain_index, population_var, population_std])
+@table_test("shape", [(0,), (2, 2)])
 def test_zero_clients_are_refused(statistic, shape):
     with pytest.raises(ValueError, match=r"at least one client but got shape \["):
         statistic(torch.zeros(shape))
 
 
-@pytest.mark.parametrize("percent", [0, 101])
+@table_test("percent", [0, 101])
 def test_percent_out_of_range_is_refused(percent):
     with pytest.raises(ValueError, match=f"`percent` .* but got {percent}"):
         worst_mean(torch.ones(3), percent)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table_test
 
 from pl_fed.functional import aggregation
 from pl_fed.functional.aggregation import gram_matrix, inner_products
@@ -69,7 +70,7 @@ def test_origin_of_a_model_upload_is_the_broadcast():
     assert upload_origin("model", own, broadcast.bfloat16()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("length", [0, 2])
+@table_test("length", [0, 2])
 def test_broadcast_of_another_length_is_refused(length):
     message = rf"the global model, 3 numbers, .* got shape \[{length}\]"
     with pytest.raises(ValueError, match=message):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table_test
 
 from pl_fed.functional.projection import SparseProjection
 
@@ -73,7 +74,7 @@ def test_squared_lengths_are_preserved_on_average():
     assert sum(ratios) / len(ratios) == pytest.approx(0.1, rel=0.1)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("long", "short", "match"),
     [
         (0, 1, "`long` to be at least 1 but got 0"),

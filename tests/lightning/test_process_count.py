@@ -4,6 +4,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
+from tables import table_test
 
 from pl_fed.lightning import compatibility
 from pl_fed.lightning.compatibility import (
@@ -19,7 +20,7 @@ def test_processes_up_to_twice_the_cores_pass(processes, cores):
     check_process_count(processes, cores)
 
 
-@pytest.mark.parametrize(("processes", "cores", "most"), [(5, 1, 4), (99, 2, 4), (17, 8, 16)])
+@table_test(("processes", "cores", "most"), [(5, 1, 4), (99, 2, 4), (17, 8, 16)])
 def test_more_processes_are_refused(processes, cores, most):
     sentence = (
         rf"`devices` to be at most {most} on this CPU with {cores} cores but got {processes}: .*"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table_test
 
 from pl_fed.metrics import ClientMetrics
 
@@ -141,7 +142,7 @@ def test_backdoor_success_accumulates_and_is_reset():
     assert metric.compute()["backdoor_success"].item() == 0.0
 
 
-@pytest.mark.parametrize("name", ["misled", "triggered"])
+@table_test("name", ["misled", "triggered"])
 def test_counts_of_misled_samples_of_a_wrong_shape_are_refused(name):
     counts = {"misled": torch.ones(2), "triggered": torch.ones(2), name: torch.ones(3)}
     tables = (torch.arange(2), torch.ones(2, 1), torch.ones(2, 1), torch.ones(2))
@@ -353,7 +354,7 @@ def test_mask_of_benign_clients_is_copied():
     assert metric.benign.all()
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "error", "message"),
     [
         ((0, 2), ValueError, "`num_clients` to be at least 1 but got 0"),
@@ -372,7 +373,7 @@ def test_arguments_out_of_range_are_refused(arguments, error, message):
         ClientMetrics(*arguments)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("shapes", "message"),
     [
         (((1, 3), (1, 2), (1,)), r"`correct` to be of shape \[1, 2\] but got shape \[1, 3\]"),

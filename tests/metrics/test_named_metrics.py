@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 from small_federations import mlp, seeded, shared_out
+from tables import table_test
 from torchmetrics.classification import (
     BinaryAUROC,
     BinaryAveragePrecision,
@@ -103,7 +104,7 @@ def test_configured_metrics_are_not_changed():
     assert metric.update_count == 0
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("metric", "message"),
     [
         (

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tables import table_test
 
 from pl_fed.models import CharacterGRU
 
@@ -25,7 +26,7 @@ def test_number_of_parameters():
     assert sum(p.numel() for p in net.parameters()) == 7 * 3 + gru + 5 * 7 + 7
 
 
-@pytest.mark.parametrize("name", ["vocabulary", "embedding", "hidden", "layers"])
+@table_test("name", ["vocabulary", "embedding", "hidden", "layers"])
 def test_sizes_below_one_are_refused(name):
     with pytest.raises(ValueError, match=f"^Expected argument `{name}` to be at least 1 but got 0"):
         CharacterGRU(**{"vocabulary": 7, name: 0})

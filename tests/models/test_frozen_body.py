@@ -4,6 +4,7 @@ from urllib.error import URLError
 
 import pytest
 import torch
+from tables import table_test
 from torchvision.models import resnet18
 
 from pl_fed.clients import Ditto
@@ -44,7 +45,7 @@ def test_body_is_shared_and_stays_in_evaluation_mode(net):
     assert client.row("global").data.numel() == 512 * 7 + 7
 
 
-@pytest.mark.parametrize("arguments", [{"architecture": "resnet1"}, {"weights": "MINE"}])
+@table_test("arguments", [{"architecture": "resnet1"}, {"weights": "MINE"}])
 def test_unknown_names_are_refused(arguments):
     with pytest.raises(ValueError, match="Expected arguments `architecture` and `weights`"):
         FrozenBody(**arguments)

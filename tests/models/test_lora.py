@@ -15,6 +15,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 
 from pl_fed.aggregators import Mean, Median
@@ -25,6 +26,8 @@ from pl_fed.models import LoRA
 pytest.importorskip("peft", reason="needs adapters")
 transformers = pytest.importorskip("transformers", reason="needs Hugging Face models")
 from hugging_face_models import FAMILIES, texts, tiny  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 transformers.logging.set_verbosity_error()
 
@@ -161,7 +164,7 @@ class Attentive(nn.Module):
         self.head = nn.Linear(4, 3)
 
 
-@pytest.mark.parametrize("layer", ["embedding", "attention"])
+@table_test("layer", ["embedding", "attention"])
 def test_fedex_refuses_layers_whose_products_it_does_not_average(layer):
     net = LoRA(Attentive(), r=2, target_modules=[layer, "head"])
     assert all(adapter.is_plain for adapter in net.adapters().values())

@@ -7,6 +7,7 @@ import pkgutil
 
 import pytest
 import torch
+from tables import table_test
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state
 from torch.nn.functional import cross_entropy
@@ -165,7 +166,7 @@ def test_image_sizes_and_channels():
     assert FedTiltCNN(1, 7, 28, widths=[4, 8])(torch.zeros(2, 1, 28, 28)).shape == (2, 7)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("make", "message"),
     [
         (lambda: LinearSVM(0), "`in_features` to be at least 1 but got 0"),

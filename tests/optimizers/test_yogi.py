@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table_test
 from torch import nn
 
 from pl_fed.optimizers import Yogi
@@ -159,7 +160,7 @@ def test_sparse_gradients_are_refused():
         Yogi([weight]).step()
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "message"),
     [
         ({"lr": 0.0}, "`lr` to be greater than 0 but got 0.0"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table_test
 
 import pl_fed.partitioners
 from pl_fed.partitioners import (
@@ -169,7 +170,7 @@ def test_empty_test_set_is_refused(partitioner):
         )
 
 
-@pytest.mark.parametrize("partitioner", [Shards, Dirichlet, DittoFashion])
+@table_test("partitioner", [Shards, Dirichlet, DittoFashion])
 def test_label_based_splits_refuse_other_targets(partitioner):
     with pytest.raises(TypeError, match=r"class ids but got torch\.float32"):
         partitioner().split(torch.rand(100), 5, generator(0))

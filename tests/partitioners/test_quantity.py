@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table_test
 
 from pl_fed.partitioners import Quantity
 
@@ -71,7 +72,7 @@ def test_too_few_samples_for_min_size_are_refused():
         sizes(4, labels=torch.zeros(10), min_size=3)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("arguments", "message"),
     [
         ({"law": "zipf"}, "`law` to be 'dirichlet' or 'lognormal' but got 'zipf'"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_federations import reals, shared_out
 from stateful_modules import Stateful
+from tables import table_test
 from torch import nn
 
 from pl_fed import Federation, clients
@@ -169,8 +170,8 @@ def test_class_ids_that_broadcast_over_outputs_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
-@pytest.mark.parametrize("criterion", [nn.MSELoss, nn.SmoothL1Loss, nn.PoissonNLLLoss])
-@pytest.mark.parametrize(("shape", "wide"), [((20,), True), ((20, 1), False)])
+@table_test("criterion", [nn.MSELoss, nn.SmoothL1Loss, nn.PoissonNLLLoss])
+@table_test(("shape", "wide"), [((20,), True), ((20, 1), False)])
 def test_outputs_that_broadcast_over_targets_are_refused(criterion, shape, wide):
     """Shapes [2, 1] and [2] broadcast to all pairs."""
     net = nn.Linear(4, 1) if wide else nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))

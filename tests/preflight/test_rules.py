@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from small_federations import classes, mlp, sections, seeded, sgd, shared_out
+from tables import table_test
 
 from pl_fed import Adversary, Federation, clients
 from pl_fed.aggregators import MDA, Clipping, GeometricMedian, Mean
@@ -30,9 +31,9 @@ def adam(params):
     return torch.optim.Adam(params, lr=0.1)
 
 
-@pytest.mark.parametrize(("name", "arguments"), MEANS.items())
-@pytest.mark.parametrize("first", [[], [Clipping()]])
-@pytest.mark.parametrize("then", [Mean, GeometricMedian])
+@table_test(("name", "arguments"), MEANS.items())
+@table_test("first", [[], [Clipping()]])
+@table_test("then", [Mean, GeometricMedian])
 def test_mean_over_all_clients_refuses_weighting_by_samples(name, arguments, first, then):
     match = f"`weighting` of {then.__name__} to be 'uniform' for {name}, .* but got 'samples'"
     with pytest.raises(ValueError, match=match):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_federations import Only, classes, run_rounds, seeded, shared_out
 from stateful_modules import ACCEPTED, REFUSED, Stateful
+from tables import table_test
 from torch import nn
 
 import pl_fed
@@ -80,7 +81,7 @@ def test_accepted_modules_equal_federated_averaging_by_hand(uncompiled, name, en
         torch.testing.assert_close(outcome.w_statistics, expected_statistics, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@table_test("name", REFUSED)
 def test_refused_modules_are_named_before_training(name):
     kind, words = REFUSED[name]
     module = seeded(kind)

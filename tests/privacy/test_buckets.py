@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_rounds import SIZES, build, model_row, private, run, set_cohort, silence
 from small_federations import classes, mlp, seeded, sgd, shared_out
+from tables import table_test
 
 pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not installed")
 
@@ -315,7 +316,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("settings", "words"), REFUSED.values(), ids=REFUSED)
+@table_test(("settings", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_is_no_function_of_the_rows_is_refused_before_training(settings, words):
     with pytest.raises(ValueError, match=words):
         build(**{"privacy": in_buckets(), **settings})
@@ -328,7 +329,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("options", "words"), WRONG.values(), ids=WRONG)
+@table_test(("options", "words"), WRONG.values(), ids=WRONG)
 def test_wrong_options_are_refused(options, words):
     with pytest.raises((TypeError, ValueError), match=words):
         DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-5, **options)

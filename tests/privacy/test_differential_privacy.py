@@ -3,6 +3,7 @@
 from math import inf, nan
 
 import pytest
+from tables import table_test
 
 from pl_fed import DifferentialPrivacy
 
@@ -41,7 +42,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "words"), MISTAKES)
+@table_test(("arguments", "words"), MISTAKES)
 def test_wrong_arguments_are_refused(arguments, words):
     with pytest.raises((TypeError, ValueError), match=words):
         DifferentialPrivacy(**{**VALID, **arguments})

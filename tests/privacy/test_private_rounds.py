@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from private_rounds import SIZES, build, model_row, private, run, set_cohort, silence
 from small_federations import classes, mlp, seeded, sgd, shared_out
+from tables import table_test
 
 pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not installed")
 
@@ -174,7 +175,7 @@ OTHER_SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(("settings", "words"), OTHER_SETTINGS.values(), ids=OTHER_SETTINGS)
+@table_test(("settings", "words"), OTHER_SETTINGS.values(), ids=OTHER_SETTINGS)
 def test_resume_with_other_privacy_settings_is_refused(settings, words):
     federation, _ = build()
     other, _ = build(privacy=settings)
@@ -513,7 +514,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("settings", "words"), REFUSED.values(), ids=REFUSED)
+@table_test(("settings", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_has_no_theorem_is_refused_before_training(settings, words):
     with pytest.raises(ValueError, match=words):
         build(**settings)

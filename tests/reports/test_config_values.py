@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from tables import table_test
 
 from pl_fed.reports import configs
 from pl_fed.reports.record import read_run
@@ -54,9 +55,7 @@ def test_text_without_keys_is_no_config(text):
     assert configs.load(text) is None
 
 
-@pytest.mark.parametrize(
-    "text", ["model: 1\n---\ndata: 2\n", "model: [1\n", "model: 1\ndata: *a\n"]
-)
+@table_test("text", ["model: 1\n---\ndata: 2\n", "model: [1\n", "model: 1\ndata: *a\n"])
 def test_invalid_yaml_is_refused(text):
     with pytest.raises(yaml.YAMLError):
         configs.load(text)

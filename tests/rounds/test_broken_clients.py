@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tables import table_test
 
 from pl_fed.nets.rows import finite_rows
 from pl_fed.rounds.broken_clients import NonFiniteLossError, check_broken_share
@@ -49,7 +50,7 @@ def test_finite_uploads_are_accepted():
     broken_check([1.0, 3e38, 0.0], GOOD_ROWS)
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+@table_test("loss", [math.nan, math.inf, -math.inf])
 def test_error_of_a_broken_loss_names_round_client_and_cause(loss):
     with pytest.raises(
         NonFiniteLossError, match=rf"in round 7 client 3 got a loss of {loss}: .* learning rate"
@@ -57,7 +58,7 @@ def test_error_of_a_broken_loss_names_round_client_and_cause(loss):
         broken_check([1.0, 2.0, loss], GOOD_ROWS)
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf])
+@table_test("number", [math.nan, math.inf])
 def test_broken_model_with_a_finite_loss_is_an_error(number):
     with pytest.raises(
         NonFiniteLossError, match="in round 7 client 0 got a model with NaN or infinity"

@@ -20,6 +20,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 
 import pl_fed
@@ -438,7 +439,7 @@ def test_client_without_an_upload_forges_nothing():
     assert outcome.reports[0]["train/forged"] == 0
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("gives", "got"),
     [
         (lambda own: own[:1], r"\[1, 1\]"),

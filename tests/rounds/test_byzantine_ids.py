@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 from small_federations import classes, mlp, sections, seeded, shared_out
+from tables import table_test
 
 from pl_fed import Federation, clients
 from pl_fed.attacks import SameValue
@@ -71,7 +72,7 @@ def test_listed_ids_are_byzantine():
     assert mark_byzantine([], 3).tolist() == [False] * 3
 
 
-@pytest.mark.parametrize("ids", [[5], [-1], [0, 9, 2]])
+@table_test("ids", [[5], [-1], [0, 9, 2]])
 def test_unknown_ids_are_refused(ids):
     with pytest.raises(ValueError, match=r"adversary.ids` to be client ids from 0 to 4 but got \["):
         mark_byzantine(ids, 5)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from small_federations import Given, mlp, seeded, sgd
+from tables import table_test
 
 from pl_fed.clients import FedAvg
 from pl_fed.data import Arrays, Digits, FederatedData
@@ -38,7 +39,7 @@ def test_rebuilt_data_have_the_same_identity():
     check_identity(array_identity(arrays()), array_identity(arrays()))
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("saved", "current", "words"),
     [
         (lambda: digits(0), lambda: digits(5), "assignment of samples to clients"),

@@ -22,6 +22,7 @@ from small_federations import (
     sgd,
     shared_out,
 )
+from tables import table_test
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.testing import assert_close
@@ -359,7 +360,7 @@ def test_fltrust_learns_under_an_attack_that_breaks_the_mean():
     assert clipped_loss == pytest.approx(fltrust_loss), "how long uploads are does not matter"
 
 
-@pytest.mark.parametrize("aggregator", [FLTrust(), Chain([Clipping()], FLTrust())])
+@table_test("aggregator", [FLTrust(), Chain([Clipping()], FLTrust())])
 def test_fltrust_without_root_samples_is_refused(aggregator):
     client = FedAvg(seeded(mlp))
     with pytest.raises(ValueError, match=r"^Expected argument `root_samples` .* but got 0\.$"):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tables import table_test
 
 from pl_fed.aggregators import Aggregator, Mean, Median
 from pl_fed.optimizers import Yogi
@@ -198,7 +199,7 @@ def test_state_of_another_optimizer_is_refused():
         Server(Mean(), OPTIMIZERS["SGD"]).load_state_dict(state)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("aggregator", "words"),
     [
         (Mean(), "aggregator Mean but got one with Momentum"),

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from small_federations import VariedCohorts, classes, mlp, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 
 from pl_fed.aggregators import Aggregator, Bulyan, CenteredClipping, Krum, Mean
 from pl_fed.attacks import Fang
@@ -127,7 +128,7 @@ def test_probability_is_that_of_all_refused_sizes():
     assert make_small_cohorts("skip", Mean(), 0.2).describe(binomial_probabilities(4, 1), 5) is None
 
 
-@pytest.mark.parametrize("wrong", ["ignore", None, True])
+@table_test("wrong", ["ignore", None, True])
 def test_unknown_rule_is_refused(wrong):
     with pytest.raises(ValueError, match="`small_cohort` to be 'skip' or 'raise' but got"):
         run([FULL], small_cohort=wrong)

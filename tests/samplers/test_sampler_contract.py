@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table_test
 
 import pl_fed.samplers
 from pl_fed.samplers import All, BySize, FixedCohort, Sampler, Uniform
@@ -77,7 +78,7 @@ def test_other_seeds_give_other_cohorts(sampler):
     assert len(cohorts) == 20
 
 
-@pytest.mark.parametrize("sampler", [BySize, Uniform])
+@table_test("sampler", [BySize, Uniform])
 def test_a_cohort_larger_than_the_federation_is_refused(sampler):
     message = r"`cohort_size` to be at most the number of clients \(9\) but got 10\."
     with pytest.raises(ValueError, match=message):
@@ -105,7 +106,7 @@ def test_cohort_size_is_an_integer_of_at_least_one(sampler):
             sampler(size)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("cohort", "words"),
     [
         ([0, 1], r"drew \[0, 1\] \(torch.int64\)"),

@@ -8,6 +8,7 @@ from math import inf, nan
 import pytest
 import torch
 from small_federations import Given, classes
+from tables import table_test
 
 import pl_fed.skews
 from pl_fed.data import Arrays, DataSource, FederatedData
@@ -80,7 +81,7 @@ def test_colors_are_one_factor_per_channel():
     assert torch.equal(Colors(0.0).change(x, 4, 9, seed=2), x)
 
 
-@pytest.mark.parametrize(
+@table_test(
     ("make", "message"),
     [
         (lambda: Quality(-0.1), "`sigma` to be at least 0"),

@@ -16,6 +16,8 @@ from pl_fed.tasks.attention_masks import additive_mask, takes_additive_masks
 transformers = pytest.importorskip("transformers", reason="needs Hugging Face models")
 from hugging_face_models import FAMILIES, LABELS, LENGTH, VOCABULARY, texts, tiny  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 transformers.logging.set_verbosity_error()
 
 LM = {"bert": "masked_lm", "distilbert": "masked_lm", "gpt2": "causal_lm", "llama": "causal_lm"}

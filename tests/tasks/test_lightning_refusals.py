@@ -16,6 +16,7 @@ from lit_modules import (
     LitTokens,
 )
 from small_federations import run_rounds, shared_out
+from tables import table_test
 from torch import nn
 from torchmetrics import MeanAbsoluteError
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score, MulticlassAccuracy
@@ -191,7 +192,7 @@ def log_classes(self, batch, batch_idx):
     self.log("val_classes", self.classes)
 
 
-@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
+@table_test(("call", "words"), REFUSED.values(), ids=REFUSED)
 def test_unsuitable_modules_are_refused_in_one_sentence(call, words):
     with pytest.raises((ValueError, TypeError), match=f"^Expected .*{words}") as raised:
         call()

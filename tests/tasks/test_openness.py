@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from small_federations import Given, mlp, reals, run_rounds, seeded, sgd, shared_out
+from tables import table_test
 from torch import nn
 from torch.nn import functional
 from torchmetrics import MetricCollection
@@ -455,7 +456,7 @@ def by_class(arrays):
     return FederatedData(Given(arrays), Dirichlet(0.5), 2, seed=0).clients
 
 
-@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
+@table_test(("call", "words"), REFUSED.values(), ids=REFUSED)
 def test_parts_that_need_classes_refuse_other_targets(call, words):
     with pytest.raises((ValueError, TypeError), match=f"^Expected .*{words}"):
         call()

@@ -8,6 +8,7 @@ import torch
 from lit_federations import float32, numbers, set_up, table, trainer_of
 from lit_modules import LitAutoencoder, LitTable
 from small_federations import run_rounds, seeded, shared_out
+from tables import table_test
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -174,7 +175,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
+@table_test(("call", "words"), REFUSED.values(), ids=REFUSED)
 def test_algorithm_that_needs_one_option_refuses_groups_that_differ(call, words):
     with pytest.raises(ValueError, match=f"^Expected a local optimizer with {words}"):
         call()
