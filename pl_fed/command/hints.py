@@ -216,7 +216,8 @@ def _suggest_option(name: str) -> str | None:
         return "a run has --trainer.max_epochs rounds"
     section, _, option = name.partition(".")
     if path is None and section in _SECTION_CLASSES:
-        options = inspect.signature(pydoc.locate(_SECTION_CLASSES[section])).parameters
+        kind: Any = pydoc.locate(_SECTION_CLASSES[section])
+        options = inspect.signature(kind).parameters
         similar = difflib.get_close_matches(option, options, n=1)
         path = f"{section}.{similar[0]}" if similar else None
     return f"did you mean --{path}?" if path else None

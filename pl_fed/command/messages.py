@@ -6,8 +6,9 @@ import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+_Object = TypeVar("_Object")
 SUBCOMMANDS = ("fit", "validate", "test", "predict", "partition", "report", "export", "list")
 _MAX_NAMES = 12  # most names in a sentence
 _MAX_LENGTH = 160  # most characters of a value
@@ -70,26 +71,26 @@ def shorten(value: Any) -> str:
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
 
 
-def make_object(kind: type, *args: Any, **kwargs: Any) -> Any:
+def make_object(class_type: type[_Object], *args: Any, **kwargs: Any) -> _Object:
     """Make an object of a class in the config, or call one that pl_fed gives arguments.
 
     Raises:
         ValueError: If its constructor fails with another error than a sentence of its own.
     """
     try:
-        return kind(*args, **kwargs)
+        return class_type(*args, **kwargs)
     except Exception as error:
         if args or str(error).startswith("Expected"):
             raise
         *_, (frame, line) = [*traceback.walk_tb(error.__traceback__)][:2]
         missing = " and ".join(  # jsonargparse passes None for a missing argument without a type
             f"`{name}`"
-            for name, parameter in inspect.signature(kind).parameters.items()
-            if parameter.default is parameter.empty and kwargs.get(name, kind) is None
+            for name, parameter in inspect.signature(class_type).parameters.items()
+            if parameter.default is parameter.empty and kwargs.get(name, class_type) is None
         )
         raise ValueError(
-            f"Expected {kind.__module__}.{kind.__qualname__} to be a class that can be made but got"
-            f" {type(error).__name__}: {' '.join(str(error).split())}"
+            f"Expected {class_type.__module__}.{class_type.__qualname__} to be a class that can be"
+            f" made but got {type(error).__name__}: {' '.join(str(error).split())}"
             f" ({Path(frame.f_code.co_filename).name}, line {line})"
             f"{f': {missing} was not given' if missing else ''}."
         ) from error

@@ -134,7 +134,7 @@ REFUSED = {
     ),
     "module": (
         ["--federation.aggregator=mine.aggregators.Mine"],
-        "`federation.aggregator` to be the path of a class but got: No module named 'mine'",
+        "`federation.aggregator` to be a class but there is no module mine.",
     ),
     "class of another kind": (
         ["--federation.sampler=pl_fed.models.MLP"],
@@ -147,7 +147,7 @@ REFUSED = {
     ),
     "no class": (
         ["--data.skew.init_args.std=0.3"],
-        "`data.skew` to name a subclass of Skew by its `class_path` but got {'init_args': {'std': 0",
+        "`data.skew` to name a subclass of Skew by its `class_path` but got {'init_args'",
     ),
     "callback": (
         ["--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStoping"],
