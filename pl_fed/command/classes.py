@@ -31,7 +31,8 @@ def find_class(name: str, bases: tuple[type, ...], path: str) -> type | None:
     else:
         kinds = {kind.__name__: kind for base in bases for kind in _subclasses(base)}
         if name not in kinds:
-            got = f"{shorten(name)}{suggest_name(name, list(kinds))}"
+            names = [other for other, kind in kinds.items() if not inspect.isabstract(kind)]
+            got = f"{shorten(name)}{suggest_name(name, names)}"
             refuse(path, "be the path of a class", got)
         found = kinds[name]
     if inspect.isfunction(found):

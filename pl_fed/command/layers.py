@@ -82,9 +82,11 @@ def read_options(words: Sequence[str]) -> Iterator[tuple[str, Option]]:
 
 def _read_config(path: str | None) -> Any:
     """Return the values in a config file."""
-    if path is None or not Path(path).is_file():
-        got = "no path" if path is None else f"'{Path(path).absolute()}'"
-        raise RefusalError(f"Expected argument `config` to be a file but found none at {got}.")
+    if path is None:
+        refuse("config", "be followed by a value", "none")
+    if not Path(path).is_file():
+        place = f"'{Path(path).absolute()}'"
+        raise RefusalError(f"Expected argument `config` to be a file but found none at {place}.")
     fault = find_config_fault(path)
     config = None if fault else load(complete_config(read_text(path)))
     if not isinstance(config, dict):  # jsonargparse loads a single empty section as text
@@ -97,11 +99,16 @@ def _nest(name: str, option: Option) -> Any:
     """Return an option as a config that has only its value."""
     is_other_file = str(option).endswith(_YAML) and name not in _FILES
     value: Any = option if is_other_file else read_structure(name, option)
+    value = None if option.text == "null" else value
     if name.endswith("+"):
-        name, value = name[:-1], _Appended(value if isinstance(value, list) else [value])
+        name, value = name[:-1], _Appended(value if isinstance(value, list) else [_plain(value)])
     for key in reversed(name.split(".")):
         value = {key: value}
     return value
+
+
+def _plain(value: Any) -> Any:
+    return value.text if isinstance(value, Option) else value
 
 
 def read_structure(path: str, value: Any) -> Any:
@@ -112,7 +119,7 @@ def read_structure(path: str, value: Any) -> Any:
         structure = load(read_text(text) if is_file else text)
     except (TypeError, yaml.YAMLError) as error:
         if is_file and isinstance(error, yaml.YAMLError):
-            refuse(path, "be a class or arguments, or a YAML file", f"{text}: {reason(error)}")
+            refuse(path, "be a YAML file of its arguments", f"{text}: {reason(error)}")
         return value
     return structure if isinstance(structure, dict | list) else value
 
@@ -132,6 +139,8 @@ def _merge(old: Any, new: Any) -> Any:
     if "class_path" not in old:
         return {**old, **{name: _merge(old.get(name), value) for name, value in new.items()}}
     arguments = arguments_of(old)
+    if not isinstance(arguments, dict):
+        return old  # its fault comes first
     if str(new.get("class_path", old["class_path"])) == str(old["class_path"]):
         return {**old, "init_args": _merge(arguments, arguments_of(new))}
     return {**new, FORMER: {**old.get(FORMER, {}), **arguments}}

@@ -31,7 +31,7 @@ def summarize(message: str) -> str:
     lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
     plain = [line for line in lines if line and not _INTERNAL.search(line)]
     for line in plain:
-        if line.startswith("Expected "):
+        if line.startswith("Expected ") and ("`" in line or " be a class that can be made" in line):
             return line
     if share := re.match(r"You requested to check (\S+) of the `\w+_dataloader`", message):
         return (
@@ -43,7 +43,7 @@ def summarize(message: str) -> str:
         return " ".join(message.split())
     keys = dict.fromkeys(re.findall(r'Parser key "(.+?)":', message))
     argument = f"argument `{'.'.join(keys)}` to be as --help says" if keys else "a valid config"
-    return f"Expected {argument} but got: {shorten(plain[-1]) if plain else 'another'}."
+    return f"Expected {argument} but got: {shorten(plain[-1].rstrip('.')) if plain else 'another'}."
 
 
 def escape_invisible(text: str) -> str:

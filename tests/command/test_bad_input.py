@@ -200,6 +200,17 @@ REFUSED = {
         [f"{MODEL}.optimizer=torch.optm.SGD"],
         "`model.optimizer` to be a class but torch has no optm (did you mean optim?).",
     ),
+    "missing argument of a class that replaces another": (
+        ["--model.net=torch.nn.Linear", "--model.net.in_features=64"],
+        "argument `model.net.out_features` to be set but got none.",
+    ),
+    "file of a section": (
+        ["--model=none.yaml"],
+        "`model` to be a YAML file of its arguments but got none.yaml: No such file or directory",
+    ),
+    "class of a help page": (["--model.help=Dito"], "to be the path of a class but got Dito (did"),
+    "print_config": (["--print_config=all"], "to be one of comments, skip_default or skip_unset"),
+    "no algorithm": (["--model=null"], "Expected argument `model` to be set but got none."),
     # of a wrong type
     "a list for a class": (
         ["--federation.aggregator=[1]"],
@@ -596,6 +607,7 @@ def test_empty_model_gets_no_default(config_folder, get_refusal):
 
 
 OPTIMIZER, SCHEDULE = "model.init_args.optimizer", "model.init_args.lr_scheduler"
+NET_PATH = "model.init_args.net"
 ATTACK = {"class_path": "pl_fed.attacks.SameValue"}
 A_CLASS = "to name a class by its `class_path` but got"
 
@@ -689,9 +701,36 @@ A_CLASS = "to name a class by its `class_path` but got"
             "`federation.adversary` to be a mapping of arguments without a class_path but got the",
         ),
         ("federation.byzantine", 0.2, "(did you mean federation.adversary.fraction?)."),
+        (
+            "federation.adversary",
+            {"attack": {"class_path": "Combined", "init_args": {"attacks": ["SignFliping"]}}},
+            "adversary.attack.attacks[0]` to be the path of a class but got SignFliping (did you",
+        ),
+        (
+            "trainer.callbacks",
+            [{"class_path": "EarlyStopping", "init_args": {"monitr": "x"}}],
+            "`trainer.callbacks[0]` to hold only options of lightning.pytorch.callbacks.EarlySt",
+        ),
+        ("trainer.callbacks", ["Timer", 3], "`trainer.callbacks[1]` to name a subclass of Callba"),
+        (f"{NET_PATH}.width", 3, "to hold only options of pl_fed.models.MLP but got `width` (th"),
+        (f"{NET_PATH}.hidden", [3], "arguments below `init_args` but got `hidden` beside `class_p"),
+        (f"{NET_PATH}.init_args.hidden", [4, "x"], "`model.net.hidden[1]` to be of type int but"),
+        (f"{NET_PATH}.class_path", "own_net.Nett", "but own_net has no Nett (did you mean Net?)."),
+        (f"{NET_PATH}.class_path", "own_nt.Net", "no module own_nt (did you mean own_net?)."),
+        (
+            f"{NET_PATH}.class_path",
+            "own_broken.Net",
+            "the import of own_broken failed: ZeroDivisionError: division by zero.",
+        ),
+        ("data.split", True, "got True: put it in quotes if it is a name, because YAML reads yes"),
     ],
 )
-def test_config_with_a_wrong_value_is_refused(config_folder, get_refusal, path, value, words):
+def test_config_with_a_wrong_value_is_refused(
+    config_folder, get_refusal, monkeypatch, path, value, words
+):
+    monkeypatch.syspath_prepend(config_folder)
+    (config_folder / "own_net.py").write_text("import torch\nclass Net(torch.nn.Linear): ...\n")
+    (config_folder / "own_broken.py").write_text("1 / 0\n")
     write_changed_config(config_folder, path, value)
     refusal = get_refusal()
     assert words in refusal
