@@ -1,4 +1,4 @@
-"""Types of arguments: their classes and items, whether a value fits, and what was expected."""
+"""Types of arguments: their classes and items, values that fit them, and refusals of others."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, timedelta

@@ -1,4 +1,4 @@
-"""Fault of a command line: finds what jsonargparse refused, and describes it in one sentence.
+"""Fault of a command line: found after a refusal of jsonargparse, and told in one sentence.
 
 jsonargparse alone decides whether a command line is valid. After a refusal, this module looks for
 the fault and reads no message of jsonargparse: it merges configs and options, resolves the classes,
@@ -181,7 +181,7 @@ def _read_class(bases: tuple[type, ...], value: Any, path: str) -> dict[str, Any
 def _check_class(
     bases: tuple[type, ...], skipped: int, node: dict[str, Any], path: str, default: Any
 ) -> None:
-    """Check a class in a config, which derives from one of the bases, and its arguments."""
+    """Check a subclass of one of the bases in a config, and its arguments."""
     arguments = arguments_of(node)
     if not isinstance(arguments, dict):
         got = f"one of type {_type_name(arguments)}"

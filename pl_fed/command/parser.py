@@ -38,7 +38,7 @@ class Parser(LightningArgumentParser):
         )
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise a refusal, which the command line describes in its own words.
+        """Raise a refusal; the command line describes it in its own words.
 
         Raises:
             RefusalError: If an error would end the process.
