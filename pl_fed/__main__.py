@@ -22,12 +22,14 @@ def main() -> None:
     from pl_fed.command.lazy_imports import import_torchmetrics
     from pl_fed.command.start import announce, run_light_command
     from pl_fed.command.streams import open_standard_streams
+    from pl_fed.command.wandb_runs import import_wandb_first
 
     open_standard_streams()
     if run_light_command(sys.argv[1:]):
         return
     gc.disable()
     with announce("Loading PyTorch and Lightning …"):
+        import_wandb_first(sys.argv[1:])
         import_torchmetrics()
         from pl_fed.command.main import main as run_command
     gc.freeze()

@@ -109,6 +109,11 @@ def check_yaml(text: str) -> Node | None:
     return root
 
 
+def complete_config(text: str) -> str:
+    """Return the text of a config with empty sections filled, and the engine as a section."""
+    return name_engine_in_text(fill_empty_sections(text.removeprefix("\ufeff")))
+
+
 def fill_empty_sections(text: str) -> str:
     r"""Replace empty sections in the text of a config by empty mappings.
 

@@ -1,6 +1,8 @@
 """Hints of the command line: a second line that shows the remedy of a frequent mistake."""
 
 import difflib
+import inspect
+import pydoc
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_fed.command.listing import ROOMS
-from pl_fed.command.messages import SUBCOMMANDS, escape_invisible, option_names, summarize
+from pl_fed.command.messages import SUBCOMMANDS, escape_invisible, summarize
 from pl_fed.command.program import program_name
 from pl_fed.command.shipped_configs import find_configs
 
@@ -214,7 +216,8 @@ def _suggest_option(name: str) -> str | None:
         return "a run has --trainer.max_epochs rounds"
     section, _, option = name.partition(".")
     if path is None and section in _SECTION_CLASSES:
-        options = option_names(_SECTION_CLASSES[section])
+        kind: Any = pydoc.locate(_SECTION_CLASSES[section])
+        options = inspect.signature(kind).parameters
         similar = difflib.get_close_matches(option, options, n=1)
         path = f"{section}.{similar[0]}" if similar else None
     return f"did you mean --{path}?" if path else None

@@ -16,12 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from pl_fed.command.export import ExportCLI
 from pl_fed.command.fit import FederatedCLI
 from pl_fed.command.hints import format_error
-from pl_fed.command.messages import (
-    describe_constructor_error,
-    describe_file_error,
-    escape_invisible,
-    summarize,
-)
+from pl_fed.command.messages import describe_file_error, escape_invisible, summarize
 from pl_fed.command.partition import WITHOUT_MODEL, PartitionCLI
 from pl_fed.command.start import run_light_command
 from pl_fed.command.wandb_runs import prepare_wandb
@@ -61,7 +56,7 @@ def main(args: ArgsType = None) -> None:
         MisconfigurationException,
     ) as error:
         message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        text = describe_constructor_error(error) or describe_file_error(error) or summarize(message)
+        text = describe_file_error(error) or summarize(message)
         if not _is_refusal(error, text):
             raise
         notes = getattr(error, "__notes__", [])
@@ -117,7 +112,7 @@ def _is_refusal(error: Exception, text: str) -> bool:
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     room = str(frame.f_globals.get("__name__")).partition(".")[0]
     if room == "torch" or not _ends_with_raise(error):
-        return bool(describe_constructor_error(error) or describe_file_error(error))
+        return bool(describe_file_error(error))
     return room == "lightning" or text.startswith("Expected")
 
 

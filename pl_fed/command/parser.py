@@ -2,23 +2,16 @@
 
 import os
 import re
-import sys
 from argparse import Action
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import DefaultHelpFormatter, Namespace, set_loader
+from jsonargparse import DefaultHelpFormatter, Namespace, add_instantiator, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning_utilities.core.enums import StrEnum
 
-from pl_fed.command.config_files import (
-    fill_empty_sections,
-    find_config_fault,
-    load,
-    name_engine_in_text,
-)
-from pl_fed.command.hints import format_error
-from pl_fed.command.messages import summarize
+from pl_fed.command.config_files import complete_config, find_config_fault, load
+from pl_fed.command.messages import make_object
 
 _MAX_CLASSES = 12
 _YAML = "checked yaml"  # name of the loader of texts in jsonargparse
@@ -29,6 +22,11 @@ yaml.SafeDumper.add_multi_representer(
 )
 
 set_loader(_YAML, load, exceptions=(yaml.YAMLError,))
+add_instantiator(make_object, object)  # a class that cannot be made is named in the error
+
+
+class RefusalError(Exception):
+    """Refusal: jsonargparse refused a command line, with its message."""
 
 
 class Parser(LightningArgumentParser):
@@ -40,10 +38,14 @@ class Parser(LightningArgumentParser):
         )
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Exit with one sentence, without the usage of a hundred options."""
+        """Raise a refusal; the command line describes it in its own words.
+
+        Raises:
+            RefusalError: If an error would end the process.
+        """
         if not self.exit_on_error or "JSONARGPARSE_DEBUG" in os.environ:
             super().error(message, ex)
-        self.exit(2, format_error(summarize(message), sys.argv[1:]))
+        raise RefusalError(message) from ex
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """Parse a config file.
@@ -61,8 +63,7 @@ class Parser(LightningArgumentParser):
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
         """Parse the text of a config; empty sections get their defaults."""
-        text = name_engine_in_text(fill_empty_sections(content.removeprefix("\ufeff")))
-        config: Namespace = super().parse_string(text, *args, **kwargs)
+        config: Namespace = super().parse_string(complete_config(content), *args, **kwargs)
         return config
 
 

@@ -1,25 +1,17 @@
 """``python -m pl_fed report RUN…``: write a page about runs; trains and loads nothing."""
 
+import argparse
 import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
-
-from jsonargparse import ArgumentParser
 
 from pl_fed.arguments import check_writable
-from pl_fed.command.messages import describe_file_error, summarize
+from pl_fed.command.messages import describe_file_error
 from pl_fed.command.program import program_name
 from pl_fed.reports import page
 from pl_fed.reports.run import Run, find_runs
 from pl_fed.text import escape_controls
-
-
-class _Parser(ArgumentParser):
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Exit with one sentence."""
-        self.exit(2, f"error: {summarize(message)}\n")
 
 
 def report(arguments: Sequence[str]) -> Path:
@@ -32,7 +24,7 @@ def report(arguments: Sequence[str]) -> Path:
         FileNotFoundError: If a folder does not exist or holds no run.
         ValueError: If a folder has no results, or the page cannot be written.
     """
-    options = _build_parser().parse_args(list(arguments))
+    options = _parse(arguments)
     check_writable(out=options.out)
     runs, skipped = _read_runs(options.runs)
     unfinished = [f"{run.folder}: unfinished." for run in runs if not run.is_finished]
@@ -55,26 +47,25 @@ def _read_runs(paths: Sequence[str]) -> tuple[list[Run], list[str]]:
         gc.enable()
 
 
-def _build_parser() -> ArgumentParser:
-    parser = _Parser(
-        prog=f"{program_name()} report",
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments; exit with one sentence if they are wrong."""
+    parser = argparse.ArgumentParser(
+        usage=f"{program_name()} report [--out FOLDER] RUN [RUN ...]",
         description="Compare runs: tables and pictures in one page that opens offline.",
+        allow_abbrev=False,
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=str,
-        metavar="RUN",
-        help="folder of a run, or of several runs, for example runs/quickstart",
-    )
-    parser.add_argument(
-        "--out",
-        type=str,
-        metavar="FOLDER",
-        default="runs/report",
-        help="folder for report.html and for each picture as PNG and CSV",
-    )
-    return parser
+    runs = "folder of a run, or of several runs, for example runs/quickstart"
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=runs)
+    out = "folder for report.html and for each picture as PNG and CSV"
+    parser.add_argument("--out", nargs="?", metavar="FOLDER", default="runs/report", help=out)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        got = escape_controls(" ".join(unknown))
+        parser.exit(2, f"error: Expected only options that --help lists but got {got}.\n")
+    for name in ("runs", "out"):
+        if not getattr(options, name):
+            parser.exit(2, f"error: Expected argument `{name}` to be set but got none.\n")
+    return options
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -12,8 +12,10 @@ import pl_fed.models
 import pl_fed.optimizers  # noqa: F401 (the import makes their short names available)
 from pl_fed.clients import Client
 from pl_fed.command.config_files import check_arguments, check_values, name_engine
-from pl_fed.command.hints import name_config_path
-from pl_fed.command.parser import Parser
+from pl_fed.command.faults import find_fault
+from pl_fed.command.hints import format_error, name_config_path
+from pl_fed.command.messages import summarize
+from pl_fed.command.parser import Parser, RefusalError
 from pl_fed.command.shipped_configs import put_configs_first, resolve_config_names
 from pl_fed.command.trainer_arguments import check_trainer_arguments
 from pl_fed.data import FederatedData
@@ -81,34 +83,30 @@ class SectionsCLI(LightningCLI):
         parser.set_defaults({"federation.sampler": {"class_path": "pl_fed.samplers.Uniform"}})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments.
+        """Parse the arguments; exit with one sentence if they are refused.
 
         Raises:
             ValueError: If a value is invalid for every argument, such as NaN.
         """
-        check_arguments(args if isinstance(args, list) else sys.argv[1:])
+        words = sys.argv[1:] if args is None else args
+        check_arguments(words if isinstance(words, list) else [])
         try:
             super().parse_arguments(parser, args)
         except UnicodeDecodeError as error:
-            raise ValueError(_describe_wrong_encoding(error)) from None
+            raise ValueError(
+                "Expected Python to read files as UTF-8 but got"
+                f" {error.encoding}: set the environment variable PYTHONUTF8=1."
+            ) from None
+        except (RefusalError, AttributeError, KeyError, TypeError, ValueError) as error:
+            text = find_fault(parser, words) if isinstance(words, list) else ""
+            text = text or summarize(str(error))
+            parser.exit(2, format_error(text, self._arguments))
         config = self._subcommand_config()
         check_values(config)
         check_trainer_arguments(config.get("trainer") or {})
-        if isinstance(config["seed_everything"], bool):
+        seed = config["seed_everything"]
+        if isinstance(seed, bool) or not 0 <= seed < 2**32:
             raise ValueError(
                 "Expected argument `seed_everything` to be an integer from 0 to 4294967295 but got"
-                f" {str(config['seed_everything']).lower()}: set a number, for example 0."
+                f" {str(seed).lower()}: set a number, for example 0."
             )
-
-
-def _describe_wrong_encoding(error: UnicodeDecodeError) -> str:
-    """Return a message for a config, or a file named in it, in another encoding than Python's."""
-    if error.encoding.lower().replace("-", "") == "utf8":
-        return (
-            "Expected each file that the config names to be UTF-8 but one has byte"
-            f" 0x{error.object[error.start]:02x}: save it as UTF-8."
-        )
-    return (
-        f"Expected Python to read files as UTF-8 but got {error.encoding}: set the environment"
-        " variable PYTHONUTF8=1."
-    )

@@ -27,17 +27,7 @@ class StartStatus(Callback):
         """Remove the line."""
         self.stop()
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the line."""
-        self.stop()
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the line."""
-        self.stop()
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the line."""
-        self.stop()
+    on_validation_start = on_test_start = on_predict_start = on_fit_start
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: Any) -> None:
         """Remove the line."""

@@ -18,8 +18,9 @@ from tables import table_test
 from pl_fed import Adversary, Federation, StorageOptions, Trainer
 from pl_fed.aggregators import Clipping, Median
 from pl_fed.clients import FedAvg
+from pl_fed.command.faults import NEW_PATHS
 from pl_fed.command.main import main
-from pl_fed.command.messages import _NEW_PATHS, summarize
+from pl_fed.command.messages import summarize
 from pl_fed.data import Digits, FederatedData
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
@@ -134,7 +135,7 @@ REFUSED = {
     ),
     "module": (
         ["--federation.aggregator=mine.aggregators.Mine"],
-        "`federation.aggregator` to be the path of a class but got: No module named 'mine'",
+        "`federation.aggregator` to be a class but there is no module mine.",
     ),
     "class of another kind": (
         ["--federation.sampler=pl_fed.models.MLP"],
@@ -147,17 +148,17 @@ REFUSED = {
     ),
     "no class": (
         ["--data.skew.init_args.std=0.3"],
-        "`data.skew` to name a class that can be made, by its `class_path`, but",
+        "`data.skew` to name a subclass of Skew by its `class_path` but got {'init_args'",
     ),
     "callback": (
         ["--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStoping"],
-        "`trainer.callbacks` to be a class but lightning.pytorch.callbacks has no EarlyStoping"
+        "`trainer.callbacks[1]` to be a class but lightning.pytorch.callbacks has no EarlyStoping"
         " (did you mean EarlyStopping?)",
     ),
     "option": (["--federation.cohort=3"], "only options that --help lists but got --federation.co"),
     "beginning of an option": (
         ["--data.augmen=off"],
-        "only options that --help lists but got --data.augmen, the beginning of several.",
+        "only options that --help lists but got --data.augmen=off.",
     ),
     "option of the trainer": (["--trainer.rounds=3"], "but got --trainer.rounds=3"),
     "option of the algorithm": (
@@ -176,11 +177,11 @@ REFUSED = {
     "longer option of the server's optimizer": (
         ["--federation.server_optimizer=SGD", "--federation.server_optimizer.momentumm.x+=0"],
         "`federation.server_optimizer` to hold only options of torch.optim.SGD but got"
-        " `momentumm.x+` (did you mean momentum?).",
+        " `momentumm` (did you mean momentum?).",
     ),
     "section of the algorithm": (
         ["--model.optimizzer.lr+=0"],
-        "`model` to hold only options of pl_fed.clients.Ditto but got `optimizzer.lr+` (did you",
+        "`model` to hold only options of pl_fed.clients.Ditto but got `optimizzer` (did you mean",
     ),
     "config": (["--config=none.yaml"], "`config` to be a file but found none at "),
     "short name of an algorithm": (["--model=Dito"], "class but got Dito (did you mean Ditto?)."),
@@ -200,6 +201,17 @@ REFUSED = {
         [f"{MODEL}.optimizer=torch.optm.SGD"],
         "`model.optimizer` to be a class but torch has no optm (did you mean optim?).",
     ),
+    "missing argument of a class that replaces another": (
+        ["--model.net=torch.nn.Linear", "--model.net.in_features=64"],
+        "argument `model.net.out_features` to be set but got none.",
+    ),
+    "file of a section": (
+        ["--model=none.yaml"],
+        "`model` to be a YAML file of its arguments but got none.yaml: No such file or directory",
+    ),
+    "class of a help page": (["--model.help=Dito"], "to be the path of a class but got Dito (did"),
+    "print_config": (["--print_config=all"], "to be one of comments, skip_default or skip_unset"),
+    "no algorithm": (["--model=null"], "Expected argument `model` to be set but got none."),
     # of a wrong type
     "a list for a class": (
         ["--federation.aggregator=[1]"],
@@ -215,14 +227,14 @@ REFUSED = {
     ),
     "numbers as keys": (
         ["--trainer.limit_val_batches={0}"],
-        "`trainer.limit_val_batches` to have names as keys but got a number as a key.",
+        "`trainer.limit_val_batches` to be of type int or float but got {0}.",
     ),
     "null within a class": (
         [f"{MODEL}.optimizer.foreach=null"],
         "`model.optimizer.foreach` to be set to null in a config file but got",
     ),
     "no value": ([f"{MODEL}.lam="], "`model.lam` to be of type float but got ''."),
-    "no argument": (["--model.lam"], "`model` to be followed by a value but got none."),
+    "no argument": (["--model.lam"], "`model.lam` to be followed by a value but got none."),
     "numbers for a section": (
         ["--data=1,2"],
         "`data` to be a mapping of arguments, or a YAML file that holds one, but got 1,2.",
@@ -246,7 +258,7 @@ REFUSED = {
     ),
     "rounds without end": (
         ["--trainer.max_epochs=1e30"],
-        "`trainer.max_epochs` to be of type int but got 1e+30.",
+        "`trainer.max_epochs` to be of type int but got 1e30.",
     ),
     "more rounds than numbers": (
         [f"--trainer.max_epochs={2**63}"],
@@ -455,7 +467,7 @@ def test_mistake_is_refused_in_one_sentence(get_refusal, mistake):
 
 @pytest.mark.slow
 def test_moved_argument_is_suggested_at_its_new_path(get_refusal):
-    for old, new in _NEW_PATHS.items():
+    for old, new in NEW_PATHS.items():
         if old != "engine":
             expected = f"but got --federation.{old}=1 (did you mean federation.{new}?)."
             assert get_refusal(f"--federation.{old}=1").endswith(expected)
@@ -596,6 +608,7 @@ def test_empty_model_gets_no_default(config_folder, get_refusal):
 
 
 OPTIMIZER, SCHEDULE = "model.init_args.optimizer", "model.init_args.lr_scheduler"
+NET_PATH = "model.init_args.net"
 ATTACK = {"class_path": "pl_fed.attacks.SameValue"}
 A_CLASS = "to name a class by its `class_path` but got"
 
@@ -617,7 +630,11 @@ A_CLASS = "to name a class by its `class_path` but got"
         ("model.class_path", {"a": 1}, f"`model` {A_CLASS} a class_path of type dict."),
         ("federation.aggregator", {"init_args": {}}, "`federation.aggregator` to name a subclass"),
         ("federation.pre_aggregators", [1], "subclass of PreAggregator by its `class_path`"),
-        (OPTIMIZER, 1, f"`model.optimizer` {A_CLASS} 1."),
+        (
+            OPTIMIZER,
+            1,
+            "`model.optimizer` to name a subclass of Optimizer by its `class_path` but got 1",
+        ),
         (OPTIMIZER, ATTACK, "to be a subclass of Optimizer but got pl_fed.attacks.SameValue."),
         (
             OPTIMIZER,
@@ -639,7 +656,8 @@ A_CLASS = "to name a class by its `class_path` but got"
         (
             SCHEDULE,
             {"gamma": 1},
-            "`model.lr_scheduler` to be as --help says but got {'gamma': 1}.",
+            "`model.lr_scheduler` to name a subclass of LRScheduler or ReduceLROnPlateau by its"
+            " `class_path` but got {'gamma': 1}.",
         ),
         (SCHEDULE, ATTACK, "subclass of LRScheduler or ReduceLROnPlateau but got pl_fed.attacks."),
         (
@@ -684,9 +702,36 @@ A_CLASS = "to name a class by its `class_path` but got"
             "`federation.adversary` to be a mapping of arguments without a class_path but got the",
         ),
         ("federation.byzantine", 0.2, "(did you mean federation.adversary.fraction?)."),
+        (
+            "federation.adversary",
+            {"attack": {"class_path": "Combined", "init_args": {"attacks": ["SignFliping"]}}},
+            "adversary.attack.attacks[0]` to be the path of a class but got SignFliping (did you",
+        ),
+        (
+            "trainer.callbacks",
+            [{"class_path": "EarlyStopping", "init_args": {"monitr": "x"}}],
+            "`trainer.callbacks[0]` to hold only options of lightning.pytorch.callbacks.EarlySt",
+        ),
+        ("trainer.callbacks", ["Timer", 3], "`trainer.callbacks[1]` to name a subclass of Callba"),
+        (f"{NET_PATH}.width", 3, "to hold only options of pl_fed.models.MLP but got `width` (th"),
+        (f"{NET_PATH}.hidden", [3], "arguments below `init_args` but got `hidden` beside `class_p"),
+        (f"{NET_PATH}.init_args.hidden", [4, "x"], "`model.net.hidden[1]` to be of type int but"),
+        (f"{NET_PATH}.class_path", "own_net.Nett", "but own_net has no Nett (did you mean Net?)."),
+        (f"{NET_PATH}.class_path", "own_nt.Net", "no module own_nt (did you mean own_net?)."),
+        (
+            f"{NET_PATH}.class_path",
+            "own_broken.Net",
+            "the import of own_broken failed: ZeroDivisionError: division by zero.",
+        ),
+        ("data.split", True, "got True: put it in quotes if it is a name, because YAML reads yes"),
     ],
 )
-def test_config_with_a_wrong_value_is_refused(config_folder, get_refusal, path, value, words):
+def test_config_with_a_wrong_value_is_refused(
+    config_folder, get_refusal, monkeypatch, path, value, words
+):
+    monkeypatch.syspath_prepend(config_folder)
+    (config_folder / "own_net.py").write_text("import torch\nclass Net(torch.nn.Linear): ...\n")
+    (config_folder / "own_broken.py").write_text("1 / 0\n")
     write_changed_config(config_folder, path, value)
     refusal = get_refusal()
     assert words in refusal
@@ -1026,9 +1071,9 @@ def test_foreign_message_becomes_one_line():
         ),
         (
             "Parser key \"a\":\n  <function f at 0x7f>\nGiven value: NestedArg(key='a', val='7')",
-            "Expected argument `a` to be as --help says but got 7.",
+            "Expected argument `a` to be as --help says but got: another.",
         ),
-        ("Namespace(x=1)", "Expected a valid command line but got: x=1)."),
+        ("Namespace(x=1)", "Expected a valid config but got: another."),
     ],
 )
 def test_message_shows_no_jsonargparse_internals(message, summary):
