@@ -36,6 +36,7 @@ lint: setup ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 0 .ci/language.py
 
 format: setup ## format the code
 	$(BIN)/ruff check --fix .
