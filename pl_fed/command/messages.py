@@ -33,6 +33,11 @@ def summarize(message: str) -> str:
     for line in plain:
         if line.startswith("Expected ") and ("`" in line or " be a class that can be made" in line):
             return line
+    if device := re.match(r"No supported gpu backend|`(\w+)` can not run on your system", message):
+        return (
+            "Expected argument `trainer.accelerator` to be available here but got"
+            f" {device[1] or 'gpu: torch finds no GPU that it can use'}."
+        )
     if share := re.match(r"You requested to check (\S+) of the `\w+_dataloader`", message):
         return (
             "Expected argument `trainer.overfit_batches`, or the `limit_<stage>_batches` in use, to"

@@ -100,6 +100,8 @@ class SectionsCLI(LightningCLI):
         except (RefusalError, AttributeError, KeyError, TypeError, ValueError) as error:
             text = find_fault(parser, words) if isinstance(words, list) else ""
             text = text or summarize(str(error))
+            if not text.startswith("Expected "):
+                text = f"Expected a valid command line but got: {text.rstrip('.')}."
             parser.exit(2, format_error(text, self._arguments))
         config = self._subcommand_config()
         check_values(config)

@@ -1054,6 +1054,17 @@ def test_program_exits_with_one_sentence_and_a_status(
     assert runs(config_folder) == []
 
 
+def test_accelerator_that_lightning_does_not_find_is_named():
+    for message in (
+        "No supported gpu backend found!",
+        "`CUDAAccelerator` can not run on your system",
+    ):
+        sentence = summarize(message)
+        assert sentence.startswith(
+            "Expected argument `trainer.accelerator` to be available here but"
+        )
+
+
 def test_foreign_message_becomes_one_line():
     assert summarize("something\n  else  went\nwrong") == "something else went wrong"
 
