@@ -31,9 +31,9 @@ def after_each_round(client, data, rounds, sampler=None, **settings):
             warnings.filterwarnings("error", "Clients are run one by one")
             report = federation.run_round(round, optimizer)
         kept = {n: federation.store.read(n, everyone) for n in federation.store.defaults}
-        kept |= {n: row.clone() for n, row in federation.session.states.server_states.items()}
+        kept |= {n: row.clone() for n, row in federation.server_states.items()}
         kept |= {"w": client.row("global").data.clone(), "report": report}
-        yield {**kept, "cohort": federation.session.rounds.draw_cohort(round)}
+        yield {**kept, "cohort": federation.draw_cohort(round)}
 
 
 def after(client, data, rounds, sampler=None, **settings):

@@ -196,7 +196,7 @@ def run_rounds(
         personal.statistics,
         reports,
         {name: federation.store.read(name, everyone) for name in federation.store.defaults},
-        {name: row.clone() for name, row in federation.session.states.server_states.items()},
+        {name: row.clone() for name, row in federation.server_states.items()},
     )
 
 

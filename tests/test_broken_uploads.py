@@ -95,7 +95,7 @@ class FinalState:
         self.reports = reports
         store = federation.store
         self.states = {name: store.read(name, all_clients) for name in store.defaults}
-        server_states = federation.session.states.server_states
+        server_states = federation.server_states
         self.server = {name: row.clone() for name, row in server_states.items()}
         self.memory = federation.server.aggregator.state_dict()
 

@@ -90,9 +90,9 @@ def test_cohort_is_drawn_once(tmp_path):
 def test_other_data_have_other_cohorts():
     client, federation = make_client_and_federation(Ditto)
     federation.setup(client, shared_out(classes([5, 6, 7, 8])), "fit")
-    assert len(federation.session.rounds.draw_cohort(0)) == 4
+    assert len(federation.draw_cohort(0)) == 4
     federation.setup(client, shared_out(classes([5, 6])), "fit")
-    assert len(federation.session.rounds.draw_cohort(0)) == 2
+    assert len(federation.draw_cohort(0)) == 2
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_next_chunk_is_prefetched_during_training(monkeypatch):
     run_rounds(client, data, sampler=Uniform(3), rounds=3, chunk_size=2, memory=0)
     federation = pl_fed.Federation(Uniform(3), seed=0)
     federation.setup(client, data, "fit")
-    cohorts = [federation.session.rounds.draw_cohort(round).tolist() for round in range(4)]
+    cohorts = [federation.draw_cohort(round).tolist() for round in range(4)]
     first, second, third, next_cohort = cohorts
     assert (
         prefetched

@@ -182,7 +182,7 @@ def rounds() -> None:
     for round in range(210):
         for federation, optimizer, times in runs:
             started = time.perf_counter()
-            federation.session.rounds.draw_cohort(round)  # once more, as the loop does
+            federation.draw_cohort(round)  # once more, as the loop does
             federation.run_round(round, optimizer)  # type: ignore[arg-type]
             times.append(time.perf_counter() - started)
     few, many = (1e3 * statistics.median(times[10:]) for *_, times in runs)

@@ -199,7 +199,7 @@ def client_rows(federation: "pl_fed.Federation") -> list[Row]:
     import torch
 
     by_class, samples = federation.metrics("test")["personal"].per_class()
-    taken = federation.session.states.participation
+    taken = federation.participation
     data = federation.data
     rows = []
     for client in range(data.num_clients):

@@ -138,7 +138,7 @@ class Rounds:
     def released(self) -> list[Tensor]:
         """The global model, its running statistics, and the server's states."""
         rows = [self.client.row("global").data, self.client.statistics("global").data]
-        return [*rows, *self.federation.session.states.server_states.values()]
+        return [*rows, *self.federation.server_states.values()]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies of the released tensors, all clients' states and the server's memory."""

@@ -103,7 +103,7 @@ class Introduction(Callback):
     def _describe_attack(self, adversary: Mapping[str, Any]) -> str:
         texts = []
         if adversary.get("attack"):
-            count = int(self.federation.byzantine_clients.is_byzantine.sum())
+            count = int(self.federation.is_byzantine.sum())
             start = adversary.get("start_round") or 0
             begin = f", from round {start + 1} on" if start else ""
             texts.append(

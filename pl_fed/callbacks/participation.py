@@ -63,7 +63,7 @@ def describe_untrained(federation: Federation) -> str:
     untrained = len(federation.clients_without_training())
     if not untrained:
         return ""
-    benign = int((~federation.byzantine_clients.is_byzantine).sum())
+    benign = int((~federation.is_byzantine).sum())
     consequence = "their personal models were never trained."
     if federation.untrained_models == "global":
         consequence = "the global model replaces their personal models."

@@ -74,13 +74,13 @@ class PerClient(Callback):
 
         Each has one entry per client, or per drawn client if a validation evaluates a sample.
         """
-        data, rounds = self.federation.data, self.federation.session.states.participation
+        data, rounds = self.federation.data, self.federation.participation
         clients = self.federation.session.evaluation.list_evaluated_clients(part)
         owners = [", ".join(data.owners[client]) for client in clients.tolist() if data.owners]
         columns: dict[str, list[Any]] = {
             "client": clients.tolist(),
             **({"owner": owners} if data.owners else {}),
-            "byzantine": self.federation.byzantine_clients.is_byzantine[clients].int().tolist(),
+            "byzantine": self.federation.is_byzantine[clients].int().tolist(),
             **({} if rounds is None else {"rounds": rounds[clients].tolist()}),
             "train_samples": data.train.sizes[clients].tolist(),
             f"{part}_samples": data.part(part).sizes[clients].tolist(),
@@ -104,7 +104,7 @@ class PerClient(Callback):
             accuracy, samples = metrics.per_class()
             clients, classes = samples.nonzero(as_tuple=True)
             if not columns and samples.shape[1]:
-                byzantine = self.federation.byzantine_clients.is_byzantine[clients.cpu()]
+                byzantine = self.federation.is_byzantine[clients.cpu()]
                 columns = {
                     "client": clients.tolist(),
                     "byzantine": byzantine.int().tolist(),

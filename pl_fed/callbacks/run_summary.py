@@ -116,7 +116,7 @@ class RunSummary(Callback):
 
     def _counts(self, rounds: int, history: Mapping[str, Any]) -> dict[str, Any]:
         federation = self.federation
-        byzantine = int(federation.byzantine_clients.is_byzantine.sum())
+        byzantine = int(federation.is_byzantine.sum())
         clients = federation.session.states.loaded.num_clients
         client = federation.client
         size = client.row("global").data.element_size()

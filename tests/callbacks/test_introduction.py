@@ -25,8 +25,10 @@ def lines(rounds=5.0, official=(), drop_last=False, **federation):
             objective=SimpleNamespace(optimizer=None),
             row=lambda name: SimpleNamespace(data=torch.zeros(1234)),
         ),
-        states=SimpleNamespace(loaded=data),
-        datamodule=SimpleNamespace(batch_size=16, drop_last=drop_last),
+        session=SimpleNamespace(
+            states=SimpleNamespace(loaded=data),
+            datamodule=SimpleNamespace(batch_size=16, drop_last=drop_last),
+        ),
         engine=SimpleNamespace(name="auto"),
         is_byzantine=torch.arange(8) < 2,
     )

@@ -386,7 +386,7 @@ def all_rows(client, federation):
     models = federation.session.states.begin(torch.arange(len(SIZES))).models.values()
     rows = [client.row("global").data.clone(), client.statistics("global").data.clone()]
     rows += client_states(federation).values()
-    rows += [row.clone() for row in federation.session.states.server_states.values()]
+    rows += [row.clone() for row in federation.server_states.values()]
     return [*rows, *(row for model in models for row in (model.parameters, model.statistics))]
 
 

@@ -300,7 +300,7 @@ def test_lagged_global_model_is_the_model_before_the_server_step(engine):
     for round in range(4):
         before = client.row("global").data.clone()
         federation.run_round(round, optimizer)
-        close(federation.session.states.server_states["lagged"], before, 1e-14)
+        close(federation.server_states["lagged"], before, 1e-14)
         for metric in federation.metrics("val").values():
             metric.reset()
         with torch.no_grad():
@@ -428,7 +428,7 @@ def test_resumed_run_equals_an_uninterrupted_run(tmp_path):
         client_ids = torch.arange(4)
         rows = [federation.store.read(n, client_ids) for n in ("personal", "local", "dual")]
         rows.append(federation.store.read("tolerance", client_ids))
-        rows.append(federation.session.states.server_states["lagged"])
+        rows.append(federation.server_states["lagged"])
         (metrics,) = trainer.test(client, data, verbose=False)
         result.append(([client.row("global").data.clone(), *rows], metrics))
     for first_row, resumed_row in zip(result[0][0], result[1][0], strict=True):

@@ -225,7 +225,7 @@ def test_resumed_run_equals_an_uninterrupted_run(control, tmp_path):
             resumed = "last" if epochs != stops[0] else None
             trainer.fit(client, shared_out(classes(SIZES)), ckpt_path=resumed)
         own = federation.store.read("own_control", torch.arange(4))
-        mean_control = federation.session.states.server_states["control"]
+        mean_control = federation.server_states["control"]
         results.append((client.row("global").data, mean_control, own))
     for first_row, resumed_row in zip(*results, strict=True):
         assert torch.equal(first_row, resumed_row)

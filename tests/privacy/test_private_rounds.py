@@ -575,7 +575,7 @@ def test_correlated_noise_needs_a_sampler_with_that_separation():
         with pytest.raises(ValueError, match=r"`federation.privacy.min_separation` to be at most"):
             build(privacy=correlated, sampler=sampler)
     federation, _ = build(privacy=correlated, sampler=Cyclic(4))
-    assert [federation.session.rounds.draw_cohort(round).tolist() for round in (0, 3, 4)] == [
+    assert [federation.draw_cohort(round).tolist() for round in (0, 3, 4)] == [
         [0, 4],
         [3, 7],
         [0, 4],

@@ -528,7 +528,7 @@ def test_resumed_run_has_the_same_byzantine_clients(tmp_path, settings):
     last = tmp_path / "half" / "run" / "checkpoints" / "last.ckpt"
     resumed, again = run_training(tmp_path / "rest", 4, resumes=last, **settings)
     assert torch.equal(client.row("global").data, again.row("global").data)
-    masks = [run.federation.byzantine_clients.is_byzantine for run in (full, resumed)]
+    masks = [run.federation.is_byzantine for run in (full, resumed)]
     assert torch.equal(*masks)
     for name, value in full.callback_metrics.items():
         if name != "time/round":
@@ -540,7 +540,7 @@ def test_test_of_a_checkpoint_excludes_the_last_byzantine_clients(tmp_path):
     trainer, client, data = make_run(tmp_path / "b", **SEARCH)
     last = tmp_path / "a" / "run" / "checkpoints" / "last.ckpt"
     trainer.test(client, data, ckpt_path=last, verbose=False)
-    byzantine = trainer.federation.byzantine_clients.is_byzantine
+    byzantine = trainer.federation.is_byzantine
     assert torch.equal(byzantine, draw_byzantine(0.4, 9, seed=0, round=2))
     for name in ("test/global/accuracy", "test/personal/loss_var"):
         assert torch.equal(trainer.callback_metrics[name], full.callback_metrics[name])

@@ -66,7 +66,7 @@ def column(path):
 
 def test_rounds_are_counted_and_written(tmp_path):
     federation, messages = run_fit_and_test(tmp_path)
-    assert federation.session.states.participation.tolist() == ROUNDS
+    assert federation.participation.tolist() == ROUNDS
     assert column(tmp_path / "per_client.csv") == ROUNDS
     assert column(tmp_path / "per_client_validation.csv") == ROUNDS
     assert federation.clients_without_training().tolist() == [2, 4, 5]
@@ -133,8 +133,8 @@ def test_unknown_replacement_of_untrained_models_is_refused():
 def test_resumed_run_continues_the_counts(tmp_path):
     run_fit(tmp_path, rounds=2)
     trainer, *_ = run_fit(tmp_path, first=2, ckpt_path="last")
-    assert trainer.federation.session.states.participation.tolist() == ROUNDS
-    assert trainer.federation.session.states.participation.dtype == torch.int32
+    assert trainer.federation.participation.tolist() == ROUNDS
+    assert trainer.federation.participation.dtype == torch.int32
 
 
 def test_checkpoint_without_participation_is_accepted_without_a_warning(tmp_path):
@@ -144,7 +144,7 @@ def test_checkpoint_without_participation_is_accepted_without_a_warning(tmp_path
     del checkpoint["federation"]["participation"]
     torch.save(checkpoint, file)
     federation, messages = run_fit_and_test(tmp_path, first=2, ckpt_path="last")
-    assert federation.session.states.participation is None
+    assert federation.participation is None
     assert not messages
     assert "rounds" not in (tmp_path / "per_client.csv").read_text().splitlines()[0]
 
@@ -160,13 +160,13 @@ def test_rejected_local_work_does_not_count(tmp_path, monkeypatch):
     """Client 5's loss is NaN, so that its state stays as it was."""
     monkeypatch.setattr(worlds, "SIZES", SIZES)  # DivergentDitto finds the client by its samples
     federation, messages = run_fit_and_test(tmp_path, DivergentDitto, cohorts=[range(6)] * 4)
-    assert federation.session.states.participation.tolist() == [4] * 5 + [0]
+    assert federation.participation.tolist() == [4] * 5 + [0]
     assert messages[0].startswith("1 of 6 benign clients never took part")
 
 
 def test_byzantine_clients_are_counted_but_not_reported(tmp_path):
     federation, messages = run_fit_and_test(tmp_path, attack=RandomLabels(), ids=[0, 2])
-    assert federation.session.states.participation.tolist() == ROUNDS
+    assert federation.participation.tolist() == ROUNDS
     assert messages[0].startswith("2 of 4 benign clients never took part")
 
 
@@ -175,7 +175,7 @@ def test_byzantine_clients_are_counted_but_not_reported(tmp_path):
 def test_only_stored_personal_models_are_reported_as_never_trained(tmp_path, kind, personal):
     """Finetuning trains each client's model anew before an evaluation."""
     federation, messages = run_fit_and_test(tmp_path, kind)
-    assert federation.session.states.participation.tolist() == ROUNDS
+    assert federation.participation.tolist() == ROUNDS
     assert len(federation.clients_without_training()) == personal
     assert bool(messages) == bool(personal)
 
@@ -186,4 +186,4 @@ def test_run_continues_the_counts_after_a_test_of_its_checkpoint(tmp_path):
     trainer.test(client, data, ckpt_path=tmp_path / "checkpoints" / "last.ckpt", verbose=False)
     trainer.fit_loop.max_epochs = 4
     trainer.fit(client, data)
-    assert trainer.federation.session.states.participation.sum() == 8
+    assert trainer.federation.participation.sum() == 8
