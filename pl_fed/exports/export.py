@@ -121,12 +121,12 @@ class Export:
         federation, select = self.federation, self.request.select
         both = ["global", self.client_model]
         models = {"personal": both[1:], "global": both[:1]}.get(select, both)
+        evaluator = federation.session.evaluation.evaluator
         with federation.session.states.settings.autocast():
-            evaluator = federation.session.evaluation.evaluator
             tables = evaluator.tables(federation.data, "val", self.clients, models)
         if select != "validation":
             return models * len(self.clients), tables
-        monitor = federation.session.evaluation.evaluator.monitor(federation.data)
+        monitor = evaluator.monitor(federation.data)
         prefers_own = prefer_second(tables["global"], tables[self.client_model], monitor)
         return [both[choice] for choice in prefers_own.int().tolist()], tables
 
