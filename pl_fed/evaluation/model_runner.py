@@ -35,7 +35,7 @@ class ModelRunner:
     Args:
         client: The algorithm.
         begin: Returns clients, by their ids, at the start of an evaluation.
-        restored: Restores what an evaluation changes.
+        restored: Undoes the changes of an evaluation.
         stacked: See the attribute.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Restores what an evaluation changes in modules and in generators of random numbers."""
+"""Undoes the changes of an evaluation in modules and in generators of random numbers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from pl_fed.random import fork_all_generators, fork_torch_rng
 
 
 class RestoredValues:
-    """Restored values: what an evaluation changes, it changes for no other client and no step.
+    """Restored values: undoes the changes of an evaluation, so that training does not see them.
 
     Args:
         client: The algorithm.
@@ -30,7 +30,11 @@ class RestoredValues:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Restore what an evaluation changes in modules and in generators of random numbers."""
+        """Undo the changes of an evaluation at its end.
+
+        Raises:
+            ValueError: If the evaluation changes an option of the optimizer or the trainer.
+        """
         if self._guard is not None:
             yield
             return
@@ -58,7 +62,7 @@ class RestoredValues:
         return [tensor for row in rows for tensor in row.tensors.values()]
 
     def restore(self) -> None:
-        """Restore what the last batch or client has changed, so that no other one sees it."""
+        """Undo the changes by the last batch or client, so that no other one sees them."""
         if self._guard is not None and self._restores:
             self._changed_values |= {*self._guard.restore()}
             self._has_changes |= bool(self._changed_values)
