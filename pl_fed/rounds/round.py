@@ -356,6 +356,7 @@ class RoundRunner:
         note("forged", float(attackers.sum()))
         forged, valid = forge_uploads(
             uploads,
+            attackers,
             valid,
             self.byzantine_clients,
             self.server,

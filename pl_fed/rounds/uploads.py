@@ -150,6 +150,7 @@ class Uploads:
 
 def forge_uploads(
     uploads: Uploads,
+    attackers: Tensor,
     valid: Tensor,
     byzantine_clients: ByzantineClients,
     server: Server,
@@ -165,6 +166,7 @@ def forge_uploads(
 
     Args:
         uploads: The honest uploads.
+        attackers: A mask of the attackers, bool [cohort].
         valid: A mask of the valid uploads, bool [cohort].
         byzantine_clients: The Byzantine clients and their attack.
         server: The server. Attackers may simulate a merge by its aggregator.
@@ -177,13 +179,11 @@ def forge_uploads(
         All uploads, with the forged ones, in every process; and a mask of the valid ones, bool
         [cohort].
     """
-    context = uploads.context
     honest = uploads.gather()
-    attackers = byzantine_clients.mark_attackers(context.clients, context.round)
     attackers = attackers.to(honest.rows.device)
     simulation = _MergeSimulation(honest, attackers, valid, byzantine_clients, server)
     rows = byzantine_clients.forge(
-        honest.rows, attackers, valid, context, simulation, net, samples, hides_cohort
+        honest.rows, attackers, valid, uploads.context, simulation, net, samples, hides_cohort
     )
     proposals = uploads.proposals
     if not valid.all():
