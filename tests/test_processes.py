@@ -21,6 +21,7 @@ from small_federations import sgd
 import pl_fed
 from pl_fed.clients import FedAvg
 from pl_fed.data import Digits, FederatedData
+from pl_fed.distributed import processes
 from pl_fed.distributed.processes import (
     LostProcessError,
     Processes,
@@ -484,6 +485,18 @@ def test_process_ends_when_its_launcher_is_killed_before_they_meet():
     launcher.kill()
     output = launcher.communicate(timeout=60)[0]  # until the other has ended
     assert output.startswith("error: Expected the process that started this one to go on until all")
+
+
+def test_processes_that_have_met_stay_so_after_their_group_is_closed(monkeypatch):
+    is_open = iter([True, False])  # the lost connection closes the group before the watch looks
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: next(is_open))
+    alive = iter([True, False])
+    monkeypatch.setattr(processes, "_is_alive", lambda _: next(alive))
+    monkeypatch.setattr(processes.time, "sleep", lambda _: None)
+    messages = []
+    monkeypatch.setattr(processes, "_exit_with_error", messages.append)
+    processes._wait_for_launcher(1, is_child=False)
+    assert "to go on until this one has ended but" in messages[0]
 
 
 def test_process_ends_at_once_if_its_launcher_has_ended():

@@ -210,13 +210,14 @@ def end_with_launcher() -> None:
 
 
 def _wait_for_launcher(launcher: int, is_child: bool) -> None:
+    have_met = False
     while not ((is_child and os.getppid() != launcher) or not _is_alive(launcher)):
+        have_met = have_met or dist.is_initialized()
         time.sleep(_POLL_SECONDS)
-    moment = "this one has ended"
-    if dist.is_initialized():
+    moment = "all have met"
+    if have_met or dist.is_initialized():  # a lost connection may have closed the group by now
+        moment = "this one has ended"
         time.sleep(_ORPHAN_SECONDS)
-    else:
-        moment = "all have met"
     _exit_with_error(
         f"Expected the process that started this one to go on until {moment} but it has ended"
         f" (process {launcher}; its error message, if any, is above): start the run again."
