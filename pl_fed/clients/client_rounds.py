@@ -18,7 +18,7 @@ from pl_fed.clients.contract import (
 )
 from pl_fed.clients.host import FederationModule
 from pl_fed.clients.optimizer_layout import OptimizerLayout, find_optimizer_layouts
-from pl_fed.clients.round_rules import ReadOnlyFields
+from pl_fed.clients.round_rules import call_hook
 from pl_fed.devices import numbers_on
 from pl_fed.nets.rows import (
     Row,
@@ -237,9 +237,7 @@ class ClientRounds(FederationModule):
                 model.parameters.clone() if parameters is None else parameters,
                 model.statistics.clone() if statistics is None else statistics,
             )
-        read_only = ReadOnlyFields("begin", client)
-        self.begin(client)
-        read_only.check(client)
+        call_hook("begin", self.begin, client)
         in_round = "global" in (*self.trained, *self.validated)
         if in_round and client.steps:  # an evaluation has no local steps
             client.models["global"] = client.broadcast.expand(len(client))
@@ -257,9 +255,7 @@ class ClientRounds(FederationModule):
             The uploads, and rows [clients, length] under the names of :meth:`store_defaults`.
         """
         before = {name: client.states[name].clone() for name in self.state_means}
-        read_only = ReadOnlyFields("end_round", client)
-        upload = self.end_round(client)
-        read_only.check(client)
+        upload = call_hook("end_round", self.end_round, client)
         for name, mean in self.state_means.items():
             start = before[name]
             row = usable_rows(client.states[name], (len(start), start.shape[1]), start)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 
 import torch
@@ -402,20 +402,52 @@ class Batches:
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
         """Sample ids and their mask, both [steps, clients, batch]; each client pads by itself."""
-        orders, batch_size = self._orders, self.rule.batch_size
-        per_pass, pass_sizes, steps = numbers_on(
-            orders, [self._per_pass, self._pass_sizes, self.steps]
+        orders = self._orders
+        places, mask = _lay_out_steps(
+            per_pass=tuple(self._per_pass),
+            pass_sizes=tuple(self._pass_sizes),
+            steps=tuple(self.steps),
+            batch_size=self.rule.batch_size,
+            width=min(self.rule.batch_size, orders.shape[2]),
+            orders=orders.shape,
+            device=orders.device,
         )
-        step = torch.arange(self.max_steps, device=orders.device)[:, None]
-        width = min(batch_size, max(self.sizes, default=0))
-        slots = (step % per_pass * batch_size)[..., None]
-        slots = slots + torch.arange(width, device=orders.device)
-        mask = (slots < pass_sizes[:, None]) & (step < steps)[..., None]
-        client = torch.arange(len(steps), device=orders.device)
-        row = client * orders.shape[1] + step // per_pass  # a row of orders is one pass
-        position = row[..., None] * orders.shape[2] + slots
-        own_first = client[:, None] * (orders.shape[1] * orders.shape[2])
-        return orders.flatten()[torch.where(mask, position, own_first)], mask
+        return orders.flatten()[places], mask
+
+
+@lru_cache(maxsize=1)  # chunks of the same clients follow each other, round after round
+def _lay_out_steps(
+    per_pass: tuple[int, ...],
+    pass_sizes: tuple[int, ...],
+    steps: tuple[int, ...],
+    batch_size: int,
+    width: int,
+    orders: torch.Size,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Return the places of all steps' samples in flat orders, and their mask.
+
+    Both are [steps, clients, width]; a place behind the mask is the client's first.
+
+    Args:
+        per_pass: Number of minibatches in a pass, by client.
+        pass_sizes: Number of samples in a pass, by client.
+        steps: Number of steps, by client.
+        batch_size: Number of samples in a full minibatch.
+        width: The largest number of samples in a minibatch.
+        orders: The shape of the orders, [clients, passes, samples].
+        device: The device of the orders.
+    """
+    with torch.inference_mode(False):  # an evaluation may be the first to ask
+        like = torch.empty(0, device=device)
+        rows = numbers_on(like, [per_pass, pass_sizes, steps])
+        step = torch.arange(max(steps, default=0), device=device)[:, None]
+        slots = (step % rows[0] * batch_size)[..., None] + torch.arange(width, device=device)
+        mask = (slots < rows[1][:, None]) & (step < rows[2])[..., None]
+        client = torch.arange(len(steps), device=device)
+        row = client * orders[1] + step // rows[0]  # a row of orders is one pass
+        own_first = client[:, None] * (orders[1] * orders[2])
+        return torch.where(mask, row[..., None] * orders[2] + slots, own_first), mask
 
 
 def _write(stack: Tree, tree: Tree, position: int) -> None:

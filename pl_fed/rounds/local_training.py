@@ -315,11 +315,11 @@ class LocalTraining:
         if not len(cohort):
             return []
         positions = torch.arange(len(cohort))
-        if self.engine.stacks:
+        size = self.engine.size or len(cohort)
+        if self.engine.stacks and size < len(cohort):
             max_steps = self._max_steps(self.count_steps(cohort))
             if len(set(max_steps)) > 1:
                 positions = torch.tensor(max_steps).argsort(descending=True, stable=True)
-        size = self.engine.size or len(cohort)
         if self.states.data.mapped and not self.engine.stacks:
             size = min(size, self._clients_per_read(cohort))
         return list(positions.split(size))

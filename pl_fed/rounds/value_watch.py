@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -54,16 +55,13 @@ class ValueWatch:
             ]
         reads = (round + 1) & round == 0  # rounds 0, 1, 3, 7, ...
         before = KeptValues.record(self._parts) if reads else None
-        attributes = [(part, vars(part.owner).copy()) for part in self._parts]
+        attributes = _AttributesBefore(self._parts)
         guard = ValueGuard(self._parts) if self._scratch else None
         options = OptionGuard.guard_trainer(self.client)
         yield
         changed_options = tuple(options.restore())
         changes = Changes() if before is None else before.changes(KeptValues.record(self._parts))
-        changed: set[str] = set()
-        for part, values in attributes:
-            if not _has_same_values(part, values):
-                changed.update(_restore(part, values))
+        changed = attributes.restore()
         if guard is not None:  # values of one client must not stay, also deep in a dict
             guard.restore()
         if not changed and not changed_options and before is None:
@@ -85,10 +83,32 @@ class ValueWatch:
             raise
 
 
-def _has_same_values(part: Part, before: dict[str, Any]) -> bool:
-    """Return whether all attributes of a part are the objects that they were before."""
-    values = vars(part.owner)
-    return values.keys() == before.keys() and all(map(is_, values.values(), before.values()))
+class _AttributesBefore:
+    """The attributes of parts before the local steps of a round.
+
+    All are compared as one list, because there are many of them, and few ever change.
+    """
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+        self._values = [vars(part.owner) for part in parts]
+        self._before = [*map(dict.copy, self._values)]
+
+    def restore(self) -> set[str]:
+        """Restore the attributes that are other objects, and return their dotted names."""
+        if _have_same_entries(self._values, self._before):
+            return set()
+        pairs = zip(self._parts, self._before)
+        return {name for part, before in pairs for name in _restore(part, before)}
+
+
+def _have_same_entries(dicts: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
+    """Return whether dicts have the same names, in the same order, for the same objects."""
+    names, other_names = [*chain.from_iterable(dicts)], [*chain.from_iterable(others)]
+    values, other_values = (map(dict.values, entries) for entries in (dicts, others))
+    return names == other_names and all(
+        map(is_, chain.from_iterable(values), chain.from_iterable(other_values))
+    )
 
 
 def _restore(part: Part, before: dict[str, Any]) -> Iterator[str]:
