@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ myst_heading_anchors = 3
 myst_enable_extensions = ["smartquotes"]
 
 HIDDEN = "\ue000"  # a character for private use
+REFERENCE = "    **kwargs: The other arguments of :class:`Client`."  # in a docstring
 
 # docstrings: Google style, types beside the documented arguments only
 napoleon_google_docstring = True
@@ -76,6 +78,24 @@ def show_arguments(*arguments: Any) -> tuple[str, str] | None:
     return str(inspect.Signature(plain)), ""
 
 
+def list_inherited_arguments(*arguments: Any) -> None:
+    """List the arguments of ``Client`` in place of a reference to them.
+
+    An argument that the docstring lists itself, because it means more there, is left out.
+    """
+    lines = arguments[-1]
+    if REFERENCE not in lines:
+        return
+    from pl_fed.clients import Client
+
+    place = lines.index(REFERENCE)
+    listed = {line.partition(":")[0] for line in lines[:place]}
+    documented = (inspect.getdoc(Client) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    entries = re.split(r"\n(?=    \w)", documented)
+    others = [entry for entry in entries if entry.partition(":")[0] not in listed]
+    lines[place : place + 1] = "\n".join(others).splitlines()
+
+
 def hide_colon(*arguments: Any) -> None:
     """Hide the colons of an attribute's text, which napoleon takes for the end of a type."""
     if arguments[1] in ("attribute", "property"):
@@ -90,5 +110,6 @@ def show_colon(*arguments: Any) -> None:
 def setup(app: Any) -> None:
     """Connect the hooks; napoleon has priority 500."""
     app.connect("autodoc-process-signature", show_arguments)
+    app.connect("autodoc-process-docstring", list_inherited_arguments, priority=300)
     app.connect("autodoc-process-docstring", hide_colon, priority=400)
     app.connect("autodoc-process-docstring", show_colon, priority=600)

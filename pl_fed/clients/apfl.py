@@ -35,12 +35,8 @@ class APFL(Client):
         alpha: α in [0, 1]; the initial value if α is adapted.
         alpha_lr: Learning rate of α, >= 0; 0 keeps α fixed. Adapting α costs one more forward and
             backward pass a step.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: τ, the minibatch steps in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If ``alpha`` is out of range, ``alpha_lr`` negative or infinite, or α is adapted

@@ -43,12 +43,8 @@ class Ditto(Pulled):
         regularizer: The distance of the pull: ``"l2"``, ``"fisher"`` or ``"kl"``; see
             :class:`Pulled`.
         global_mu: μ ≥ 0 of FedProx for the global model: adds μ/2 ‖w − w^t‖² to w's own loss.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: r, the minibatch steps on w in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If ``lam``, ``personal_lr`` or ``global_mu`` is negative or infinite, the work

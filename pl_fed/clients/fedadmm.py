@@ -33,13 +33,9 @@ class FedADMM(ADMM):
         rho: The penalty ρ > 0.
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
             Its weight decay acts on w_i without the weight α_i that a part of f_i would have.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps on w_i in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range.

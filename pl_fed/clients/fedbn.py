@@ -32,12 +32,7 @@ class FedBN(FedPer):
         net: The net that clients train: see :class:`Client`.
         own: Names of the layers that each client keeps; ``None`` takes all normalisation layers
             with trainable parameters or running statistics.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
-        local_steps: Minibatch steps in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If the net has no normalisation layer, or lacks a layer in ``own``.

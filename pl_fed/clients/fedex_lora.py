@@ -34,12 +34,7 @@ class FedExLoRA(FedAvg):
     Args:
         net: A :class:`pl_fed.models.LoRA` with adapters of linear layers, and a body in the
             precision of the adapters.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
-        local_steps: Minibatch steps in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         TypeError: If the net is no ``LoRA``.

@@ -36,12 +36,7 @@ class FedPer(Client):
         own: Names of submodules or parameters of ``net`` that are a client's own, such as
             ``["layers.5"]``. ``None`` is the head, the last module with trainable parameters. An
             empty list makes it FedAvg; a list of all parts makes it local training.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
-        local_steps: Minibatch steps in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If the net lacks a part in ``own``, or ``own`` is ``None`` and the net has only

@@ -27,12 +27,8 @@ class FedProx(Client):
     Args:
         net: The net that clients train: see :class:`Client`.
         mu: μ ≥ 0; the paper takes the best of 0.001, 0.01, 0.1 and 1.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
-        local_steps: Minibatch steps in a round; or give ``local_epochs``.
         local_epochs: E, the passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If ``mu`` is negative or infinite.

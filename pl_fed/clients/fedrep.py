@@ -43,13 +43,10 @@ class FedRep(FedPer):
         head_steps: τ, minibatch steps on the head in a round; or give ``head_epochs``. By default
             as much work as on the body.
         head_epochs: The work on the head in passes over the client's data.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps on the body in a round, if the head's work is in steps.
         local_epochs: Passes over the client's data for the body, if the head's work is in epochs; 1
             if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If the work is below 1, or one part's is in steps and the other's in epochs. If

@@ -56,12 +56,11 @@ class FedTilt(Client):
         personal_lr: η₂, the learning rate of v; the optimizer's, η₁, by default.
         optimizer: Builds the local optimizer in each round, with learning rate η₁; SGD with 0.05 by
             default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps on w and on v in a round; or give ``local_epochs``.
         local_epochs: E, the passes over the client's data in a round; 1 if neither is given.
         criterion: Turns outputs and targets into a mean loss; cross-entropy by default. A class
             weight counts as a number of samples.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If a tilt is NaN, ``mu`` or ``personal_lr`` is negative or infinite, or the

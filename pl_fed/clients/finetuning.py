@@ -45,12 +45,8 @@ class Finetuning(Pulled):
             default.
         regularizer: The distance of the pull: ``"l2"``, ``"fisher"`` or ``"kl"``; see
             :class:`Pulled`.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps on w in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` or ``finetune_lr`` is negative or infinite, ``finetune_steps`` or

@@ -44,11 +44,8 @@ class L2SGD(Client):
         lam: λ ≥ 0: 0 trains local models; 1 / (ηK) or more begins each round at the mean.
         optimizer: Builds the local optimizer in each round, with learning rate η; SGD with 0.05 by
             default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: K, the minibatch steps in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite.

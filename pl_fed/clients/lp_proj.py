@@ -46,12 +46,9 @@ class LpProj(ADMM):
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples.
         projection_seed: Seed of P.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps on θ_i in a round; or give ``local_epochs``.
         local_epochs: H, the passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range.

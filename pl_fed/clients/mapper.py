@@ -43,14 +43,10 @@ class Mapper(Client):
     Args:
         net: The net that clients train: see :class:`Client`.
         lams: The candidates of λ, each in (0, 1]: 1 trains local models. Each λ trains two models.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
             Only SGD, with or without momentum, moves the mixtures as it would move v. Weight decay
             shortens each mixture and each w; a term of F_k would act otherwise.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps on each model in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If ``lams`` is empty, or has a repeated λ or a λ out of range.

@@ -31,12 +31,8 @@ class MeanRegularized(Client):
         mean: The models in the mean: ``"clients"``, the current models of all clients, or
             ``"cohort"``, those of the round. With ``"clients"`` and partial participation, an
             attack that sends a model counts clients / cohort times as much as a client's model.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps on θ_i in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite, or ``mean`` is unknown.

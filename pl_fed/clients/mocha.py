@@ -56,12 +56,8 @@ class Mocha(Client):
         sigma: σ′ ≥ 1; larger values are safer when clients move at the same time.
         max_numbers: The largest allowed m · d, clients times parameters: the server keeps m · d
             numbers.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps on the client's model in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if m · d is too large.

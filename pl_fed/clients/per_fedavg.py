@@ -51,11 +51,8 @@ class PerFedAvg(Client):
         adaptation_steps: Steps on a client's own data before an evaluation, ≥ 1; 1 in the paper.
         optimizer: Builds the local optimizer in each round, with learning rate β; SGD with 0.05 by
             default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: τ, the minibatch steps in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range, or the net has running statistics.

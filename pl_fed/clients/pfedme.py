@@ -44,9 +44,7 @@ class PFedMe(Client):
         optimizer: Builds the SGD optimizer of w_i, with learning rate η; 0.05 by default.
         lr_scheduler: Must be ``None``: a schedule would act on θ_i, too.
         local_steps: R, the local rounds, each on a new minibatch; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range, there is an ``lr_scheduler``, the optimizer is

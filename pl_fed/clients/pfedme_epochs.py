@@ -32,11 +32,9 @@ class PFedMeEpochs(Client):
         eta: η > 0, the step size of w_i.
         optimizer: Builds the optimizer of θ_i in each round; SGD with learning rate 0.05 by
             default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps on θ_i in a round; or give ``local_epochs``.
         local_epochs: H, the passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` or ``eta`` is not positive.

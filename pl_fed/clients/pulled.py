@@ -46,12 +46,7 @@ class Pulled(Client, ABC):
             sample gradients. ``"kl"`` is the symmetrized Kullback-Leibler divergence of the
             predicted classes on the minibatch. The last two evaluate w^t in evaluation mode. They
             cost a gradient for each sample, or a forward pass.
-        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
-        local_steps: Minibatch steps in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite, or ``regularizer`` is unknown. Before

@@ -42,11 +42,8 @@ class Scaffold(Client):
             training another model; gradient clipping clips its minibatch gradients, too.
         optimizer: Builds the local optimizer in each round: SGD without momentum, with learning
             rate η_l; 0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: K, the minibatch steps in a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
-        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
+        **kwargs: The other arguments of :class:`Client`.
 
     Raises:
         ValueError: If ``control`` is unknown. Before training, if the local optimizer is not SGD,
