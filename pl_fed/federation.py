@@ -73,7 +73,7 @@ from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.small_cohorts import SmallCohortRule
 from pl_fed.rounds.storage import StorageOptions
 from pl_fed.samplers import Sampler, Uniform
-from pl_fed.state import ClientStore
+from pl_fed.state import ClientStore, keep_freed_memory
 from pl_fed.tasks import LightningTask
 from pl_fed.tasks.directions import Directions, describe_directions
 from pl_fed.types import Population
@@ -282,6 +282,7 @@ class Federation(Configurable):
                 session.rounds.privacy.plan(settings.rounds)
         client.check(data, client.population)
         if stage == "fit":
+            keep_freed_memory()
             try_round(trial)
             facts = self._find_step_facts(trial, session.rounds.batch_rule)
             client.draws_globally = facts.draws_globally

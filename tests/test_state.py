@@ -1,6 +1,7 @@
 """The store of client states: equal rows from memory and disk, no memory until written."""
 
 import copy
+import ctypes
 import errno
 import io
 import os
@@ -15,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from tables import table_test
 
 import pl_fed.state.store
-from pl_fed.state import ClientStore, free_memory
+from pl_fed.state import ClientStore, free_memory, keep_freed_memory
 from pl_fed.state.memory import control_group_memory
 
 CPU = torch.device("cpu")
@@ -383,3 +384,26 @@ def test_free_memory_is_the_minimum_of_machine_and_groups(monkeypatch, group_mem
     monkeypatch.setattr("pl_fed.state.memory._machine_memory", lambda: 1000)
     monkeypatch.setattr("pl_fed.state.memory.control_group_memory", lambda: group_memory)
     assert free_memory(CPU) == free
+
+
+def test_freed_memory_is_not_kept_without_glibc(monkeypatch):
+    def fail(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", fail)
+    keep_freed_memory.__wrapped__()
+
+
+def test_glibc_is_configured_once(monkeypatch):
+    settings = []
+
+    class Library:
+        @staticmethod
+        def mallopt(option, value):
+            settings.append((option, value))
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library)
+    keep_freed_memory.cache_clear()
+    keep_freed_memory()
+    keep_freed_memory()
+    assert settings == [(-3, 2**25), (-1, 2**28)]

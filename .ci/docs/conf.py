@@ -89,7 +89,7 @@ def list_inherited_arguments(*arguments: Any) -> None:
     from pl_fed.clients import Client
 
     place = lines.index(REFERENCE)
-    listed = {line.partition(":")[0] for line in lines[:place]}
+    listed = {line.partition(":")[0] for line in lines[:place]} | {"    models"}  # set by the class
     documented = (inspect.getdoc(Client) or "").partition("Args:\n")[2].partition("\n\n")[0]
     entries = re.split(r"\n(?=    \w)", documented)
     others = [entry for entry in entries if entry.partition(":")[0] not in listed]

@@ -1,11 +1,10 @@
 """The choice of an engine and of its number of clients at a time."""
 
-import ctypes
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,8 +52,6 @@ TRIED_CLIENTS = 16
 """The largest number of clients in the trial that clients can be stacked."""
 
 _STACK_BYTES = 5 << 20  # rows of a stack on a CPU: fastest if they fit into a cache
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,6 @@ class EngineChoice:
 
     def choose(self, work: Workload) -> None:
         """Choose the engine of a round and of all later rounds."""
-        keep_freed_memory()
         if self._client is not None and self._client is not work.client:
             self._begin(work.client)
         self._client, self.settings = work.client, work.settings
@@ -335,16 +331,3 @@ def default_engine(device: torch.device) -> EngineName:
 
 def _warn_eager(error: Exception) -> None:
     rank_zero_warn(f"Local steps run eagerly, as they cannot be compiled: {error}.")
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Let glibc keep freed blocks for the next round, up to 256 MB.
-
-    By default glibc returns them to the system and requests them again page by page. This takes up
-    to a third of a round for small models.
-    """
-    with suppress(OSError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-        mallopt(_M_MMAP_THRESHOLD, 1 << 25)
-        mallopt(_M_TRIM_THRESHOLD, 1 << 28)

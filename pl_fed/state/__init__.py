@@ -2,6 +2,7 @@
 
 from pl_fed.state.disk_rows import DiskRows as DiskRows
 from pl_fed.state.memory import free_memory as free_memory
+from pl_fed.state.memory import keep_freed_memory as keep_freed_memory
 from pl_fed.state.memory import total_memory as total_memory
 from pl_fed.state.row_table import RowTable as RowTable
 from pl_fed.state.store import ClientStore as ClientStore

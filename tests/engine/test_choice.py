@@ -1,6 +1,5 @@
 """The choice of the engine and of its number of clients at a time."""
 
-import ctypes
 import math
 
 import pytest
@@ -15,7 +14,6 @@ from pl_fed.clients.contract import ModelRows
 from pl_fed.data.batches import Batches
 from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import EngineChoice, OneByOne, StackedRunner, Workload
-from pl_fed.engine.choice import keep_freed_memory
 from pl_fed.rounds.local_training import CohortWork
 from pl_fed.rounds.trained_cohort import CohortResults
 from pl_fed.samplers import All
@@ -120,29 +118,6 @@ def test_chunks_of_a_stack_have_similar_sizes_and_fit_a_cache():
     data = shared_out(classes([1], (256,), 1))
     work = make_workload(FedAvg(net), 9, data)
     assert EngineChoice().clients_at_a_time("stacked", work) == 3
-
-
-def test_freed_memory_is_not_kept_without_glibc(monkeypatch):
-    def fail(name):
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", fail)
-    keep_freed_memory.__wrapped__()
-
-
-def test_glibc_is_configured_once(monkeypatch):
-    settings = []
-
-    class Library:
-        @staticmethod
-        def mallopt(option, value):
-            settings.append((option, value))
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library)
-    keep_freed_memory.cache_clear()
-    keep_freed_memory()
-    keep_freed_memory()
-    assert settings == [(-3, 2**25), (-1, 2**28)]
 
 
 def test_engine_trains_in_the_dtype_of_the_client():
