@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import kept_parts, user_names
 from pl_fed.clients.optimizer_options import OptionGuard
+from pl_fed.nets.fingerprints import Fingerprints
 from pl_fed.nets.kept_values import Changes, KeptValues, Part, ValueGuard, join_names
 from pl_fed.preflight.step_facts import StepFacts
 from pl_fed.preflight.step_rules import describe_shared_values, refuse_changes
@@ -95,7 +96,7 @@ class _AttributesBefore:
         self._before = [*map(dict.copy, self._values)]
 
     def restore(self) -> set[str]:
-        """Restore the attributes that are other objects, and return their dotted names."""
+        """Restore the attributes that are other objects; return the names of those that differ."""
         if _have_same_entries(self._values, self._before):
             return set()
         pairs = zip(self._parts, self._before)
@@ -112,14 +113,19 @@ def _have_same_entries(dicts: list[dict[str, Any]], others: list[dict[str, Any]]
 
 
 def _restore(part: Part, before: dict[str, Any]) -> Iterator[str]:
-    """Restore the attributes that are other objects, and yield their dotted names."""
-    values = vars(part.owner)
+    """Restore the attributes that are other objects, and yield the names of those that differ.
+
+    A step may build an equal value anew, as torchvision's detectors do with their anchors.
+    """
+    values, prints = vars(part.owner), Fingerprints({})
     ignored = part.all_ignored
     for name in dict.fromkeys((*before, *values)):
-        if name in ignored or values.get(name, _MISSING) is before.get(name, _MISSING):
+        now, then = values.get(name, _MISSING), before.get(name, _MISSING)
+        if name in ignored or now is then:
             continue
-        if name in before:
-            values[name] = before[name]
-        else:
+        if then is _MISSING:
             del values[name]
-        yield join_names(part.name, name)
+        else:
+            values[name] = then
+        if now is _MISSING or then is _MISSING or prints.compute(now) != prints.compute(then):
+            yield join_names(part.name, name)

@@ -147,6 +147,28 @@ def test_later_change_stops_the_run(tmp_path, kind, name):
     assert caught.value.__notes__ == ["In round 1; the trial before training did not show it."]
 
 
+class BuildsAnew(LateCounter):
+    """Builds an equal list of tensors in each step, as torchvision's detectors do with anchors."""
+
+    def training_step(self, batch, batch_idx):
+        self.anchors = [torch.arange(3.0), torch.ones(2)]
+        return self.loss(batch) + 0 * self.anchors[0].sum()
+
+    def keep(self):
+        self.anchors = [torch.arange(3.0), torch.ones(2)]
+
+
+def test_equal_values_that_a_step_builds_anew_are_no_change(tmp_path):
+    trainer = pl_fed.Trainer(
+        Federation(All(), seed=0), run_dir=tmp_path, max_epochs=3, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, logger=False,
+    )  # fmt: skip
+    client = FedAvg(seeded(BuildsAnew))
+    anchors = client.global_model.anchors
+    trainer.fit(client, shared_out(classes(SIZES)))
+    assert client.global_model.anchors is anchors
+
+
 class Decays(Stateful):
     """Decays the learning rate of the trainer's optimizer in a step, or in a hook of it."""
 
