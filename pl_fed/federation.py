@@ -35,6 +35,7 @@ from pl_fed.preflight.net_trial import find_net_facts, try_attacks, try_features
 from pl_fed.preflight.privacy_rules import check_privacy
 from pl_fed.preflight.round_trial import try_round
 from pl_fed.preflight.rules import (
+    check_accumulation,
     check_attacks,
     check_engine,
     check_mean,
@@ -375,6 +376,7 @@ class Federation(Configurable):
         if sentence := rounds.describe_small_cohorts():
             rank_zero_info(sentence)
         try_attacks(trial, self.byzantine_clients.attacks_on_data)
+        check_accumulation(trial.client, trial.settings.batches_per_step)
         check_engine(trial.client, rounds.batch_rule, trial.data, self.engine.name)
 
     def _build_session(

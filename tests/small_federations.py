@@ -164,6 +164,7 @@ def run_rounds(
     autocast=None,
     sampler=None,
     shuffle=True,
+    batches_per_step=1,
     **settings,
 ):
     """Run rounds on a copy of the client; ``settings`` are those of :func:`sections`."""
@@ -171,7 +172,7 @@ def run_rounds(
     federation = Federation(
         sampler or All(), **sections(**{"seed": 0, "engine": "one_by_one", **settings})
     )
-    local = LocalSettings(autocast or nullcontext, clipping or Clipping())
+    local = LocalSettings(autocast or nullcontext, clipping or Clipping(), batches_per_step)
     with equal_trials_shared():
         federation.setup(client, data, "fit", settings=RunSettings(local, shuffle=shuffle))
     client.train()

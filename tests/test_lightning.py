@@ -660,6 +660,26 @@ def test_limits_of_the_local_steps(tmp_path, limits, steps):
     assert len(client.batches) == 3 * steps
 
 
+def test_gradients_accumulate_over_minibatches(tmp_path):
+    """Two minibatches of four samples make up a step on eight, also in a resumed run."""
+    accumulates = {"data": digits(batch_size=4), "accumulate_grad_batches": 2}
+    steps = {"kind": FedAvg, "local_steps": 6}
+    for engine in ("one_by_one", "stacked"):
+        run, federation = tmp_path / engine, {"engine": engine}
+        expected, client = make_client(FedAvg, local_steps=3), make_client(**steps)
+        fit(run / "large", expected, digits(batch_size=8), federation=federation)
+        trainer = fit(run / "a", client, federation=federation, **accumulates)
+        assert trainer.global_step == 3
+        rows = [each.row("global").data for each in (expected, client)]
+        torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=1e-6)
+        fit(run / "b", make_client(**steps), federation=federation, max_epochs=1, **accumulates)
+        resumed = make_client(**steps)
+        last = run / "b" / "run" / "checkpoints" / "last.ckpt"
+        trainer = make(run / "c", federation, accumulate_grad_batches=2)
+        trainer.fit(resumed, accumulates["data"], ckpt_path=last)
+        assert torch.equal(resumed.row("global").data, client.row("global").data)
+
+
 @pytest.mark.parametrize(("overfit", "same"), [(0.0, False), (2, True), (1.0, True)])
 def test_overfit_batches_takes_the_same_batches_in_each_round(tmp_path, overfit, same):
     client = make_client(Watched)
@@ -962,6 +982,7 @@ def test_prediction_writer_gets_every_client(tmp_path):
 
 
 HONOURED = {
+    "accumulate_grad_batches": "test_gradients_accumulate_over_minibatches",
     "callbacks": "test_callback_hooks_are_called_in_order",
     "check_val_every_n_epoch": "test_check_val_every_n_epoch",
     "default_root_dir": "test_each_run_has_its_own_folder",
@@ -991,7 +1012,6 @@ HONOURED = {
     "profiler": "test_profilers_see_the_rounds",
 }
 REFUSED = {
-    "accumulate_grad_batches": 2,
     "barebones": True,
     "precision": "bf16-true",
     "reload_dataloaders_every_n_epochs": 1,
@@ -1017,7 +1037,12 @@ def test_every_trainer_argument_has_a_test_or_a_refusal():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [*REFUSED.items(), ("val_check_interval", "00:00:00:01")]
+    ("name", "value"),
+    [
+        *REFUSED.items(),
+        ("val_check_interval", "00:00:00:01"),
+        *[("accumulate_grad_batches", value) for value in (0, -1, 2.0, True, {0: 2})],
+    ],
 )
 def test_argument_is_refused_before_data_and_hooks(tmp_path, name, value):
     quiet = dict.fromkeys(QUIET) if name == "barebones" else {}

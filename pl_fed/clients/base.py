@@ -118,6 +118,10 @@ class Client(Configurable, ClientRounds, ABC):
     """Whether the server must merge by the mean with equal weights, and only add it. Attacks that
     forge uploads are then refused."""
 
+    single_batch_reason = ""
+    """Why each optimizer step takes one minibatch: ``trainer.accumulate_grad_batches`` is then
+    refused. Empty if gradients may accumulate."""
+
     reads_validation = False
     """Whether ``training_step`` reads the client's validation data, by ``validation_batch``."""
 

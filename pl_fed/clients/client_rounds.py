@@ -318,11 +318,21 @@ class ClientRounds(FederationModule):
         return self
 
 
-def read_rates(optimizer: torch.optim.Optimizer, like: Tensor) -> dict[str, Tensor]:
-    """Return the learning rate of each trained model, of its first parameter group, [1] each."""
+def read_rates(
+    optimizer: torch.optim.Optimizer, like: Tensor, batches_per_step: int = 1
+) -> dict[str, Tensor]:
+    """Return the learning rate of each trained model for a local step, [1] each.
+
+    Args:
+        optimizer: The local optimizer; its first parameter group of a model has the rate.
+        like: A tensor with the models' dtype and device.
+        batches_per_step: The number of minibatches in a step of the optimizer. Each has its part of
+            the rate.
+    """
     rates: dict[str, Tensor] = {}
     for group in optimizer.param_groups:
-        rate = numbers_on(like, [float(group.get("lr", math.nan))], like.dtype)
+        lr = float(group.get("lr", math.nan)) / batches_per_step
+        rate = numbers_on(like, [lr], like.dtype)
         rates.setdefault(model_of_group(group), rate)
     return rates
 

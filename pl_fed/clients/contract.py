@@ -63,6 +63,8 @@ class Objective:
         step: Returns the loss of one minibatch of ONE client, as ``Client.training_step`` does.
         models: The trained models by name, each with its ``work``.
         optimizer: Builds the local optimizer from parameter groups.
+        accumulates: Whether the trainer's ``accumulate_grad_batches`` applies. Otherwise each
+            minibatch is an optimizer step.
 
     Example:
         >>> def step(batch, batch_idx):
@@ -76,6 +78,7 @@ class Objective:
     step: Callable[[Batch, int], Tensor | dict[str, Tensor]]
     models: Mapping[str, Model]
     optimizer: OptimizerCallable
+    accumulates: bool = True
 
     @cached_property
     def trained(self) -> tuple[str, ...]:
@@ -210,11 +213,14 @@ class ClientRound:
             [clients, length]; empty if every round begins with new optimizers. Engines replace
             them.
         steps: The number of local steps of each client on each trained model, int64 [clients, 1].
+            Each local step takes one minibatch, also if gradients accumulate.
             Empty before an evaluation. ``begin`` may replace them, for clients of unequal speed; a
             client with 0 takes no step.
-        lr: The learning rate of each trained model in this round, [1]: read only. Empty before an
-            evaluation. If a model has several parameter groups, it is that of the first one: see
-            ``Client.refuse_mixed_options``.
+        lr: The learning rate of each trained model for a local step of this round, [1]: read only.
+            Empty before an evaluation. If a model has several parameter groups, it is that of the
+            first one: see ``Client.refuse_mixed_options``. If gradients accumulate over k
+            minibatches, it is the optimizer's rate divided by k: ``steps * lr`` stays the length of
+            the local training.
         extra: Rows that ``begin`` adds for ``training_step`` to read, by name: [clients, length],
             or [length] for a row that all clients share.
         validation_losses: In ``end_round``, the mean loss of each validated model on the clients'

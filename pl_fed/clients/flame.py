@@ -113,6 +113,7 @@ class FLAME(ADMM):
         check_choice(("own", "broadcast"), pull_to=pull_to)
         if tolerance is not None:
             self.refuse_running_statistics("`tolerance` needs a second gradient in each step")
+            self.single_batch_reason = "`tolerance` bounds the gradient of each minibatch"
         self.lam = lam
         self.centre = "local" if pull_to == "own" else "broadcast"
         self.tolerance = tolerance

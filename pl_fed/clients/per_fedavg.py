@@ -88,6 +88,7 @@ class PerFedAvg(Client):
             self.adaptation_step,
             {"personal": Model(work=LocalWork(steps=adaptation_steps))},
             partial(torch.optim.SGD, lr=adaptation_lr),
+            accumulates=False,
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -56,6 +56,8 @@ class PFedMe(Client):
         (('global', 'personal'), ['personal', 'personal.statistics'])
     """
 
+    single_batch_reason = "a local round moves θ_i by K steps on its minibatch"
+
     def __init__(
         self,
         net: nn.Module,

@@ -122,6 +122,9 @@ class Batches:
         poison: Byzantine client id → change of its minibatches by the data attack.
         augment: Change of the inputs of each minibatch. Random draws depend on seed, round, client
             and step.
+
+    Attributes:
+        pass_lengths: Number of minibatches in one pass over each client's data, at least 1.
     """
 
     def __init__(
@@ -154,8 +157,10 @@ class Batches:
         self._pass_sizes = [
             min(size, batches * rule.batch_size) for size, batches in zip(self.sizes, per_pass)
         ]
-        self._per_pass = [max(1, batches) for batches in per_pass]  # 1 for clients without a step
-        self._passes = [-(-n // batches) for n, batches in zip(steps, self._per_pass)]
+        self.pass_lengths = [
+            max(1, batches) for batches in per_pass
+        ]  # 1 for clients without a step
+        self._passes = [-(-n // batches) for n, batches in zip(steps, self.pass_lengths)]
 
     @property
     def max_steps(self) -> int:
@@ -365,7 +370,7 @@ class Batches:
 
     def _batch_sizes(self, position: int) -> list[int]:
         """Return the number of samples of each step of one client."""
-        per_pass = self._per_pass[position]
+        per_pass = self.pass_lengths[position]
         last = self._pass_sizes[position] - (per_pass - 1) * self.rule.batch_size
         one_pass = [self.rule.batch_size] * (per_pass - 1) + [last]
         return (one_pass * self._passes[position])[: self.steps[position]]
@@ -404,7 +409,7 @@ class Batches:
         """Sample ids and their mask, both [steps, clients, batch]; each client pads by itself."""
         orders = self._orders
         places, mask = _lay_out_steps(
-            per_pass=tuple(self._per_pass),
+            per_pass=tuple(self.pass_lengths),
             pass_sizes=tuple(self._pass_sizes),
             steps=tuple(self.steps),
             batch_size=self.rule.batch_size,

@@ -81,6 +81,36 @@ class Chunk:
         idle = [not any(counts) for counts in zip(*self.count_taken_steps().values())]
         return idle if any(idle) else []
 
+    def plan_steps(self, batches_per_step: int, position: int, length: int) -> list[bool]:
+        """Return whether the optimizer steps after each minibatch of a client.
+
+        As in Lightning, ``batches_per_step`` minibatches make up an optimizer step, or fewer at the
+        end of a pass over the client's data. So it is at the end of the work on a model.
+
+        Args:
+            batches_per_step: The number of minibatches in an optimizer step.
+            position: The position of the client.
+            length: The number of minibatches of the plan. If it exceeds the client's, no minibatch
+                follows the client's last one, so that clients of unequal size step together.
+
+        Example: five minibatches, in passes of three. ::
+
+            chunk.plan_steps(2, position=0, length=5)  # [False, True, True, False, True]
+        """
+        if batches_per_step == 1:
+            return [True] * length
+        last, per_pass = self.batches.steps[position], self.batches.pass_lengths[position]
+        ends = {*range(0, last, per_pass), *(counts[position] for counts in self.steps.values())}
+        ends = {end for end in ends if end < last} | {length}
+        plan: list[bool] = []
+        num_waiting = 0
+        for number in range(1, length + 1):
+            num_waiting += 1
+            plan.append(num_waiting == batches_per_step or number in ends)
+            if plan[-1]:
+                num_waiting = 0
+        return plan
+
     def truncate(self, most_steps: int) -> "Chunk":
         """Return a chunk of the same clients and rows with at most ``most_steps`` steps each."""
         batches = self.batches.truncate(most_steps)
@@ -120,18 +150,39 @@ class Clipping:
     value: float | None = None
     algorithm: str = "norm"
 
+    def clip(self, gradients: list[Tensor], stacked: bool = False) -> list[Tensor]:
+        """Return the clipped gradients of a model, as ``torch.nn.utils`` clips them.
+
+        Args:
+            gradients: The gradients of the model's parameters.
+            stacked: Whether their first dimension is that of clients.
+        """
+        value = self.value
+        if not value or not gradients:
+            return gradients
+        if self.algorithm == "value":
+            return [gradient.clamp(-value, value) for gradient in gradients]
+        norm = torch.linalg.vector_norm
+        flat = [gradient.flatten(1) for gradient in gradients] if stacked else gradients
+        norms = torch.stack([norm(gradient, dim=-1 if stacked else None) for gradient in flat])
+        factor = (value / (norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
+        return [gradient * expand_to(factor, gradient) for gradient in gradients]
+
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Local settings: mixed precision and gradient clipping of all local steps.
+    """Local settings: mixed precision, gradient clipping and accumulation of all local steps.
 
     Attributes:
         autocast: Returns the context of ``training_step`` (mixed precision).
         clipping: Gradient clipping.
+        batches_per_step: The number of minibatches whose gradients make up an optimizer step: see
+            :meth:`Chunk.plan_steps`.
     """
 
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     clipping: Clipping = Clipping()
+    batches_per_step: int = 1
 
     def casts(self, device: torch.device) -> bool:
         """Return whether the steps run in mixed precision on a device."""
@@ -151,7 +202,7 @@ class Engine(ABC):
     """Engine: runs the local steps of a chunk of clients.
 
     Args:
-        settings: Mixed precision and gradient clipping.
+        settings: Mixed precision, gradient clipping and accumulation.
     """
 
     def __init__(self, settings: LocalSettings) -> None:
@@ -285,6 +336,11 @@ def are_close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
     actual, expected = actual[is_finite].double(), expected[is_finite].double()
     scale = float(expected.abs().max()) if expected.numel() else 0.0
     return torch.allclose(actual, expected, rtol=0, atol=tolerance * scale + 1e-6)
+
+
+def expand_to(numbers: Tensor, leaf: Tensor) -> Tensor:
+    """Reshape numbers [clients] to broadcast with a leaf; return one number unchanged."""
+    return numbers.view(-1, *([1] * (leaf.dim() - 1))) if numbers.dim() else numbers
 
 
 def allocate_rows(like: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class BatchedRunner(Engine):
     generators.
 
     Args:
-        settings: Mixed precision and gradient clipping.
+        settings: Mixed precision, gradient clipping and accumulation.
         size: The number of stacked clients; ``None`` for clients in turn.
         compiled: Whether the step is compiled.
         mode: ``mode`` of ``torch.compile``; ``"reduce-overhead"`` takes CUDA graphs.
@@ -104,8 +104,9 @@ class BatchedRunner(Engine):
             self._objective, self._steps = objective, {}
         own, data = client.row(objective.trained[0]).data, chunk.batches.data
         dims = {name: None if row.dim() == 1 else 0 for name, row in rows.items()}
-        updates = None  # kept states are in an external optimizer
-        if self.compiled and not chunk.round.optimizer_states:
+        updates = None  # kept states and sums of gradients are in an external optimizer
+        is_external = bool(chunk.round.optimizer_states) or self.settings.batches_per_step > 1
+        if self.compiled and not is_external:
             updates = read_updates(objective, optimizer)
         traced = self.compiled or self.settings.casts(client.device)
         signature = (
@@ -181,11 +182,7 @@ class StackedRunner(BatchedRunner):
                     batch = batch._replace(mask=None)
                 gradients = step(inputs.build_stack(index, batch), is_full=True)
                 if external is not None:
-                    finished = {
-                        model: [position for position, count in enumerate(counts) if index >= count]
-                        for model, counts in chunk.steps.items()
-                    }
-                    external.step(gradients, finished)
+                    external.step(index, gradients)
             trained = {  # stacked nets do not change running statistics
                 model: ModelRows(allocate_rows(models[model].parameters), models[model].statistics)
                 for model in chunk.objective.trained
@@ -233,18 +230,14 @@ class TurnRunner(BatchedRunner):
                 seed(key(batches.seed, "torch", batches.round, client_id))
                 own = {model: before[position] for model, before in models.items()}
                 step.buffers.load(own, select_rows(rows, position))
-                external = step.make_external_optimizer(optimizer)
+                external = step.make_external_optimizer(optimizer, chunk, position)
                 if external is not None:
                     states.load(external.optimizer, external.parameters, position)
                 for index, batch in enumerate(batches.iterate_client(position)):
                     is_full = batch.size == batches.width
                     gradients = step(inputs.build_client(position, index, batch), is_full)
                     if external is not None:
-                        finished = {
-                            model: index >= counts[position]
-                            for model, counts in chunk.steps.items()
-                        }
-                        external.step(gradients, finished)
+                        external.step(index, gradients)
                 step.buffers.write({model: after[position] for model, after in trained.items()})
                 if external is not None:
                     states.store(external.optimizer, external.parameters, position)
@@ -303,11 +296,22 @@ class PreparedStep:
         """Return the outputs of ``training_step`` without taking a step."""
         return self.step.gradients(clone(self.buffers.state), inputs)[1]
 
-    def make_external_optimizer(self, optimizer: torch.optim.Optimizer) -> ExternalOptimizer | None:
-        """Return the optimizer of a step that contains no update; otherwise ``None``."""
+    def make_external_optimizer(
+        self, optimizer: torch.optim.Optimizer, chunk: Chunk, position: int
+    ) -> ExternalOptimizer | None:
+        """Return a client's optimizer for a step that contains no update; otherwise ``None``."""
         if self.step.updates is not None:
             return None
-        return ExternalOptimizer(self.step.objective, optimizer, self.buffers.leaves)
+        settings, length = self.step.settings, chunk.batches.steps[position]
+        return ExternalOptimizer(
+            self.step.objective,
+            optimizer,
+            self.buffers.leaves,
+            {model: [steps[position]] for model, steps in chunk.steps.items()},
+            chunk.plan_steps(settings.batches_per_step, position, length),
+            settings,
+            stacked=False,
+        )
 
     def make_stack_optimizer(
         self, optimizer: torch.optim.Optimizer, chunk: Chunk
@@ -316,7 +320,8 @@ class PreparedStep:
         if self.step.updates is not None:
             return None
         states = OptimizerStates(self.client, chunk)
-        return StackOptimizer(self.step.objective, optimizer, self.buffers.leaves, states)
+        settings, leaves = self.step.settings, self.buffers.leaves
+        return StackOptimizer(self.step.objective, optimizer, leaves, states, settings)
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
         """Make buffers for the outputs of one trial; drop the rows that the step does not read."""

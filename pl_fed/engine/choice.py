@@ -67,7 +67,7 @@ class Workload:
         seconds: The time limit of the run.
         steps: Returns the number of steps of each client on each trained model, given the
             clients' ids.
-        settings: Mixed precision and gradient clipping.
+        settings: Mixed precision, gradient clipping and accumulation.
         agree: Returns the first process's argument, so that all processes make the same choice.
     """
 
@@ -99,7 +99,8 @@ class EngineChoice:
         options: The engine of the config, its chunk size and compile mode.
 
     Attributes:
-        settings: Mixed precision and gradient clipping, as last passed to :meth:`choose`.
+        settings: Mixed precision, gradient clipping and accumulation, as last passed to
+            :meth:`choose`.
         current: The engine in use; ``None`` before the first round.
         size: The number of clients that it runs at a time; ``None`` before the first round.
         speeds: The measured speeds, by engine.

@@ -1,23 +1,29 @@
 """Optimizers that move the leaves of a batched local step, outside of the step."""
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from pl_fed.clients.contract import Objective
-from pl_fed.engine.base import rebuild_optimizer
+from pl_fed.engine.base import LocalSettings, rebuild_optimizer
 from pl_fed.engine.optimizer_states import OptimizerStates
-from pl_fed.engine.step import Tensors
+from pl_fed.engine.step import Tensors, clip_gradients
 
 
 class ExternalOptimizer:
     """External optimizer: moves a step's leaves by the gradients that the step returns.
 
+    If several minibatches make up an optimizer step, it adds up their gradients, and clips the sum.
+
     Args:
         objective: The objective; it builds the optimizer.
         optimizer: The local optimizer, with this round's options.
         leaves: The leaves of each trained model.
+        counts: The number of minibatches of each client, by trained model.
+        plan: Whether the optimizer steps after each minibatch: see :meth:`Chunk.plan_steps`.
+        settings: Clipping and accumulation.
+        stacked: Whether the leaves are those of a stack; otherwise, they are those of one client.
 
     Attributes:
         optimizer: The optimizer of the leaves.
@@ -25,43 +31,81 @@ class ExternalOptimizer:
     """
 
     def __init__(
-        self, objective: Objective, optimizer: torch.optim.Optimizer, leaves: Tensors
+        self,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        leaves: Tensors,
+        counts: Mapping[str, list[int]],
+        plan: list[bool],
+        settings: LocalSettings,
+        stacked: bool,
     ) -> None:
         self._leaves = leaves
+        self._counts = counts
+        self._plan = plan
+        self._settings = settings
+        self._stacked = stacked
+        self._sums: Tensors = {model: {} for model in leaves}
+        self._first = 0  # the first minibatch of the next optimizer step
         self.parameters = {model: list(group.values()) for model, group in leaves.items()}
         self.optimizer = rebuild_optimizer(objective, optimizer, self.parameters)
 
-    def step(self, gradients: Tensors, finished: dict[str, Any]) -> None:
-        """Move the leaves.
+    def step(self, index: int, gradients: Tensors) -> None:
+        """Move the leaves, or add the gradients of a minibatch to those of the next move.
 
         Args:
+            index: The index of the minibatch.
             gradients: The gradients of each model.
-            finished: For each model the positions of the stacked clients that have completed their
-                steps, or whether the one client has.
         """
+        if self._settings.batches_per_step > 1:
+            self._add(index, gradients)
+            if not self._plan[index]:
+                return
+            gradients = clip_gradients(self._sums, self._settings.clipping, self._stacked)
+            self._sums = {model: {} for model in self._leaves}
+        first, self._first = self._first, index + 1
         fixed = []
         for model, group in self._leaves.items():
-            positions = finished[model]
+            finished = self._find_finished(model, first)
+            is_over = len(finished) == len(self._counts[model])
             for name, leaf in group.items():
-                leaf.grad = None if positions is True else gradients[model].get(name)
-                if isinstance(positions, list) and positions:
-                    fixed.append((leaf, positions, leaf[positions]))
+                leaf.grad = None if is_over else gradients[model].get(name)
+                if finished and not is_over:
+                    fixed.append((leaf, finished, leaf[finished]))
         self.optimizer.step()
-        for leaf, positions, value in fixed:
-            leaf[positions] = value
+        for leaf, finished, value in fixed:
+            leaf[finished] = value
+
+    def _find_finished(self, model: str, index: int) -> list[int]:
+        """Return the positions of the clients that do not train a model on a minibatch."""
+        return [place for place, count in enumerate(self._counts[model]) if index >= count]
+
+    def _add(self, index: int, gradients: Tensors) -> None:
+        """Add the gradients of a minibatch, but for clients that have completed their steps."""
+        for model, group in gradients.items():
+            finished, sums = self._find_finished(model, index), self._sums[model]
+            if len(finished) == len(self._counts[model]):
+                continue
+            for name, gradient in group.items():
+                part = gradient / self._settings.batches_per_step
+                if finished:
+                    part[finished] = 0
+                sums[name] = sums[name] + part if name in sums else part
 
 
 class StackOptimizer:
     """Stack optimizer: moves the leaves of a stack of clients.
 
-    If clients keep the states of their optimizers, the stack is split: each part has an optimizer
-    of its own, since torch's optimizers count one number of steps for a tensor.
+    If clients keep the states of their optimizers, or step after different minibatches, the stack
+    is split: each part has an optimizer of its own, since torch's optimizers count one number of
+    steps for a tensor.
 
     Args:
         objective: The objective; it builds the optimizers.
         optimizer: The local optimizer, with this round's options.
         leaves: The leaves of each trained model, [clients, *shape] each.
         states: The states of the clients' optimizers.
+        settings: Clipping and accumulation.
     """
 
     def __init__(
@@ -70,23 +114,36 @@ class StackOptimizer:
         optimizer: torch.optim.Optimizer,
         leaves: Tensors,
         states: OptimizerStates,
+        settings: LocalSettings,
     ) -> None:
         self._leaves, self._states = leaves, states
+        chunk, clients = states.chunk, range(len(states.chunk.clients))
+        length, per_step = chunk.batches.max_steps, settings.batches_per_step
+        plans = [chunk.plan_steps(per_step, position, length) for position in clients]
+        self._is_split = states.are_kept or per_step > 1
+        parts = states.split_stack(plans) if self._is_split else [slice(None)]
         self._parts: list[tuple[slice | Tensor, ExternalOptimizer]] = []
-        for positions in states.split_stack() if states.are_kept else [slice(None)]:
-            part = ExternalOptimizer(objective, optimizer, _select(leaves, positions))
+        for positions in parts:
+            own = list(clients[positions] if isinstance(positions, slice) else positions.tolist())
+            counts = {
+                model: [steps[client] for client in own] for model, steps in chunk.steps.items()
+            }
+            part = ExternalOptimizer(
+                objective,
+                optimizer,
+                _select(leaves, positions),
+                counts,
+                plans[own[0]],
+                settings,
+                stacked=True,
+            )
             states.load(part.optimizer, part.parameters, positions)
             self._parts.append((positions, part))
 
-    def step(self, gradients: Tensors, finished: dict[str, list[int]]) -> None:
+    def step(self, index: int, gradients: Tensors) -> None:
         """Move the leaves: see :meth:`ExternalOptimizer.step`."""
-        if not self._states.are_kept:
-            self._parts[0][1].step(gradients, finished)
-            return
         for positions, part in self._parts:
-            first = positions.start if isinstance(positions, slice) else int(positions[0])
-            is_finished = {model: first in clients for model, clients in finished.items()}
-            part.step(_select(gradients, positions), is_finished)
+            part.step(index, _select(gradients, positions) if self._is_split else gradients)
             if isinstance(positions, Tensor):  # an indexed part is a copy
                 for model, parameters in part.parameters.items():
                     for leaf, moved in zip(self._leaves[model].values(), parameters):

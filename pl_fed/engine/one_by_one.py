@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ModelRows, select_rows
@@ -21,6 +22,9 @@ from pl_fed.engine.base import (
 from pl_fed.engine.optimizer_states import OptimizerStates
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.tasks.base import SkippedStepError
+
+_Group = tuple[str, list[Tensor], int]
+"""A trained model of a client: its name, its parameters and its number of steps."""
 
 
 class OneByOne(Engine):
@@ -77,19 +81,20 @@ class OneByOne(Engine):
             (model, own_parameters, chunk.steps[model][position])
             for model, own_parameters in parameters.items()
         ]
-        for model, _, steps in groups:
-            if steps == 0:
-                models.keep(model, position)
+        models.keep_completed(groups, 0, position)
         totals: dict[str, Tensor] = {}
-        taken = 0
+        taken, is_waiting, per_step = 0, False, self.settings.batches_per_step
+        plan = chunk.plan_steps(per_step, position, chunk.batches.steps[position])
         for step, batch in enumerate(chunk.batches.iterate_client(position)):
             client.draws.start(keys[step])
-            optimizer.zero_grad()
+            if not is_waiting:
+                optimizer.zero_grad()
             outputs: dict[str, Tensor] = {}
             try:
                 with self.settings.autocast():
                     outputs = as_outputs(chunk.objective.step(batch, step))
-                outputs["loss"].backward()
+                loss = outputs["loss"]
+                (loss if per_step == 1 else loss / per_step).backward()
             except SkippedStepError:
                 chunk.skipped.setdefault(position, []).append(step)
             except Exception as error:
@@ -98,10 +103,12 @@ class OneByOne(Engine):
             models.adopt_buffers()
             if outputs:
                 taken += 1
+                is_waiting = True
+                self._call_hooks("on_after_backward", client, optimizer, groups, step)
+            if is_waiting and plan[step]:
+                is_waiting = False
                 self._move(client, optimizer, groups, step)
-            for model, _, steps in groups:
-                if step + 1 == steps:
-                    models.keep(model, position)
+            models.keep_completed(groups, step + 1, position)
             for name, value in outputs.items():
                 value = value.detach()
                 totals[name] = totals[name] + value if name in totals else value
@@ -111,7 +118,7 @@ class OneByOne(Engine):
         self,
         client: Client,
         optimizer: torch.optim.Optimizer,
-        groups: list[tuple[str, list[Tensor], int]],
+        groups: list[_Group],
         step: int,
     ) -> None:
         """Let the optimizer move the models that still train, by their clipped gradients.
@@ -119,23 +126,36 @@ class OneByOne(Engine):
         Args:
             client: The algorithm.
             optimizer: The optimizer of the client.
-            groups: The name, the parameters and the number of steps of each trained model.
+            groups: The trained models.
             step: The index of the step.
         """
-        for model, own_parameters, steps in groups:
+        self._call_hooks("on_before_optimizer_step", client, optimizer, groups, step)
+        for _, own_parameters, steps in groups:
             if step >= steps:
                 _clear_gradients(own_parameters)
-                continue
-            client.task.call_gradient_hooks(client.model(model), optimizer)
-            if self.settings.clipping.value:
-                self._clip(own_parameters, self.settings.clipping.value)
+            elif self.settings.clipping.value:
+                self._clip(own_parameters)
         optimizer.step()
 
-    def _clip(self, parameters: list[Tensor], value: float) -> None:
-        if self.settings.clipping.algorithm == "value":
-            nn.utils.clip_grad_value_(parameters, value)
-        else:
-            nn.utils.clip_grad_norm_(parameters, value)
+    @staticmethod
+    def _call_hooks(
+        hook: str,
+        client: Client,
+        optimizer: torch.optim.Optimizer,
+        groups: list[_Group],
+        step: int,
+    ) -> None:
+        """Call a hook of the models that still train: see :meth:`Task.call_gradient_hook`."""
+        for model, _, steps in groups:
+            if step < steps:
+                client.task.call_gradient_hook(hook, client.model(model), optimizer)
+
+    def _clip(self, parameters: list[Tensor]) -> None:
+        """Replace the gradients of a model by its clipped gradients."""
+        moved = [parameter for parameter in parameters if parameter.grad is not None]
+        gradients = self.settings.clipping.clip([cast(Tensor, p.grad) for p in moved])
+        for parameter, gradient in zip(moved, gradients):
+            parameter.grad = gradient
 
 
 @contextmanager
@@ -206,11 +226,13 @@ class _WorkingModels:
         """Copy the values of buffers that a step has replaced into the model's own buffers."""
         self._own.adopt()
 
-    def keep(self, model: str, position: int) -> None:
-        """Write a model into the client's new rows."""
-        for row in self.rows:
-            if row.model == model:
-                row.after[position].copy_(row.own)
+    def keep_completed(self, groups: list[_Group], num_steps: int, position: int) -> None:
+        """Write the models that train for this number of steps into the client's new rows."""
+        for model, _, steps in groups:
+            if steps == num_steps:
+                for row in self.rows:
+                    if row.model == model:
+                        row.after[position].copy_(row.own)
 
     def hand_over(self) -> None:
         """Replace the chunk's models by the trained models."""

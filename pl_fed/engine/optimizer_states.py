@@ -65,18 +65,24 @@ class OptimizerStates:
         """Replace the chunk's states by those after the local steps."""
         self.chunk.round.optimizer_states.update(self._after)
 
-    def split_stack(self) -> list[slice | Tensor]:
+    def split_stack(self, plans: list[list[bool]]) -> list[slice | Tensor]:
         """Return the positions of the clients that one optimizer can move together.
 
-        They take equally many local steps, and their states have equal shared numbers, such as the
-        count of steps.
+        They step after the same minibatches. If states are kept, they also take equally many local
+        steps, and their states have equal shared numbers, such as the count of steps.
+
+        Args:
+            plans: The plan of each client: see :meth:`Chunk.plan_steps`.
         """
-        steps = torch.tensor([*self.chunk.steps.values()], dtype=torch.float64).T
-        shared = [
-            layout.common_numbers(self._before[model]).to(steps)
-            for model, layout in self._layouts.items()
-        ]
-        groups = torch.cat([steps, *shared], dim=1).unique(dim=0, return_inverse=True)[1]
+        numbers = torch.tensor(plans, dtype=torch.float64)
+        if self.are_kept:
+            steps = torch.tensor([*self.chunk.steps.values()], dtype=torch.float64).T
+            shared = [
+                layout.common_numbers(self._before[model]).to(steps)
+                for model, layout in self._layouts.items()
+            ]
+            numbers = torch.cat([numbers, steps, *shared], dim=1)
+        groups = numbers.unique(dim=0, return_inverse=True)[1]
         positions = [
             (groups == group).nonzero().flatten() for group in range(int(groups.max()) + 1)
         ]

@@ -47,7 +47,7 @@ def check_stackable(
         client: The algorithm.
         optimizer: The local optimizer.
         chunk: A few clients for the trial.
-        settings: Mixed precision and gradient clipping.
+        settings: Mixed precision, gradient clipping and accumulation.
 
     Returns:
         The bytes that a step of one client keeps for its backward pass; 0 if they are unknown.

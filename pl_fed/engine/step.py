@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Objective
 from pl_fed.devices import to_device
-from pl_fed.engine.base import LocalSettings, are_close
+from pl_fed.engine.base import Clipping, LocalSettings, are_close, expand_to
 from pl_fed.engine.step_function import StepFunction
 from pl_fed.engine.tracing import loosen_views, trace
 from pl_fed.trees import clone, select
@@ -55,7 +55,7 @@ class LocalStep:
         objective: The objective.
         updates: SGD's updates of the trained models; ``None`` leaves the update to an external
             optimizer.
-        settings: Mixed precision and gradient clipping.
+        settings: Mixed precision, gradient clipping and accumulation.
         size: The number of stacked clients; ``None`` for one client without a stack.
         row_dims: For a stack: the client dimension of each row by name, 0, or ``None`` for a row
             that all clients share.
@@ -94,7 +94,8 @@ class LocalStep:
         """Take the step, and return the gradients for an external optimizer, if there is one."""
         buffers = clone(state["buffers"])
         gradients, outputs = self.gradients({**state, "buffers": buffers}, inputs)
-        gradients = {model: self._clip_gradients(group) for model, group in gradients.items()}
+        if self.settings.batches_per_step == 1:  # otherwise, the sums of gradients are clipped
+            gradients = clip_gradients(gradients, self.settings.clipping, self.size is not None)
         for position, model in enumerate(self.trained):
             running = inputs["running"][position]
             _replace(state["buffers"].get(model, {}), buffers.get(model, {}), running)
@@ -238,19 +239,15 @@ class LocalStep:
                     tensors, batch, index, draw, rows, read=differentiate
                 )
 
-    def _clip_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        value = self.settings.clipping.value
-        if not value or not gradients:
-            return gradients
-        if self.settings.clipping.algorithm == "value":
-            return {name: gradient.clamp(-value, value) for name, gradient in gradients.items()}
-        flat = [gradient.flatten(int(self.size is not None)) for gradient in gradients.values()]
-        norms = [torch.linalg.vector_norm(gradient, dim=-1) for gradient in flat]
-        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        factor = (value / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-        return {
-            name: gradient * _expand_to(factor, gradient) for name, gradient in gradients.items()
-        }
+
+def clip_gradients(gradients: Tensors, clipping: Clipping, stacked: bool) -> Tensors:
+    """Return the clipped gradients of all models, each model by itself: see :class:`Clipping`."""
+    if not clipping.value:
+        return gradients
+    return {
+        model: dict(zip(group, clipping.clip([*group.values()], stacked)))
+        for model, group in gradients.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -412,7 +409,7 @@ _TOLERANCE = 1e-2  # relative, of gradients
 def _replace(old: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Tensor) -> None:
     """Replace tensors in place, but only for running clients."""
     for name, tensor in new.items():
-        old[name].copy_(torch.where(_expand_to(running, old[name]), tensor, old[name]))
+        old[name].copy_(torch.where(expand_to(running, old[name]), tensor, old[name]))
 
 
 def _select_first(tree: Any, dim: Any) -> Any:
@@ -425,8 +422,3 @@ def _select_first(tree: Any, dim: Any) -> Any:
     if isinstance(tree, tuple) and isinstance(dim, tuple):
         return tuple(_select_first(branch, branch_dim) for branch, branch_dim in zip(tree, dim))
     return tree if dim is None else select(tree, 0)
-
-
-def _expand_to(numbers: Tensor, leaf: Tensor) -> Tensor:
-    """Reshape numbers [clients] to broadcast with a leaf; return one number unchanged."""
-    return numbers.view(-1, *([1] * (leaf.dim() - 1))) if numbers.dim() else numbers

@@ -76,10 +76,12 @@ class Adaptation:
             start: The clients at the start of an evaluation; their personal models are replaced.
             rule: How samples become minibatches.
             round_engine: The engine of the rounds.
-            settings: Precision and gradient clipping of the local steps.
+            settings: Precision, gradient clipping and accumulation of the local steps.
         """
         if not len(clients) or rule.limit == 0:  # no evaluated client has data, or no steps
             return
+        if not self.objective.accumulates:
+            settings = replace(settings, batches_per_step=1)
         training = self.client.training
         parameters = {"personal": list(self.client.row("personal").tensors.values())}
         optimizer = self.objective.build_optimizer(parameters)

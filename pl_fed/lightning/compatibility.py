@@ -38,7 +38,7 @@ _MIN_PROCESSES = 4  # accepted on any CPU, to try several processes
 CALLBACKS: dict[type[Callback], str] = {
     BaseFinetuning: "the trainable parameters are fixed: set requires_grad=False in the net",
     BatchSizeFinder: "set the data's batch_size",
-    GradientAccumulationScheduler: "use a larger batch_size",
+    GradientAccumulationScheduler: "set `trainer.accumulate_grad_batches`, the same in all rounds",
     LearningRateFinder: "its steps would be rounds, with their own schedule: try a few rates",
     ModelPruning: "it replaces parameters, but clients and server share parameters by name",
     SpikeDetection: "a cohort's loss depends on its clients, and a round cannot be left out",
@@ -183,7 +183,6 @@ def check_data(datamodule: Any) -> None:
 def check_settings(trainer: Any) -> None:
     """Refuse trainer arguments that a round cannot honour."""
     settings: dict[str, Any] = {
-        "accumulate_grad_batches": (trainer.accumulate_grad_batches, 1, "use a larger batch_size"),
         "val_check_interval": (
             getattr(trainer, "val_check_interval", "a time"),
             1.0,
@@ -200,6 +199,12 @@ def check_settings(trainer: Any) -> None:
             raise ValueError(
                 f"Expected trainer argument `{name}` to be {expected} but got {value}: {hint}."
             )
+    batches = trainer.accumulate_grad_batches
+    if type(batches) is not int or batches < 1:
+        raise ValueError(
+            "Expected trainer argument `accumulate_grad_batches` to be an integer, at least 1, but"
+            f" got {batches!r}: it is the number of minibatches in a step of a local optimizer."
+        )
     every = trainer.check_val_every_n_epoch
     if every is not None and every < 1:
         raise ValueError(

@@ -198,7 +198,9 @@ class Trainer(LightningTrainer):
         limit = self.limit_train_batches
         timers = [callback for callback in self.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
         return RunSettings(
-            local=LocalSettings(self.precision_plugin.forward_context, clipping),
+            local=LocalSettings(
+                self.precision_plugin.forward_context, clipping, self.accumulate_grad_batches
+            ),
             limit_local_steps=None if limit == 1.0 and isinstance(limit, float) else limit,
             shuffle=not self.overfit_batches,  # type: ignore[attr-defined]
             rounds=self.estimated_stepping_batches,

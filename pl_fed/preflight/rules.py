@@ -100,6 +100,24 @@ def check_engine(client: Client, rule: BatchRule, data: ClientData, engine: str)
     )
 
 
+def check_accumulation(client: Client, batches_per_step: int) -> None:
+    """Refuse accumulated gradients for an algorithm whose step belongs to one minibatch.
+
+    Args:
+        client: The algorithm.
+        batches_per_step: The setting ``trainer.accumulate_grad_batches``.
+
+    Raises:
+        ValueError: If several minibatches would make up a step.
+    """
+    if batches_per_step > 1 and client.single_batch_reason:
+        raise ValueError(
+            "Expected trainer argument `accumulate_grad_batches` to be 1 for"
+            f" {type(client).__name__} but got {batches_per_step}: {client.single_batch_reason}."
+            " Use a larger `data.batch_size`."
+        )
+
+
 def check_mean(client: Client, aggregator: Aggregator, only_adds: bool) -> None:
     """Refuse or warn if the global model is not the mean over clients that the algorithm defines.
 

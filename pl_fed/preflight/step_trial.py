@@ -260,6 +260,7 @@ def _run_client(trial: Trial, number: int, width: int) -> _Run:
             seed=0,
             round=0,
             steps=[_STEPS],
+            pass_lengths=[_STEPS],
             max_steps=_STEPS,
             iterate_client=lambda _: iter(minibatches),
         )

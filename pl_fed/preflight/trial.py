@@ -28,7 +28,7 @@ class Trial:
         client: The algorithm.
         data: The clients' data.
         augment: Changes the inputs of each minibatch.
-        settings: Precision and gradient clipping of the local steps.
+        settings: Precision, gradient clipping and accumulation of the local steps.
         takes_integers: Whether integer inputs stay integers.
     """
 

@@ -342,7 +342,7 @@ class LocalTraining:
         """
         row, steps = work.broadcast.parameters, self.count_steps(clients)
         step_rows = {model: numbers_on(row, counts)[:, None] for model, counts in steps.items()}
-        lr = read_rates(work.optimizer, row)
+        lr = read_rates(work.optimizer, row, self.settings.local.batches_per_step)
         with _note_errors(work.round, clients, "begin"):
             planned = StepRows(step_rows)
             start = self.states.begin(clients, work.broadcast, work.remote, step_rows, lr)

@@ -60,7 +60,7 @@ class RootTraining:
             rule: How samples become minibatches.
             round: The round, from 0.
             optimizer: The clients' optimizer, with this round's options.
-            settings: Precision and gradient clipping of the local steps.
+            settings: Precision, gradient clipping and accumulation of the local steps.
         """
         client, root_data = self.client, replace(data, train=Part.from_pieces([data.root]))
         steps = rule.count(self.objective.work("global"), len(data.root))

@@ -15,7 +15,7 @@ class RunSettings:
     """Run settings: the settings of a run that its trainer sets.
 
     Attributes:
-        local: Precision and gradient clipping of the local steps.
+        local: Precision, gradient clipping and accumulation of the local steps.
         limit_local_steps: Limit of a client's local steps in a round: a number (int) or a fraction
             (float); ``None`` sets no limit.
         shuffle: Whether each pass over a client's data has its own order.

@@ -135,12 +135,20 @@ class Task(Configurable, ABC):
     def list_gradient_hooks(self, net: nn.Module) -> list[str]:
         """Return the names of the methods of a net that read or change gradients; none by default.
 
-        The engine ``one_by_one`` alone calls them, by :meth:`call_gradient_hooks`.
+        The engine ``one_by_one`` alone calls them, by :meth:`call_gradient_hook`.
         """
         return []
 
-    def call_gradient_hooks(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Call the methods of a net that read or change gradients, after ``backward``."""
+    def call_gradient_hook(
+        self, hook: str, net: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Call a method of a net that reads or changes gradients, if the net has it.
+
+        Args:
+            hook: ``on_after_backward``, after each minibatch, or ``on_before_optimizer_step``.
+            net: The net.
+            optimizer: The local optimizer.
+        """
 
     def without_logs(self) -> AbstractContextManager[Any]:
         """Return a context that drops logged values."""

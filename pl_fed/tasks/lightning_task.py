@@ -205,23 +205,22 @@ class LightningTask(Task):
         hooks = list_hooks(net)
         return [hook for hook in GRADIENT_HOOKS if hook in hooks]
 
-    def call_gradient_hooks(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Call the module's hooks on its gradients; their logs are left out.
+    def call_gradient_hook(
+        self, hook: str, net: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Call a hook of the module on its gradients, if it has the hook; its logs are left out.
 
-        The hooks get an optimizer with the module's own parameters: a client may train several
+        The hook gets an optimizer with the module's own parameters: a client may train several
         models.
         """
-        hooks = self.list_gradient_hooks(net)
-        if not hooks:
+        if hook not in self.list_gradient_hooks(net):
             return
         own, own_optimizer = {*map(id, net.parameters())}, copy.copy(optimizer)
         own_optimizer.param_groups = [
             group for group in optimizer.param_groups if {*map(id, group["params"])} <= own
         ]
         with StepLogs().record(net):
-            for hook in hooks:
-                arguments = (own_optimizer,) if hook == "on_before_optimizer_step" else ()
-                getattr(net, hook)(*arguments)
+            getattr(net, hook)(*([own_optimizer] if hook == "on_before_optimizer_step" else []))
 
     # Evaluation
 

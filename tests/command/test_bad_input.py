@@ -412,8 +412,8 @@ REFUSED = {
     # settings that a round cannot honour
     "precision": (["--trainer.precision=bf16-true"], "`precision` to be one of 32-true, 64-true, "),
     "accumulation": (
-        ["--trainer.accumulate_grad_batches=2"],
-        "`accumulate_grad_batches` to be 1 but got 2",
+        ["--trainer.accumulate_grad_batches=0"],
+        "`accumulate_grad_batches` to be an integer, at least 1, but got 0",
     ),
     "never validated": (
         ["--trainer.check_val_every_n_epoch=0"],

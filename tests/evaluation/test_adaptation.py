@@ -1,5 +1,7 @@
 """Personal models that are trained before each evaluation."""
 
+import dataclasses
+
 import pytest
 import torch
 from small_federations import (
@@ -18,9 +20,10 @@ from torch import nn
 import pl_fed
 from pl_fed import EngineOptions, Federation
 from pl_fed.attacks import RandomLabels
-from pl_fed.clients import FedAvg
+from pl_fed.clients import FedAvg, PerFedAvg
 from pl_fed.clients.contract import Model, Objective
 from pl_fed.data.batches import LocalWork
+from pl_fed.engine import LocalSettings
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Uniform
 
@@ -84,6 +87,21 @@ def test_adaptation_of_a_point_by_hand(steps, lam):
         actual = losses(federation, client)
         torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64))
     assert float(client.row("global").data) == float(client.row("personal").data) == 10.0
+
+
+@pytest.mark.parametrize(("accumulates", "rate"), [(True, 0.125), (False, 0.25)])
+def test_gradients_of_an_adaptation_accumulate_unless_its_objective_forbids_it(accumulates, rate):
+    """A pass is one minibatch. If two make up a step, one moves the point half as far."""
+    client, _ = point_federation()
+    client.adaptation = dataclasses.replace(client.adaptation, accumulates=accumulates)
+    data = shared_out(points(*OBSERVED), batch_size=8)
+    object.__setattr__(data.clients, "val", data.clients.train)
+    run = RunSettings(LocalSettings(batches_per_step=2))
+    v = torch.tensor([10 - rate * (10 - sum(own) / len(own)) for own in OBSERVED])
+    expected = [float((at - torch.tensor(own)).square().mean()) / 2 for at, own in zip(v, OBSERVED)]
+    actual = losses(make_federation(client, data, run), client)
+    torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-6, atol=0)
+    assert not PerFedAvg(mlp()).adaptation.accumulates
 
 
 def net():

@@ -151,13 +151,18 @@ def test_root_update_equals_a_loop_over_the_root_samples():
     assert torch.equal(row(net), before)
 
 
-def test_root_update_of_a_point_by_hand():
-    """w ← w − η (w − mean), three times from 10: η = 1/2 leaves one eighth of the distance."""
+@pytest.mark.parametrize(("batches_per_step", "moved"), [(1, 7 / 8), (2, 37 / 64)])
+def test_root_update_of_a_point_by_hand(batches_per_step, moved):
+    """w ← w − η (w − mean), three times from 10: η = 1/2 leaves one eighth of the distance.
+
+    A pass is one minibatch. If two make up a step, one moves the point half as far.
+    """
     data = shared_out(points([1.0, 3.0, 5.0], [4.0, 8.0, 6.0]), batch_size=8, root_samples=2)
     mean = float(data.clients.targets[data.clients.root].mean())
     client = FedAvg(Point(start=10.0), criterion=HalfSquares(), optimizer=sgd(0.5), local_steps=3)
-    (root,), _ = run_roots(client, data, rounds=1)
-    assert root.tolist() == pytest.approx([(mean - 10) * 7 / 8])
+    run = RunSettings(pl_fed.engine.LocalSettings(batches_per_step=batches_per_step))
+    (root,), _ = run_roots(client, data, rounds=1, run=run)
+    assert root.tolist() == pytest.approx([(mean - 10) * moved])
 
 
 def test_root_update_starts_from_the_broadcast_of_its_round():
