@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ModelRows, select_rows
@@ -23,8 +23,21 @@ from pl_fed.engine.optimizer_states import OptimizerStates
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.tasks.base import SkippedStepError
 
-_Group = tuple[str, list[Tensor], int]
-"""A trained model of a client: its name, its parameters and its number of steps."""
+
+class _Group(NamedTuple):
+    """Group: a trained model of a client.
+
+    Attributes:
+        model: The name of the model.
+        parameters: Its parameters.
+        steps: The client's number of steps on it.
+        net: Its module, if the module has hooks on its gradients; otherwise ``None``.
+    """
+
+    model: str
+    parameters: list[Tensor]
+    steps: int
+    net: nn.Module | None
 
 
 class OneByOne(Engine):
@@ -77,13 +90,12 @@ class OneByOne(Engine):
 
         An exception has a note of the round, the client and the step.
         """
-        groups = [
-            (model, own_parameters, chunk.steps[model][position])
-            for model, own_parameters in parameters.items()
-        ]
+        groups = _list_groups(client, parameters, chunk, position)
+        has_hooks = any(group.net is not None for group in groups)
         models.keep_completed(groups, 0, position)
         totals: dict[str, Tensor] = {}
-        taken, is_waiting, per_step = 0, False, self.settings.batches_per_step
+        taken, per_step = 0, self.settings.batches_per_step
+        is_waiting = False  # whether gradients wait for the optimizer
         plan = chunk.plan_steps(per_step, position, chunk.batches.steps[position])
         for step, batch in enumerate(chunk.batches.iterate_client(position)):
             client.draws.start(keys[step])
@@ -104,51 +116,33 @@ class OneByOne(Engine):
             if outputs:
                 taken += 1
                 is_waiting = True
-                self._call_hooks("on_after_backward", client, optimizer, groups, step)
+                if has_hooks:
+                    _call_hooks("on_after_backward", client, optimizer, groups, step)
             if is_waiting and plan[step]:
                 is_waiting = False
-                self._move(client, optimizer, groups, step)
+                if has_hooks:
+                    _call_hooks("on_before_optimizer_step", client, optimizer, groups, step)
+                self._move(optimizer, groups, step)
             models.keep_completed(groups, step + 1, position)
             for name, value in outputs.items():
                 value = value.detach()
                 totals[name] = totals[name] + value if name in totals else value
         return {name: total / taken for name, total in totals.items()}
 
-    def _move(
-        self,
-        client: Client,
-        optimizer: torch.optim.Optimizer,
-        groups: list[_Group],
-        step: int,
-    ) -> None:
+    def _move(self, optimizer: torch.optim.Optimizer, groups: list[_Group], step: int) -> None:
         """Let the optimizer move the models that still train, by their clipped gradients.
 
         Args:
-            client: The algorithm.
             optimizer: The optimizer of the client.
             groups: The trained models.
             step: The index of the step.
         """
-        self._call_hooks("on_before_optimizer_step", client, optimizer, groups, step)
-        for _, own_parameters, steps in groups:
-            if step >= steps:
-                _clear_gradients(own_parameters)
+        for group in groups:
+            if step >= group.steps:
+                _clear_gradients(group.parameters)
             elif self.settings.clipping.value:
-                self._clip(own_parameters)
+                self._clip(group.parameters)
         optimizer.step()
-
-    @staticmethod
-    def _call_hooks(
-        hook: str,
-        client: Client,
-        optimizer: torch.optim.Optimizer,
-        groups: list[_Group],
-        step: int,
-    ) -> None:
-        """Call a hook of the models that still train: see :meth:`Task.call_gradient_hook`."""
-        for model, _, steps in groups:
-            if step < steps:
-                client.task.call_gradient_hook(hook, client.model(model), optimizer)
 
     def _clip(self, parameters: list[Tensor]) -> None:
         """Replace the gradients of a model by its clipped gradients."""
@@ -156,6 +150,31 @@ class OneByOne(Engine):
         gradients = self.settings.clipping.clip([cast(Tensor, p.grad) for p in moved])
         for parameter, gradient in zip(moved, gradients):
             parameter.grad = gradient
+
+
+def _list_groups(
+    client: Client, parameters: Mapping[str, list[Tensor]], chunk: Chunk, position: int
+) -> list[_Group]:
+    """Return the trained models of a client, by its position in the chunk."""
+    groups = []
+    for model, own_parameters in parameters.items():
+        net = client.model(model)
+        hooked = net if client.task.list_gradient_hooks(net) else None
+        groups.append(_Group(model, own_parameters, chunk.steps[model][position], hooked))
+    return groups
+
+
+def _call_hooks(
+    hook: str,
+    client: Client,
+    optimizer: torch.optim.Optimizer,
+    groups: list[_Group],
+    step: int,
+) -> None:
+    """Call a hook of the models that still train: see :meth:`Task.call_gradient_hook`."""
+    for group in groups:
+        if step < group.steps and group.net is not None:
+            client.task.call_gradient_hook(hook, group.net, optimizer)
 
 
 @contextmanager
@@ -228,10 +247,10 @@ class _WorkingModels:
 
     def keep_completed(self, groups: list[_Group], num_steps: int, position: int) -> None:
         """Write the models that train for this number of steps into the client's new rows."""
-        for model, _, steps in groups:
-            if steps == num_steps:
+        for group in groups:
+            if group.steps == num_steps:
                 for row in self.rows:
-                    if row.model == model:
+                    if row.model == group.model:
                         row.after[position].copy_(row.own)
 
     def hand_over(self) -> None:
