@@ -347,6 +347,7 @@ def engines():
         "Adam": {"client": adam},
         "Adam, kept": {"client": adam, "keep_optimizer_state": True},
         "clipping": {"trainer": {"gradient_clip_val": 0.1}},
+        "accumulation": {"trainer": {"gradient_clip_val": 0.1, "accumulate_grad_batches": 3}},
         "dropout": {"client": partial(ditto, worlds.small_net)},
         "float32": {"precision": "32-true"},
         "bf16-mixed": {"precision": "bf16-mixed"},
@@ -354,7 +355,7 @@ def engines():
     tolerances = {"float32": 1e-5, "bf16-mixed": 3e-3}
     traced = {
         "one_by_one_compiled": ("Adam, kept", "dropout"),
-        "stacked_compiled": ("clipping", "bf16-mixed"),
+        "stacked_compiled": ("accumulation", "clipping", "bf16-mixed"),
         "auto": ("Adam", "float32"),
     }
     cases = {}

@@ -145,10 +145,10 @@ CASES = {  # a few local steps, as FedRep has them, give each client a model of 
     "Ditto, busy": {"algorithm": "Ditto", "net": BUSY},
     "Ditto, on disk": {"algorithm": "Ditto", "federation": {"storage": {"folder": "store"}}},
     "Ditto, float64": {"algorithm": "Ditto", "trainer": {"precision": "64-true"}},
-    "Finetuning, clipped": {
+    "Finetuning, clipped and accumulated": {
         "algorithm": "Finetuning",
         "finetune_steps": 4,
-        "trainer": {"gradient_clip_val": 0.1},
+        "trainer": {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2},
     },
 }
 
