@@ -85,13 +85,14 @@ class Chunk:
         """Return whether the optimizer steps after each minibatch of a client.
 
         As in Lightning, ``batches_per_step`` minibatches make up an optimizer step, or fewer at the
-        end of a pass over the client's data. So it is at the end of the work on a model.
+        end of a pass over the client's data. They are also fewer at the end of the work on a model.
 
         Args:
             batches_per_step: The number of minibatches in an optimizer step.
             position: The position of the client.
-            length: The number of minibatches of the plan. If it exceeds the client's, no minibatch
-                follows the client's last one, so that clients of unequal size step together.
+            length: The length of the plan: the client's number of minibatches, or that of a stack.
+                In a stack, a client's last step waits for the next step of longer clients. Its
+                numbers do not depend on that.
 
         Example: five minibatches, in passes of three. ::
 
