@@ -164,11 +164,12 @@ class LocalTraining:
     def count_steps(self, clients: Tensor) -> dict[str, list[int]]:
         """Return the number of local steps of each client, for each trained model."""
         sizes = self.states.loaded.train.sizes[clients].tolist()
-        objective = self.client.objective
-        return {
-            model: [self.batch_rule.count(objective.work(model), size) for size in sizes]
-            for model in objective.trained
-        }
+        objective, counts = self.client.objective, {}
+        for model in objective.trained:
+            work = objective.work(model)
+            by_size = {size: self.batch_rule.count(work, size) for size in set(sizes)}
+            counts[model] = [by_size[size] for size in sizes]
+        return counts
 
     def _plan_chunks(self, work: CohortWork) -> list[Tensor]:
         """Choose the engine, and split this process's clients into chunks, by their positions.
@@ -316,7 +317,7 @@ class LocalTraining:
             return []
         positions = torch.arange(len(cohort))
         size = self.engine.size or len(cohort)
-        if self.engine.stacks and size < len(cohort):
+        if self.engine.stacks:
             max_steps = self._max_steps(self.count_steps(cohort))
             if len(set(max_steps)) > 1:
                 positions = torch.tensor(max_steps).argsort(descending=True, stable=True)
