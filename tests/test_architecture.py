@@ -40,7 +40,10 @@ FLOORS = {
     0.6: ("functional",),
     0.3: ("nets",),
     0.1: ("types",),
-    0: ("arguments", "configurable", "random", "state", "text", "torch_internals", "trees"),
+    0: (
+        *("arguments", "configurable", "plain_yaml", "random", "state", "text"),
+        *("torch_internals", "trees"),
+    ),
     -0.1: ("devices",),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}

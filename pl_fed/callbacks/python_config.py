@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
 from pl_fed.configurable import add_defaults, class_record, default_arguments, plain_value
 from pl_fed.federation import Federation
+from pl_fed.plain_yaml import dump_yaml, load_yaml
 from pl_fed.reports.configs import PYTHON_CONFIG, find_differences
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # may be raised
@@ -48,11 +48,11 @@ class PythonConfig(Callback):
             return
         path, config = self.folder / PYTHON_CONFIG, self._describe(pl_module)
         if path.is_file() and trainer.current_epoch:
-            before = yaml.safe_load(path.read_text(encoding="utf-8"))
+            before = load_yaml(path.read_text(encoding="utf-8"))
             before = add_defaults(before, config, self._defaults())
             if find_differences([before, config]).keys() - _LENGTHS:
                 path.rename(self.folder / f"config_to_round_{trainer.current_epoch}.yaml")
-        text = _HEADER + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        text = _HEADER + dump_yaml(config)
         path.write_text(text, encoding="utf-8")
 
     def _defaults(self) -> dict[str, Any]:

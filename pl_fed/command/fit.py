@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch import Trainer as LightningTrainer
@@ -43,6 +42,7 @@ from pl_fed.command.wandb_runs import close_wandb_run, silence_wandb
 from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import check_source, check_weights_only, local_path
 from pl_fed.lightning.trainer import Trainer
+from pl_fed.plain_yaml import load_yaml
 from pl_fed.reports.configs import group_name
 from pl_fed.run_folder import (
     RunLock,
@@ -195,7 +195,7 @@ class FederatedCLI(SectionsCLI):
         file = None if path in (None, LAST) else local_path(path)
         if path != LAST and (file is None or not file.is_dir()):
             return None
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
+        config = load_yaml(self.parser.dump(self.config, skip_none=False))[self.subcommand]
         choose = choose_run if self.subcommand == "fit" else choose_evaluated_run
         return choose(LAST if file is None else str(file), root, config, self._add_defaults)
 

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.command.run_files import CONFIG
+from pl_fed.plain_yaml import load_yaml
 from pl_fed.reports.configs import find_differences, flatten, format_value
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # a resume may raise
@@ -111,7 +112,7 @@ class SaveAndLogConfig(SaveConfigCallback):
 
     def _plain_config(self) -> dict[str, Any]:
         """Return the config in the form of ``config.yaml``."""
-        config: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        config: dict[str, Any] = load_yaml(self.parser.dump(self.config, skip_none=False))
         return config
 
 
@@ -133,7 +134,7 @@ def add_defaults(saved: dict[str, Any], parser: LightningArgumentParser) -> dict
         return saved
     finally:
         parser.exit_on_error = exits
-    complete: dict[str, Any] = yaml.safe_load(text)
+    complete: dict[str, Any] = load_yaml(text)
     return complete
 
 
@@ -210,7 +211,7 @@ def _list_changes(changes: Mapping[str, list[Any]], most: int | None = None) -> 
 def _read_config(file: Path) -> dict[str, Any] | None:
     """Return the config in a file; ``None`` if it cannot be read."""
     try:
-        saved = yaml.safe_load(file.read_text(encoding="utf-8"))
+        saved = load_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return saved if isinstance(saved, dict) else None

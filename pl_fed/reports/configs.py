@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from pl_fed.plain_yaml import load_yaml
+
 Config = Mapping[str, Any]
 PYTHON_CONFIG = "python_config.yaml"  # describes the objects of a run from Python
 
@@ -18,7 +20,6 @@ _OUTPUTS = (  # folders, loggers and displays: they change no result
     *("trainer.enable_progress_bar", "trainer.enable_model_summary"),
     *("federation.storage.folder", "ckpt_path", "weights_only", "config"),
 )
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast with libyaml
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # five times as fast with libyaml
 _SECTION_START = re.compile(r"(?m)^(?=[A-Za-z_]\w*:(?:\s|$))")
 
@@ -97,7 +98,7 @@ def load(text: str) -> LoadedConfig | None:
     try:
         return LoadedConfig(_load_sections(text))
     except (ValueError, yaml.YAMLError):  # unusual YAML: aliases, or quoted keys, for example
-        values = yaml.load(text, _Loader)
+        values = load_yaml(text)
         return LoadedConfig([Section(values)]) if isinstance(values, dict) else None
 
 
@@ -116,7 +117,7 @@ def _load_sections(text: str) -> list[Section]:
 
 @lru_cache(maxsize=4096)
 def _load_section(text: str) -> Section:
-    values = yaml.load(text, _Loader)
+    values = load_yaml(text)
     if not isinstance(values, dict) or len(values) != 1 or not isinstance(next(iter(values)), str):
         raise ValueError("not one section")
     return Section(values)
