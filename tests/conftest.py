@@ -3,11 +3,12 @@
 import functools
 import gc
 import os
+import re
 import subprocess
 from multiprocessing.process import BaseProcess
 
 import pytest
-from equal_trials import equal_trials_shared
+from equal_trials import equal_trials_shared, trials_skipped
 from lightning.fabric.utilities import registry
 
 from pl_fed import torch_internals
@@ -15,6 +16,7 @@ from pl_fed.callbacks import run_summary
 from pl_fed.engine import compiled
 
 FAST = "not slow"  # the expression of the fast lane
+SLOW_FILE = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.MULTILINE)
 
 os.environ.setdefault("WANDB_MODE", "disabled")  # tests of W&B set their own
 
@@ -23,6 +25,13 @@ def pytest_configure(config):
     """Hide the real data from the fast lane."""
     if config.option.markexpr == FAST:
         os.environ.pop("PL_FED_DATA", None)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out the files of the fast lane without a fast test: it need not import them."""
+    if config.option.markexpr == FAST and collection_path.name.startswith("test_"):
+        return True if SLOW_FILE.search(collection_path.read_text()) else None
+    return None
 
 
 def pytest_collection_finish():
@@ -74,6 +83,13 @@ def shared_trials(request):
     else:
         with equal_trials_shared():
             yield
+
+
+@pytest.fixture
+def untried():
+    """Let federations of rounds without a Trainer skip the trials before training."""
+    with trials_skipped():
+        yield
 
 
 @pytest.fixture(scope="session")

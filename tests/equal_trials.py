@@ -1,7 +1,7 @@
-"""Trials of local steps before training, which run once for equal algorithms and data.
+"""Trials of local steps before training: once for equal algorithms and data, or not at all.
 
 A trial takes as long as a few short rounds, and returns a record that depends on its input alone.
-Tests set up the same federation again and again.
+Tests set up the same federation again and again. Rounds without a Trainer need no trial.
 """
 
 import copyreg
@@ -19,9 +19,15 @@ from lightning.pytorch import Trainer
 import pl_fed.federation
 from pl_fed.clients import Client
 from pl_fed.data.client_data import ClientData
+from pl_fed.preflight.step_facts import StepFacts
 from pl_fed.types import Population
 
-TRIALS = ("try_round", "find_step_facts", "explain_smallest_minibatch")
+# the result of each trial that finds nothing
+TRIALS = {
+    "try_round": None,
+    "find_step_facts": StepFacts(),
+    "explain_smallest_minibatch": None,
+}
 MOST_BYTES = 1 << 20  # a larger tensor is not read
 _held = {}  # classes by their id, which stays theirs
 
@@ -74,6 +80,15 @@ def describe(*values):
 
 
 _results = {}  # of earlier trials, by a digest of their input
+_latest = (None, None)  # a set-up tries the same algorithm three times: it and its digest
+
+
+def describe_trial(trial):
+    """Return the digest of a trial's algorithm and data; a set-up changes neither meanwhile."""
+    global _latest
+    if _latest[0] is not trial:
+        _latest = (trial, describe(trial))
+    return _latest[1]
 
 
 @contextmanager
@@ -89,16 +104,32 @@ def equal_trials_shared():
         yield
 
 
+@contextmanager
+def trials_skipped():
+    """Let federations take the algorithm as tried: every trial finds nothing.
+
+    For rounds whose numbers are compared. The trials change no number; ``tests/preflight`` and each
+    fit by a Trainer hold them.
+    """
+    with ExitStack() as stack:
+        for name, result in TRIALS.items():
+            stack.enter_context(
+                mock.patch.object(pl_fed.federation, name, lambda *_, result=result: result)
+            )
+        yield
+
+
 class SharedTrial:
     """Shared trial: a function of federations that runs once for equal arguments."""
 
     def __init__(self, function):
         self.function = function
 
-    def __call__(self, *arguments):
-        key = describe(self.function.__name__, *arguments)
-        if key is None:
-            return self.function(*arguments)
+    def __call__(self, trial, *arguments):
+        digest = describe_trial(trial)
+        if digest is None:
+            return self.function(trial, *arguments)
+        key = self.function.__name__, digest, describe(*arguments)
         if key not in _results:
-            _results[key] = self.function(*arguments)
+            _results[key] = self.function(trial, *arguments)
         return _results[key]

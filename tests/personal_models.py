@@ -4,6 +4,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from equal_trials import trials_skipped
 from small_federations import sections
 
 from pl_fed import Federation
@@ -36,7 +37,8 @@ def trained(client, data, rounds=2, sampler=None, shuffle=True, **settings):
     federation = Federation(
         sampler or All(), **sections(**{"seed": 0, "engine": "one_by_one", **settings})
     )
-    federation.setup(client, data, "fit", settings=RunSettings(shuffle=shuffle))
+    with trials_skipped():
+        federation.setup(client, data, "fit", settings=RunSettings(shuffle=shuffle))
     optimizer = client.train().configure_optimizers()
     for round in range(rounds):
         federation.run_round(round, optimizer)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields
 
 import torch
-from equal_trials import equal_trials_shared
+from equal_trials import equal_trials_shared, trials_skipped
 from torch import nn
 
 from pl_fed import Adversary, EngineOptions, Federation, StorageOptions
@@ -165,15 +165,19 @@ def run_rounds(
     sampler=None,
     shuffle=True,
     batches_per_step=1,
+    tries=False,
     **settings,
 ):
-    """Run rounds on a copy of the client; ``settings`` are those of :func:`sections`."""
+    """Run rounds on a copy of the client; ``settings`` are those of :func:`sections`.
+
+    They need no trial of the client before training; ``tries`` makes it.
+    """
     client = copy.deepcopy(client).to(dtype)
     federation = Federation(
         sampler or All(), **sections(**{"seed": 0, "engine": "one_by_one", **settings})
     )
     local = LocalSettings(autocast or nullcontext, clipping or Clipping(), batches_per_step)
-    with equal_trials_shared():
+    with equal_trials_shared() if tries else trials_skipped():
         federation.setup(client, data, "fit", settings=RunSettings(local, shuffle=shuffle))
     client.train()
     optimizer = client.configure_optimizers()

@@ -21,6 +21,7 @@ from pl_fed.samplers import All, Cyclic, Poisson, Uniform
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("untried"),
     pytest.mark.filterwarnings("ignore:pl_fed left out the uploads"),
     pytest.mark.filterwarnings("ignore:Clients are run one by one"),
     pytest.mark.filterwarnings("ignore:Local steps run eagerly"),

@@ -173,7 +173,7 @@ def test_private_run_goes_on_with_a_warning_before_and_in_the_round():
     with pytest.warns(UserWarning, match="because of an exception") as warned:
         outcome = run_rounds(
             FedBN(seeded(batch_norm), optimizer=sgd(0.1)), data(), rounds=4,
-            sampler=Poisson(0.9), privacy=privacy, model_selection=None,
+            sampler=Poisson(0.9), privacy=privacy, model_selection=None, tries=True,
         )  # fmt: skip
     texts = [str(warning.message) for warning in warned]
     assert any("one sample, which 1 of 4 clients have" in text for text in texts)
