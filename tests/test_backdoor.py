@@ -96,6 +96,7 @@ def test_backdoor_success_equals_a_loop_over_samples(run, part, model):
     assert 0 < sum(benign) / 4 < 1, "otherwise the comparison is empty"
 
 
+@pytest.mark.slow
 def test_backdoor_success_of_the_hybrid_model_is_that_of_its_source(run):
     _, trainer, client, data = run
     trainer.test(client, data, verbose=False)
@@ -109,6 +110,7 @@ def test_backdoor_success_of_the_hybrid_model_is_that_of_its_source(run):
         assert float(metrics["hybrid"]["backdoor_success"][client_id]) in pair
 
 
+@pytest.mark.slow
 def test_backdoor_success_is_logged_with_the_other_metrics(run):
     folder, trainer, client, data = run
     with (folder / "metrics.csv").open(newline="") as file:
@@ -167,6 +169,7 @@ def test_backdoor_success_is_missing_without_samples_of_other_classes(tmp_path):
     assert "test/global/backdoor_success" not in trainer.callback_metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack", [RandomLabels(), Outliers(), ATTACK], ids=lambda a: type(a).__name__
 )
@@ -186,6 +189,7 @@ def test_attack_without_trigger_evaluates_models_once(tmp_path, monkeypatch, att
     assert bool(trainer.federation.session.states._trigger_data) is attack.triggers
 
 
+@pytest.mark.slow
 def test_triggered_samples_are_created_once(tmp_path):
     batch_sizes = []
 

@@ -176,6 +176,7 @@ def test_mean_over_all_clients_includes_those_that_are_left_out(kind):
         assert (end.w - intact.w).abs().max() > 1e-4
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("kind", TERMS_OF_THE_MEAN)
 @pytest.mark.parametrize("sampler", [Cyclic(4), Poisson(0.4), Poisson(0.95)])
@@ -196,6 +197,7 @@ def test_mean_of_the_servers_models_stays_exact_with_full_participation():
     torch.testing.assert_close(end.w, models.mean(0), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @quiet
 @engines
 def test_broken_upload_does_not_change_the_others_of_its_chunk(engine):
@@ -313,6 +315,7 @@ def test_state_of_another_kind_is_neither_kept_nor_proposed(change, state):
     assert not torch.equal(end.w, scaffold_without_the_broken_client().w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_uploads_of_another_float_dtype_are_valid(dtype):
     client = client_of_another_kind(FedAvg, lambda rows: rows.to(dtype))
@@ -341,6 +344,7 @@ def test_client_without_a_proposal_keeps_the_servers_state():
     assert end.server["number"].item() == pytest.approx(1 + 10 * 2 / len(COHORT))
 
 
+@pytest.mark.slow
 @quiet
 @engines
 def test_broken_local_models_are_not_kept(engine):
@@ -351,6 +355,7 @@ def test_broken_local_models_are_not_kept(engine):
     assert broken.states["personal"].isfinite().all()
 
 
+@pytest.mark.slow
 @engines
 def test_federation_warns_once_of_broken_uploads(engine):
     client = breaking_client(FedAvg)
@@ -408,6 +413,7 @@ def breaking_clients(*broken_clients):
     return broken_kind(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
 
 
+@pytest.mark.slow
 @engines
 @pytest.mark.parametrize(
     ("most", "broken_clients", "stops"),
@@ -463,6 +469,7 @@ def test_global_model_stays_without_any_valid_upload():
     assert "train/loss" not in end.reports[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("breakage", BREAKS)
 def test_run_without_a_share_stops_at_the_first_broken_upload(breakage):
     description = {
@@ -488,6 +495,7 @@ def test_broken_uploads_of_byzantine_clients_are_counted_without_a_limit():
 # Aggregators
 
 
+@pytest.mark.slow
 @quiet
 @table_test(
     ("aggregator", "words"),
@@ -573,6 +581,7 @@ class OneIsNaN(pl_fed.attacks.Attack):
         return sent
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:pl_fed left out the uploads")
 @pytest.mark.parametrize("aggregator", [TrimmedMean(), Krum()], ids=["TrimmedMean", "Krum"])
 @pytest.mark.parametrize("expected", [None, 2])

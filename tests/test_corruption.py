@@ -45,6 +45,7 @@ def test_corruption_applies_to_every_client_in_every_round():
         assert set(samples.tolist()) <= set(data.clients.train.samples(context.client).tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("corruption", [Outliers(), GaussianNoise()])
 def test_corruption_equals_an_attack_by_all_clients(corruption):
     """The corruption makes no client Byzantine."""
@@ -69,6 +70,7 @@ def test_byzantine_clients_poison_corrupted_data():
     assert (with_attack.w != corrupted.w).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [GaussianNoise, Outliers, RandomLabels])
 def test_corruption_and_attack_of_one_class_draw_independently(kind):
     data, attack = shared_out(classes(SIZES)), kind()
@@ -125,6 +127,7 @@ def fit_client(folder, **federation):
     return trainer, client, data
 
 
+@pytest.mark.slow
 def test_evaluation_data_stays_clean_and_all_clients_are_in_the_metrics(tmp_path):
     attack = Recording()
     trainer, client, data = fit_client(tmp_path, corruption=attack)

@@ -166,6 +166,7 @@ def test_callback_hooks_are_called_in_order(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_hooks_of_a_resumed_run_are_called_in_order(tmp_path):
     fit(tmp_path, callbacks=[Recorder(), LastCheckpoint(share=1)], max_epochs=1)
     recorder = Recorder()
@@ -282,6 +283,7 @@ def test_round_writes_one_row_with_all_metrics(tmp_path):
         assert all(row.values())
 
 
+@pytest.mark.slow
 def test_log_every_n_steps_counts_rounds(tmp_path):
     """The option delays writing. All rounds are written: see tests/test_logging.py."""
     fit(tmp_path, max_epochs=6, log_every_n_steps=3, check_val_every_n_epoch=2)
@@ -296,6 +298,7 @@ def test_log_every_n_steps_counts_rounds(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_log_every_n_steps_0_logs_no_training(tmp_path):
     fit(tmp_path, log_every_n_steps=0)
     assert not column(tmp_path, "train/loss")
@@ -342,6 +345,7 @@ def test_max_epochs_and_max_steps_count_rounds(tmp_path, arguments, rounds):
     assert trainer.estimated_stepping_batches == rounds
 
 
+@pytest.mark.slow
 def test_max_time_ends_the_run_after_a_round(tmp_path, monkeypatch):
     """A round takes ten seconds. The limit falls into the third round, which ends normally."""
     trainer = make(tmp_path, max_epochs=None, max_time={"seconds": 25})
@@ -350,6 +354,7 @@ def test_max_time_ends_the_run_after_a_round(tmp_path, monkeypatch):
     assert len(column(tmp_path, "val/global/loss")) == trainer.current_epoch == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 def test_timer(tmp_path, monkeypatch, interval):
     timer = Timer(timedelta(seconds=15), interval=interval)
@@ -435,6 +440,7 @@ def test_model_checkpoint(tmp_path, options, arguments, epochs):
     assert names(tmp_path) == [f"epoch={epoch}.ckpt" for epoch in epochs]
 
 
+@pytest.mark.slow
 def test_last_checkpoint_is_saved_by_default(tmp_path):
     epochs = []
 
@@ -458,6 +464,7 @@ def test_last_checkpoint_is_saved_by_default(tmp_path):
     assert torch.equal(untrained.row("global").data, client.row("global").data)
 
 
+@pytest.mark.slow
 def test_last_checkpoint_takes_a_share_of_the_run_time(tmp_path, monkeypatch):
     """A round takes one second and saving two. A share of a fifth saves every ten seconds."""
     now, saves = [0.0], []
@@ -493,6 +500,7 @@ def test_invalid_share_is_refused():
             LastCheckpoint(share)
 
 
+@pytest.mark.slow
 def test_best_checkpoint_is_tested(tmp_path):
     saver = ModelCheckpoint(monitor="mine", filename="{epoch}")
     client = make_client()
@@ -520,6 +528,7 @@ def unthrottled_bar(monkeypatch):
     monkeypatch.setattr("pl_fed.lightning.loop._BAR_SECONDS", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unthrottled_bar")
 @pytest.mark.parametrize("rounds", [{"max_epochs": 2}, {"max_epochs": None, "max_steps": 2}])
 def test_tqdm_shows_rounds_clients_and_accuracy(tmp_path, capsys, rounds):
@@ -544,6 +553,7 @@ def console():
     rich.reconfigure()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unthrottled_bar")
 def test_rich_shows_rounds_clients_and_accuracy(tmp_path, console):
     seen = []
@@ -566,6 +576,7 @@ def test_rich_shows_rounds_clients_and_accuracy(tmp_path, console):
         assert f"val/personal/accuracy: {accuracy:.3f}" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
 def test_bar_of_a_resumed_round_is_complete(tmp_path, capsys, console, bar):
     """The checkpoint holds the round's training, without its validation."""
@@ -583,6 +594,7 @@ def test_bar_of_a_resumed_round_is_complete(tmp_path, capsys, console, bar):
     assert len(column(tmp_path, "val/global/loss")) == trainer.current_epoch == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "moves"), [(0.0, [1, 2, 3] * 2), (1e9, [1, 3, 3])])
 def test_user_progress_bar_gets_the_batches(tmp_path, monkeypatch, seconds, moves):
     """A bar as in Lightning's documentation needs only the hooks."""
@@ -601,6 +613,7 @@ def test_user_progress_bar_gets_the_batches(tmp_path, monkeypatch, seconds, move
     assert seen == [(move, 3) for move in moves]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("summary", [ModelSummary, RichModelSummary])
 def test_model_summary(tmp_path, capfd, caplog, summary):
     with caplog.at_level("INFO"):
@@ -680,6 +693,7 @@ def test_gradients_accumulate_over_minibatches(tmp_path):
         assert torch.equal(resumed.row("global").data, client.row("global").data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overfit", "same"), [(0.0, False), (2, True), (1.0, True)])
 def test_overfit_batches_takes_the_same_batches_in_each_round(tmp_path, overfit, same):
     client = make_client(Watched)
@@ -741,6 +755,7 @@ def test_gradients_are_clipped_by_client_and_by_model(tmp_path, engine):
         assert all(torch.equal(same[model], move) for model, move in free.items())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Error detected in MulBackward0")
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_detect_anomaly_raises_at_nan_gradients(tmp_path, engine):
@@ -800,6 +815,7 @@ def test_schedule_steps_once_a_round_for_each_model(tmp_path, name, engine):
     assert [move > 0 for move in moves["global"]] == [factor > 0 for factor in factors]
 
 
+@pytest.mark.slow
 def test_plateau_schedule_steps_after_each_validation(tmp_path):
     """The schedule does not step in rounds without a validation."""
     client = make_client(
@@ -812,6 +828,7 @@ def test_plateau_schedule_steps_after_each_validation(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_schedule_with_interval_step_steps_once_a_round(tmp_path):
     class Stepwise(FedAvg):
         def configure_optimizers(self):
@@ -828,6 +845,7 @@ def test_schedule_with_interval_step_steps_once_a_round(tmp_path):
 # Evaluation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "clients"), [(1, 2), (2, 4), (9, 6), (0.34, 2), (0, 0)])
 def test_limit_val_batches_counts_batches_of_clients(tmp_path, limit, clients):
     trainer = fit(tmp_path, limit_val_batches=limit, max_epochs=1)
@@ -861,6 +879,7 @@ def fit_results(folder, **arguments):
     return client.state_dict(), personal, metrics
 
 
+@pytest.mark.slow
 def test_sanity_check_changes_no_result(tmp_path):
     weights, personal, metrics = fit_results(tmp_path / "none", num_sanity_val_steps=0)
     for steps in (2, -1):
@@ -870,6 +889,7 @@ def test_sanity_check_changes_no_result(tmp_path):
         assert metrics == checked[2]
 
 
+@pytest.mark.slow
 def test_check_val_every_n_epoch(tmp_path):
     fit(tmp_path, max_epochs=5, check_val_every_n_epoch=2)
     assert [bool(row["val/global/loss"]) for row in rows(tmp_path)] == [False, True] * 2 + [False]
@@ -893,6 +913,7 @@ def test_inference_mode_changes_no_result(tmp_path):
 # Loggers, profilers and other callbacks
 
 
+@pytest.mark.slow
 def test_other_loggers_get_the_numbers_of_metrics_csv(tmp_path):
     loggers = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "tb")]
     fit(tmp_path, logger=loggers)
@@ -929,6 +950,7 @@ def test_profilers_see_the_rounds(tmp_path, profiler, rounds, capfd, caplog):
     assert "run_federated_round" in capfd.readouterr().out + caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("averaging", "weights"),
     [
@@ -951,6 +973,7 @@ def test_weight_averaging_averages_the_models_of_the_rounds(tmp_path, averaging,
     torch.testing.assert_close(validated[-1], expected)
 
 
+@pytest.mark.slow
 def test_device_stats_monitor(tmp_path, monkeypatch):
     """Fixed numbers replace those of psutil. Without psutil Lightning refuses the callback."""
     module = "lightning.pytorch.callbacks.device_stats_monitor._PSUTIL_AVAILABLE"
@@ -1113,6 +1136,7 @@ def test_every_callback_of_lightning_has_a_test_or_a_refusal():
         assert refused.__name__ in REFUSED_CALLBACKS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED_CALLBACKS)
 def test_callback_is_refused_before_data_and_hooks(tmp_path, name):
     refused = REFUSED_CALLBACKS[name]()
@@ -1151,6 +1175,7 @@ def test_remote_checkpoint_folder_is_refused(tmp_path):
 PLATEAU = functools.partial(ReduceLROnPlateau, monitor="val/personal/los")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("watching", "client", "limit", "words"),
     [
@@ -1177,6 +1202,7 @@ def test_unlogged_monitor_is_refused(tmp_path, watching, client, limit, words):
     assert not (tmp_path / "run" / "metrics.csv").exists(), "no round was run"
 
 
+@pytest.mark.slow
 def test_logged_or_lenient_monitor_is_accepted(tmp_path):
     names = ["val/hybrid/accuracy_worst10", "train/loss", "round", "epoch"]
     watching = [
@@ -1211,6 +1237,7 @@ def test_required_hook_without_super_is_refused(tmp_path, hook):
         fit(tmp_path, make_client(client_class), data=data, callbacks=[seen])
 
 
+@pytest.mark.slow
 def test_client_extends_a_required_hook(tmp_path):
     class Mine(FedAvg):
         def on_validation_epoch_end(self):
@@ -1257,6 +1284,7 @@ def test_each_run_has_its_own_folder(tmp_path):
     assert again.run_dir == first.run_dir == Path(again.log_dir)
 
 
+@pytest.mark.slow
 def test_user_checkpoint_io_saves_the_checkpoints(tmp_path):
     class Counting(AtomicCheckpointIO):
         saved = 0

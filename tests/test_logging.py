@@ -131,6 +131,7 @@ def test_delayed_rows_equal_immediate_rows(tmp_path, every, validation):
         assert metrics["round"] == metrics["epoch"] == step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "writes"),
     [(1, list(range(ROUNDS))), (3, [2, 2, 2, 5, 5, 5, 7]), (SELDOM, [7] * ROUNDS), (0, [])],
@@ -159,6 +160,7 @@ def test_rows_are_written_before_a_validation_and_at_the_end(tmp_path):
     assert written == {"validated": list(range(5)), "ended": list(range(ROUNDS))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"every_n_epochs": 2}, {"every_n_train_steps": 2}], ids=["epochs", "steps"]
 )
@@ -178,6 +180,7 @@ def test_rows_are_written_before_a_checkpoint(tmp_path, options):
         assert written_rounds == list(range(step))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:No checkpoint is written")
 @pytest.mark.parametrize("saved", [True, False], ids=["saved", "not saved"])
 @pytest.mark.parametrize("moment", ["on_train_epoch_start", "on_before_optimizer_step"])
@@ -227,6 +230,7 @@ class Watcher(Callback):
         self.losses.append({float(metrics["train/loss"]) for metrics in metric_dicts})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bar", [True, False])
 def test_callback_metrics_are_those_of_the_round(tmp_path, bar):
     watcher = Watcher()
@@ -242,6 +246,7 @@ def test_callback_metrics_are_those_of_the_round(tmp_path, bar):
     assert all(isinstance(value, torch.Tensor) for value in trainer.callback_metrics.values())
 
 
+@pytest.mark.slow
 def test_undefined_numbers_reach_callbacks_but_no_logger(tmp_path):
     """No client of the cohort is benign, and a metric of the user has no value."""
     logger = Recording()
@@ -275,6 +280,7 @@ class Undefined(Metric):
         return torch.tensor(torch.nan)
 
 
+@pytest.mark.slow
 def test_early_stopping_and_best_checkpoint_follow_the_training_loss(tmp_path):
     outcomes = []
     for every in (1, SELDOM):
@@ -301,6 +307,7 @@ class Logs(Ditto):
         self.log("cube", float(self.current_epoch) ** 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3])
 def test_user_metrics_are_in_the_row_of_their_round(tmp_path, every):
     logger = Recording()
@@ -316,6 +323,7 @@ def test_user_metrics_are_in_the_row_of_their_round(tmp_path, every):
     assert rows == sorted(rows), "the row precedes metrics of the end of the round"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3])
 def test_delayed_and_immediate_rows_keep_their_order(tmp_path, every):
     fit(tmp_path, every, callbacks=LearningRateMonitor("epoch"))
@@ -324,6 +332,7 @@ def test_delayed_and_immediate_rows_keep_their_order(tmp_path, every):
     assert all(row["train/loss"] for row in table(tmp_path))
 
 
+@pytest.mark.slow
 def test_user_step_is_the_step_of_the_row(tmp_path):
     class Steps(Ditto):
         def on_train_batch_end(self, outputs, batch, batch_idx):

@@ -36,6 +36,7 @@ def results(trainer, client, data, **kwargs):
     return metrics
 
 
+@pytest.mark.slow
 def test_recreated_data_have_the_same_clients(tmp_path):
     trainer, client = fit_client(tmp_path)
     before = results(trainer, client, trainer.datamodule)
@@ -47,6 +48,7 @@ def test_recreated_data_have_the_same_clients(tmp_path):
     assert all(torch.equal(*pair) for pair in zip(personal, recreated))
 
 
+@pytest.mark.slow
 def test_evaluation_uses_the_samples_of_the_passed_data(tmp_path):
     trainer, client = fit_client(tmp_path)
     before = results(trainer, client, make_data())
@@ -55,6 +57,7 @@ def test_evaluation_uses_the_samples_of_the_passed_data(tmp_path):
     assert results(trainer, client, make_data()) == before
 
 
+@pytest.mark.slow
 def test_training_continues_with_recreated_data(tmp_path):
     """The states of clients and the server's momentum are kept."""
     rows = []
@@ -82,6 +85,7 @@ def test_global_model_is_evaluated_on_other_clients(tmp_path):
     assert "test/global/loss" in results(trainer, client, make_data((19, 17, 15)))
 
 
+@pytest.mark.slow
 def test_checkpoint_restores_its_own_clients(tmp_path):
     trainer, client = fit_client(tmp_path / "one")
     expected = results(trainer, client, make_data())
@@ -90,6 +94,7 @@ def test_checkpoint_restores_its_own_clients(tmp_path):
     assert results(trainer, client, make_data(), ckpt_path=checkpoint) == expected
 
 
+@pytest.mark.slow
 def test_evaluation_by_another_federation_warns(tmp_path):
     trainer, client = fit_client(tmp_path)
     expected = results(trainer, client, make_data())
@@ -103,6 +108,7 @@ def test_evaluation_by_another_federation_warns(tmp_path):
     assert again["test/global/loss"] == expected["test/global/loss"]
 
 
+@pytest.mark.slow
 def test_results_per_client_stay_until_the_next_evaluation(tmp_path):
     """A prediction and further rounds keep the results."""
     trainer, client = fit_client(tmp_path)

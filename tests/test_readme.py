@@ -155,6 +155,7 @@ def folder(tmp_path, monkeypatch, data_folder):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [

@@ -533,6 +533,7 @@ def test_resumed_schedule_that_watches_a_metric_equals_that_of_an_uninterrupted_
     assert expected["learning rates"][0] < 0.1, "the schedule must have lowered the learning rate"
 
 
+@pytest.mark.slow
 def test_resumed_callback_remembers_a_metric_of_an_earlier_round(tmp_path):
     """EarlyStopping looks after each round at a metric that is logged in every third."""
 
@@ -620,6 +621,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 def test_checkpoint_of_another_federation_is_refused(tmp_path):
     run(tmp_path / "run", max_epochs=1)
     for part, (settings, num_clients) in OTHERS.items():
@@ -647,6 +649,7 @@ def test_resume_without_a_checkpoint_is_refused(tmp_path):
         last_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_evaluations_load_the_last_checkpoint_and_refuse_to_run_without_one(tmp_path):
     """The models of a new trainer are untrained."""
     run(tmp_path / "run", max_epochs=1)
@@ -664,6 +667,7 @@ def test_evaluations_load_the_last_checkpoint_and_refuse_to_run_without_one(tmp_
 # Folders of checkpoints, and writing them
 
 
+@pytest.mark.slow
 def test_last_run_is_the_one_saved_last(tmp_path):
     for name in ("a", "b", "c"):
         run(tmp_path / name, max_epochs=1, num_sanity_val_steps=0)
@@ -671,6 +675,7 @@ def test_last_run_is_the_one_saved_last(tmp_path):
     assert last_run(tmp_path) == tmp_path / "b"
 
 
+@pytest.mark.slow
 def test_run_in_a_moved_folder_resumes(tmp_path):
     """Lightning does not recognise its last.ckpt then, and writes last-v1.ckpt."""
     run(tmp_path / "here", callbacks=saver()(), max_epochs=2)
@@ -736,6 +741,7 @@ def test_run_resumed_from_a_large_checkpoint_equals_uninterrupted_run(tmp_path):
     assert list(differences(expected, resumed)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_checkpoint_is_written_and_read_in_pieces(tmp_path, monkeypatch, on_disk):
@@ -781,6 +787,7 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["OnExceptionCheckpoint", "save_on_exception"])
 def test_exception_within_a_round_saves_no_checkpoint(tmp_path, kind):
     """The clients would be ahead of the server, and the last good checkpoint overwritten."""

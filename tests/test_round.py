@@ -44,6 +44,7 @@ def fit(folder, client, federation, rounds):
     trainer.fit(client, shared_out(classes([5, 6, 7, 8])))
 
 
+@pytest.mark.slow
 def test_failed_round_leaves_models_and_states_unchanged(tmp_path):
     client, federation = make_client_and_federation(FailingDitto)
     with pytest.raises(RuntimeError, match="broken"):
@@ -66,6 +67,7 @@ class Counting(Uniform):
         return super().sample(num_clients, sizes, generator)
 
 
+@pytest.mark.slow
 def test_cohort_is_drawn_once(tmp_path):
     """Hooks get a copy of the cohort. Their changes do not affect the round."""
 

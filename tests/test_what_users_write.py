@@ -139,8 +139,8 @@ class Vector(FedAvg):
 @pytest.mark.filterwarnings("ignore:.*cannot be")
 def test_loss_that_is_no_scalar_is_refused(engine):
     words = r"^Expected `training_step` to return scalars but got shape \[2\] for `loss`"
+    data = shared_out(classes([4, 4]), batch_size=4)
     with pytest.raises(ValueError, match=words):
-        data = shared_out(classes([4, 4]), batch_size=4)
         run_rounds(fedavg(Vector), data, engine=engine, tries=True)
 
 
@@ -186,6 +186,7 @@ def test_float_inputs_of_an_embedding_are_refused():
         run_rounds(FedAvg(Embeds()), shared_out(arrays))
 
 
+@pytest.mark.slow
 @table_test(
     ("value", "words"),
     [
@@ -238,6 +239,7 @@ def test_lightning_module_without_training_step_is_refused_as_net(method):
         FedAvg(fedavg())
 
 
+@pytest.mark.slow
 def test_lightning_module_with_only_forward_is_a_net(tmp_path):
     client = fedavg(Ditto, LightningNet)
     trainer = make_trainer(tmp_path)
@@ -319,6 +321,7 @@ def test_forbidden_overrides_of_a_client_are_refused(tmp_path):
         make_trainer(tmp_path).fit(fedavg(own), data)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty", "ignore:No checkpoint is written")
 @pytest.mark.parametrize("monitor", ["val/personal/loss", "train/los"])
 def test_monitor_that_is_never_logged_is_refused(tmp_path, monitor):

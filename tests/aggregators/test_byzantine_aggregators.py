@@ -185,6 +185,7 @@ def test_centered_clipping_equals_the_formula(tau, steps, kind):
 # By hand.
 
 
+@pytest.mark.slow
 def test_krum_without_neighbours_selects_the_first_sampled_client_like_dittos_code():
     """n = 10 and f = 8: no neighbour, all scores are 0, and multi-Krum averages n − f = 2."""
     rows, weights = torch.eye(10).double(), torch.ones(10)
@@ -205,6 +206,7 @@ def test_krum_without_neighbours_selects_the_first_sampled_client_like_dittos_co
         merge(Krum(), rows, 8)
 
 
+@pytest.mark.slow
 def test_first_client_of_dittos_code_is_sampled_by_size():
     """The sampler draws the cohort by size; the order within the cohort ignores size."""
     sizes = torch.from_numpy(np.random.RandomState(0).lognormal(3, 1, 100) + 10).round().long()
@@ -362,6 +364,7 @@ def test_the_geometric_median_on_a_line_is_the_median():
     assert_close(merge(GeometricMedian(), rows).item(), 2.0, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "f"), [(3, 1), (9, 4), (21, 10), (60, 29)])
 def test_the_unit_vectors_to_the_geometric_median_cancel(n, f, kind):

@@ -138,6 +138,7 @@ def test_most_frequently_good_uploads_count_if_none_is_always_good():
     assert rounds > 5, "rounds in which no upload is always good"
 
 
+@pytest.mark.slow
 def test_coordinates_are_drawn_by_seed_round_and_iteration():
     """DnC drops an outlier on one coordinate if it draws that coordinate."""
     rows = torch.zeros(5, 40, dtype=torch.float64)

@@ -106,6 +106,7 @@ def test_infinite_server_tilts_select_the_farthest_and_the_nearest_upload():
     assert_close(merge(TiltedMean(math.inf), -uploads.repeat(2, 1)), -uploads[1])
 
 
+@pytest.mark.slow
 def test_many_small_steps_end_at_the_midpoint_of_the_farthest_uploads():
     """The result is the centre of the smallest ball; two points are the ends of a diameter."""
     uploads = torch.tensor([[4.0, 1.0], [-2.0, 1.0], [1.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
@@ -129,6 +130,7 @@ def test_equal_uploads_are_merged_to_that_upload():
 # By losses
 
 
+@pytest.mark.slow
 @quick
 @given(upload_tables, st.floats(-3, 3), st.integers(0, 99))
 def test_term_equals_its_formula(uploads, t, seed):
@@ -204,6 +206,7 @@ def test_tiny_upload_does_not_stop_fedmgda(tiny):
     assert 0 < result.norm() <= 1 + 1e-6
 
 
+@pytest.mark.slow
 @quick
 @given(upload_tables, st.sampled_from([0.05, 0.1, 0.5, 1.0, math.inf]))
 def test_fedmgda_equals_scipy(uploads, epsilon):
@@ -293,6 +296,7 @@ def client(lr=0.2):
     return FedAvg(seeded(mlp), optimizer=sgd(lr), local_steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("redraw", [False, True])
 def test_weights_use_the_loss_of_the_broadcast_on_the_labels_of_each_client(engine, redraw):
@@ -332,6 +336,7 @@ def test_weights_use_the_loss_of_the_broadcast_on_the_labels_of_each_client(engi
         assert_close(algorithm.row("global").data, w + step, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_zero_tilt_equals_fedavg_exactly(engine):
     data = shared_out(classes(SIZES))

@@ -30,6 +30,7 @@ def random_rows(n, d, seed, attack="none"):
     return rows, root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ["none", "far", "opposite"])
 @pytest.mark.parametrize(("n", "d"), [(2, 1), (7, 20), (15, 40_000)])
 @pytest.mark.parametrize("seed", range(3))

@@ -48,6 +48,7 @@ def fit(folder, rounds, aggregator, ckpt_path=None):
     return client.row("global").data
 
 
+@pytest.mark.slow
 def test_memory_of_any_shape_resumes_bit_for_bit(tmp_path):
     expected = fit(tmp_path / "a", 6, PastSums())
     fit(tmp_path / "b", 3, PastSums())

@@ -139,6 +139,7 @@ def test_buckets_are_drawn_by_seed_and_round():
     assert tuple(again.flatten().tolist()) == buckets[3, 1]
 
 
+@pytest.mark.slow
 def test_any_two_clients_meet_equally_often():
     uploads, met = 2.0 ** torch.arange(6)[:, None].double(), torch.zeros(6, 6)
     for round in range(2000):

@@ -104,6 +104,7 @@ def test_results_equal_the_paper(attack, similarity, share, n):
     assert notes["clipped"] == int((torch.from_numpy(passes) & (norms > norms.quantile(0.5))).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ["opposite", "a little is enough", "far", "short"])
 @pytest.mark.parametrize("similarity", [False, True])
 def test_forged_uploads_are_left_out(attack, similarity):
@@ -146,6 +147,7 @@ def test_no_accepted_upload_gives_a_zero_update():
     assert torch.equal(step(rows.abs(), torch.ones(5), now), rows.abs()[2])
 
 
+@pytest.mark.slow
 def test_no_result_is_longer_than_the_median():
     for seed in range(10):
         rows = make_uploads("noise", seed=seed)
@@ -153,6 +155,7 @@ def test_no_result_is_longer_than_the_median():
         assert merged.norm() <= rows.norm(dim=1).quantile(0.5)
 
 
+@pytest.mark.slow
 def test_the_coordinates_are_drawn_by_seed_and_round():
     rows = make_uploads("noise")
     results = {
@@ -165,6 +168,7 @@ def test_the_coordinates_are_drawn_by_seed_and_round():
     assert len(results) > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
 @pytest.mark.parametrize("seed", range(5))
 def test_clusters_equal_an_independent_mean_shift(n, seed):

@@ -44,6 +44,7 @@ def make_trainer(attack, folder, rounds):
     )
 
 
+@pytest.mark.slow
 def test_resumed_run_restores_the_state_of_the_attack_bit_for_bit(tmp_path):
     def fit(name, attack, rounds, checkpoint=None):
         client = Ditto(seeded(mlp), optimizer=sgd(0.1))
@@ -77,6 +78,7 @@ class TrainedBackwards(Attack):
         return 0.5 * torch.stack(uploads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_attacker_can_train_the_model_on_its_data(engine):
     data, client = shared_out(classes([9, 5, 12])), FedAvg(seeded(mlp), optimizer=sgd(0.1))

@@ -282,6 +282,7 @@ UPLOADS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["std", "sign", "unit"])
 @pytest.mark.parametrize("case", UPLOADS)
 @pytest.mark.parametrize(("attack", "paper"), [(MinMax, paper_min_max), (MinSum, paper_min_sum)])
@@ -399,6 +400,7 @@ def against_krum(honest, copies, byzantine):
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", UPLOADS)
 @pytest.mark.parametrize(("number", "expected"), [(1, 1), (2, 2), (3, 1), (2, 3)])
 def test_fang_against_krum_with_full_knowledge_equals_the_paper(case, number, expected):

@@ -84,6 +84,7 @@ def test_last_checkpoint_is_of_the_last_round_beside_a_best_checkpoint(tmp_path)
     assert torch.equal(client.row("global").data, uninterrupted.row("global").data)
 
 
+@pytest.mark.slow
 def test_another_run_in_the_same_folder_is_refused(tmp_path):
     trainer = quiet_trainer(tmp_path, 2)
     client, data = make_client_and_data()

@@ -67,6 +67,7 @@ def test_config_describes_all_sections(tmp_path):
     assert config["trainer"]["max_epochs"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lam", [1.0, 0.5])
 def test_resumed_run_with_other_arguments_keeps_the_earlier_config(tmp_path, lam):
     before = (run(tmp_path) / FILE).read_text(encoding="utf-8")
@@ -100,6 +101,7 @@ NEW_ARGUMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", [None, "data.batch_size"])
 def test_arguments_that_an_earlier_version_did_not_have_are_no_change(tmp_path, changed):
     path = run(tmp_path) / FILE
@@ -113,6 +115,7 @@ def test_arguments_that_an_earlier_version_did_not_have_are_no_change(tmp_path, 
     assert yaml.safe_load(path.read_text(encoding="utf-8"))["federation"]["storage"]
 
 
+@pytest.mark.slow
 def test_command_line_run_has_only_its_own_config(tmp_path):
     options = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
     net = ["--model=FedAvg", "--model.net=pl_fed.models.LogisticRegression"]

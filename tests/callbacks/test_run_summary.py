@@ -63,6 +63,7 @@ def last_row(folder, prefix):
     }
 
 
+@pytest.mark.slow
 def test_summary_of_a_fit_and_its_test(tmp_path):
     trainer, client, data = fit(tmp_path, attack=RandomLabels(), ids=[1])
     summary = read(tmp_path)
@@ -104,6 +105,7 @@ def test_summary_of_a_fit_and_its_test(tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_resumed_run_counts_the_rounds_before(tmp_path):
     options = {"attack": SignFlipping(), "ids": [1, 2]}
     fit(tmp_path, **options)
@@ -113,6 +115,7 @@ def test_resumed_run_counts_the_rounds_before(tmp_path):
     assert (counts["rounds"], counts["uploads_forged"]) == (3, 6)
 
 
+@pytest.mark.slow
 def test_run_that_fails_has_no_summary_of_its_earlier_part(tmp_path):
     class Failing(SignFlipping):
         def forge(self, honest, own, context):
@@ -249,6 +252,7 @@ def test_folder_without_a_run_is_refused(tmp_path):
         pl_fed.read_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_summary_of_a_fit_that_diverges_says_so(tmp_path):
     with pytest.raises(NonFiniteLossError):
         fit(tmp_path, lr=1e30)

@@ -68,6 +68,7 @@ def make_data():
     return shared_out(classes([9, 5, 12]), val_fraction=0.3)
 
 
+@pytest.mark.slow
 @all_engines
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 def test_global_model_equals_fedavg(engine, alpha):
@@ -80,6 +81,7 @@ def test_global_model_equals_fedavg(engine, alpha):
         )
 
 
+@pytest.mark.slow
 @all_engines
 def test_alpha_one_equals_local_training(engine):
     alone = trained(Local(seeded(mlp), **SETTINGS), make_data(), 3, engine=engine)

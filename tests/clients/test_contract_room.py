@@ -327,6 +327,7 @@ def test_second_order_gradients_equal_those_by_the_hessian():
     torch.testing.assert_close(client.row("global").data, before - 0.2 * step, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_each_candidate_equals_ditto_with_its_lambda_and_learning_rate():
     data = make_data()
     candidates = run(Candidates(seeded(mlp), optimizer=sgd(0.1), local_epochs=2), data)
@@ -337,6 +338,7 @@ def test_each_candidate_equals_ditto_with_its_lambda_and_learning_rate():
         torch.testing.assert_close(candidates["broadcast"], alone["broadcast"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_the_candidate_with_the_lowest_validation_loss_is_the_personal_model(engine):
     data = make_data([12, 9, 15, 2], val_fraction=0.2)
@@ -351,6 +353,7 @@ def test_the_candidate_with_the_lowest_validation_loss_is_the_personal_model(eng
     assert torch.equal(outcome["personal loss"], losses.amin(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ADMM, SendsModels])
 def test_closed_forms_after_the_local_work(kind):
     """The loss is ½ (θ − y)²; the second client takes no part in the first round."""
@@ -418,6 +421,7 @@ def simulate_fedper(steps, trained_layers):
     return server, heads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "trained_layers"),
     [(OwnParts, lambda step: (0, 2)), (Alternating, lambda step: (2,) if step < 2 else (0,))],
@@ -453,6 +457,7 @@ def batch_norm_net():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
+@pytest.mark.slow
 def test_personal_norm_layers_have_personal_statistics():
     """FedBN: the statistics stay with the client unless an algorithm shares them."""
     data = make_data([8, 6, 12, 4])
@@ -514,6 +519,7 @@ class Reporting(Client):
         return super().end_round(client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_end_round_reads_the_means_of_the_steps(engine):
     """The mean over each client's own steps: 0, 1, 2, ... of them."""

@@ -56,6 +56,7 @@ def solve(client, data, rounds, **kwargs):
 TWO = shared_out(points([2.0], [6.0]))
 
 
+@pytest.mark.slow
 @all_engines
 def test_one_step_on_w_and_two_on_v_equal_hand_computed_steps(engine):
     """λ = 1, η = 1/2, so that a step takes v to the mean of y and w^t.
@@ -83,6 +84,7 @@ def test_pull_to_the_live_model_gives_another_result(engine):
     assert solve(client, TWO, rounds=1, engine=engine) == ([2.0], [1.5, 4.5])
 
 
+@pytest.mark.slow
 @all_engines
 def test_more_steps_on_w_than_on_v_equal_hand_computed_steps(engine):
     """r = 2, s = 1. Round 0: w_k = 3/4 y = 1.5, 4.5, v_k = y/2. Round 1 from w = 3: w_k = 2.25,
@@ -92,6 +94,7 @@ def test_more_steps_on_w_than_on_v_equal_hand_computed_steps(engine):
     assert solve(client, TWO, rounds=2, engine=engine) == ([3.75], [2.5, 4.5])
 
 
+@pytest.mark.slow
 @all_engines
 def test_v_has_a_learning_rate_of_its_own(engine):
     """λ = 2, η_v = 1/8: v_k = y/8; then y/8 + (y − y/8 + 2 (2 − y/8)) / 8."""
@@ -100,6 +103,7 @@ def test_v_has_a_learning_rate_of_its_own(engine):
     assert solve(client, TWO, rounds=2, engine=engine) == ([3.0], [0.90625, 1.71875])
 
 
+@pytest.mark.slow
 @all_engines
 def test_absent_client_keeps_its_personal_model(engine):
     """The other's w is 0, 3, 4.5, and its v the mean of 6 and that: 3, 4.5, 5.25."""
@@ -109,6 +113,7 @@ def test_absent_client_keeps_its_personal_model(engine):
     assert solve(started, TWO, 3, engine=engine, sampler=Only(1))[1][0] == 5.0
 
 
+@pytest.mark.slow
 @all_engines
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_momentum_does_not_survive_the_round(engine, momentum):
@@ -128,6 +133,7 @@ def halve_per_round(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
 
+@pytest.mark.slow
 @all_engines
 @pytest.mark.parametrize("schedule_in_trainer", [False, True], ids=["rounds", "trainer"])
 def test_the_learning_rate_follows_the_rounds(tmp_path, engine, schedule_in_trainer):
@@ -165,6 +171,7 @@ def test_a_partial_last_minibatch_counts_as_a_step(engine):
     assert (w, v) == ([expected[1]], [expected[3]])
 
 
+@pytest.mark.slow
 @all_engines
 def test_steps_and_epochs_count_the_same_work(engine):
     """Three samples in minibatches of two: an epoch is two steps."""
@@ -174,6 +181,7 @@ def test_steps_and_epochs_count_the_same_work(engine):
     assert solve(epochs, data, 2, engine=engine) == solve(steps, data, 2, engine=engine)
 
 
+@pytest.mark.slow
 def test_default_round_trains_one_epoch_on_both_models():
     data = shared_out(points([1.0, 3.0, 8.0]), batch_size=2)
     default = ditto(local_steps=None)
@@ -186,6 +194,7 @@ def test_v_takes_as_many_steps_as_w_by_default():
     )
 
 
+@pytest.mark.slow
 @all_engines
 def test_global_model_equals_fedavg(engine):
     """The personal models take nothing from the federation, and give nothing to it."""
@@ -199,6 +208,7 @@ def test_global_model_equals_fedavg(engine):
     assert torch.equal(result.w, expected.w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "server",
     [
@@ -221,6 +231,7 @@ def test_global_model_equals_fedavg_under_any_server(server):
     assert (result.v - default_server.v).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @all_engines
 def test_a_huge_pull_follows_the_global_model(engine):
     """λ = 10⁶ with a learning rate of 1/λ: v is w^t, the model that the round began with."""

@@ -67,6 +67,7 @@ def test_each_candidate_equals_ditto_with_its_lambda():
         torch.testing.assert_close(result.w, expected.w)
 
 
+@pytest.mark.slow
 def test_single_candidate_equals_ditto():
     result = trained(make_client(lams=[0.5]), make_data(), 3)
     settings = {"optimizer": sgd(0.3), "local_epochs": 4}
@@ -77,6 +78,7 @@ def test_single_candidate_equals_ditto():
         assert torch.equal(result.metrics[model]["loss"], expected.metrics[model]["loss"])
 
 
+@pytest.mark.slow
 def test_client_keeps_its_choice_until_its_next_round():
     client = make_client()
     first = trained(client, make_data(), 1, sampler=All())
@@ -91,6 +93,7 @@ def batch_norm_net():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
+@pytest.mark.slow
 def test_statistics_belong_to_the_chosen_model():
     result = trained(make_client(batch_norm_net, min_validation=1), make_data(batch_size=64))
     models = result.federation.session.states.begin(torch.arange(len(SIZES))).models
@@ -115,6 +118,7 @@ def test_invalid_arguments_are_refused(arguments, match):
         DittoChoice(mlp(), **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [0.0, 0.2])
 @pytest.mark.parametrize("kind", [DittoChoice, DittoGreedy])
 @pytest.mark.parametrize("chunk_size", [1, None])

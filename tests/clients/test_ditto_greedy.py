@@ -100,6 +100,7 @@ def test_candidate_steps_use_the_current_learning_rate(rate, best):
         assert client.training_step(batch, 0)["lam"].item() == best
 
 
+@pytest.mark.slow
 def test_single_lambda_equals_ditto():
     settings = {"optimizer": sgd(0.3), "local_epochs": 2, "global_mu": 0.2}
     result = trained(DittoGreedy(seeded(mlp), [0.5], 0.5, **settings), make_data(), 3)
@@ -108,6 +109,7 @@ def test_single_lambda_equals_ditto():
     torch.testing.assert_close(result.kept["personal"], expected.kept["personal"])
 
 
+@pytest.mark.slow
 def test_without_any_validation_data_lambda_is_fixed():
     settings = {"optimizer": sgd(0.3), "local_epochs": 2}
     data = shared_out(classes([7, 3, 10]))

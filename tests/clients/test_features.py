@@ -143,6 +143,7 @@ def test_resumed_and_loaded_run_equals_run_without_stored_features(tmp_path, pre
     assert (results[0][1] - results[1][1]).abs().max() < largest
 
 
+@pytest.mark.slow
 def test_features_are_recomputed_for_a_loaded_body(tmp_path):
     """A federation that has features loads a checkpoint with another body."""
     module = make_data(val_fraction=0.3, test_fraction=0.3)
@@ -193,6 +194,7 @@ class Shifted(Attack):
         return batch._replace(inputs=batch.inputs + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_attack_on_inputs_receives_features(engine):
     client = FedAvg(seeded(lambda: Transfer(True)), optimizer=sgd(0.1))

@@ -72,6 +72,7 @@ def run_federation(net, arrays, folder, lr=0.3, aggregator=None, engine="one_by_
     return client.row("global").data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_one_client_with_one_full_batch_step_equals_gradient_descent(tmp_path, engine):
     net, arrays = seeded(mlp), classes([11])
@@ -90,6 +91,7 @@ def test_clients_of_equal_size_equal_centralised_descent(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_clients_weighted_by_samples_equal_centralised_descent(tmp_path):
     net, arrays = seeded(mlp), classes([2, 9, 5, 1])
     centralised = run_gradient_descent(net, arrays, tmp_path)

@@ -17,6 +17,7 @@ def instance_norm():
     return nn.Sequential(nn.Unflatten(1, (2, 3)), norm, nn.Flatten())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "numbers"),
     [
@@ -42,6 +43,7 @@ def test_clients_keep_every_kind_of_normalisation_layer(norm, numbers):
         assert len(result.v_statistics.unique(dim=0)) == 3
 
 
+@pytest.mark.slow
 def test_frozen_normalisation_equals_fedavg():
     """A frozen layer has no state to keep: FedBN equals FedAvg bit for bit."""
     norm = nn.LayerNorm(6)

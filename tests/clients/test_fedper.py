@@ -67,6 +67,7 @@ def test_rounds_equal_a_loop_over_modules(uncompiled, engine, own, momentum):
     assert torch.equal(result.v[2, :20], result.v[0, :20]) == (own == ["2"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "own"), [(FedPer, ("5",)), (FedPer, ("3", "4")), (FedBN, ("1", "4"))]
 )
@@ -90,6 +91,7 @@ def test_running_statistics_go_with_the_layers(kind, own):
     assert different == (1 if own == ("5",) else len(sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "is_own"), [(None, lambda n: n.startswith("2.")), (["0"], None)])
 def test_own_parts_never_leave_the_client(own, is_own):
     """Uploads are zero there, to the bit, and the server's are as they were at first."""
@@ -127,6 +129,7 @@ def test_no_personal_part_equals_fedavg():
     assert torch.equal(result.v, result.w.expand(4, -1))
 
 
+@pytest.mark.slow
 def test_all_parts_personal_equals_local_training():
     settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
     result = run_rounds(FedPer(seeded(mlp), ["0", "2"], **settings), make_data())

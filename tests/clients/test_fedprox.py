@@ -20,6 +20,7 @@ from pl_fed.clients import Ditto, FedAvg, FedProx
 all_engines = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 
 
+@pytest.mark.slow
 @all_engines
 @pytest.mark.parametrize("mu", [0.0, 0.5, 3.0])
 def test_rounds_equal_hand_computed_rounds(engine, mu):
@@ -41,6 +42,7 @@ def test_rounds_equal_hand_computed_rounds(engine, mu):
     assert float(result.w) == pytest.approx(w, abs=1e-12)
 
 
+@pytest.mark.slow
 @all_engines
 def test_mu_zero_equals_fedavg_bit_for_bit(engine):
     data = shared_out(classes([7, 3, 10]))
@@ -52,6 +54,7 @@ def test_mu_zero_equals_fedavg_bit_for_bit(engine):
     assert torch.equal(plain.w, prox.w)
 
 
+@pytest.mark.slow
 @all_engines
 def test_ditto_with_global_mu_trains_the_global_model_of_fedprox(engine):
     """Ditto's w is FedProx's, and v_k is pulled to it."""
@@ -66,6 +69,7 @@ def test_ditto_with_global_mu_trains_the_global_model_of_fedprox(engine):
     assert not torch.allclose(result.v, plain.v)
 
 
+@pytest.mark.slow
 def test_large_mu_keeps_clients_near_the_global_model():
     data = shared_out(classes([7, 3, 10]))
     reports = [

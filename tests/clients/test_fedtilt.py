@@ -145,6 +145,7 @@ def test_zero_tilts_equal_ditto(uncompiled, engine):
     assert expected.distance(result) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"weight": torch.tensor([1.0, 3.0, 0.5])}, {"ignore_index": 1}]
 )
@@ -160,6 +161,7 @@ def test_class_weights_count_as_repeated_samples(options):
     assert expected.distance(result) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.0, 5.0])
 def test_global_model_equals_fedavg(mu):
     data = shared_out(classes(SIZES), **DITTO_DATA)
@@ -168,6 +170,7 @@ def test_global_model_equals_fedavg(mu):
     torch.testing.assert_close(result.w, expected.w, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_huge_pull_equals_fedavg():
     """Proposition 1, μ → ∞: v_n is the w that the round began with."""
     data = shared_out(classes(SIZES), **DITTO_DATA)
@@ -189,6 +192,7 @@ class SendsPersonal(FedTilt):
         return client.models["personal"].parameters - client.broadcast.parameters
 
 
+@pytest.mark.slow
 def test_uploaded_personal_model_equals_fedprox():
     """Proposition 2, against F_n(w_n) + μ/2 ‖w_n − w^t‖² by itself."""
     arrays, mu = classes(SIZES), 2.0

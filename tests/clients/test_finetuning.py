@@ -26,6 +26,7 @@ def losses_at(models):
     return torch.tensor(means, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("regularizer", ["l2", "fisher"])
 @pytest.mark.parametrize("lam", [0.0, 0.5])
@@ -46,6 +47,7 @@ def test_finetuning_starts_at_the_global_model(engine, regularizer, lam):
     assert result.kept == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nothing", [{"finetune_epochs": 0}, {"finetune_steps": 0}])
 def test_no_finetuning_is_the_global_model(nothing):
     data = shared_out(classes([12, 9, 15]), val_fraction=0.3)
@@ -58,6 +60,7 @@ def test_no_finetuning_is_the_global_model(nothing):
     assert not torch.equal(moved, metrics["personal"]["loss"])
 
 
+@pytest.mark.slow
 def test_global_model_equals_fedavg():
     data = shared_out(classes([7, 3, 10]), val_fraction=0.3)
     settings = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
@@ -67,6 +70,7 @@ def test_global_model_equals_fedavg():
     assert plain.metrics["global"]["loss"].equal(tuned.metrics["global"]["loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "steps"), [(2, 4), (None, 2)])
 def test_epochs_equal_their_number_of_steps_and_one_epoch_is_the_default(epochs, steps):
     """Four training samples in minibatches of two."""

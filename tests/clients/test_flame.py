@@ -165,6 +165,7 @@ def test_messages_are_personal_models_where_rho_is_lam_alpha(pull_to, cohort_siz
     assert min(distances(0.19)) > 1e-4
 
 
+@pytest.mark.slow
 @all_engines
 def test_reference_settings_equal_mean_regularized_and_pfedme_with_a_full_step(engine):
     """ρ = λ α_i and the pull to w^t: θ_i ← steps on f_i + λ/2 ‖θ − w‖², w ← mean of the θ_i.
@@ -263,6 +264,7 @@ def test_steps_end_at_the_first_iterate_within_the_tolerance(engine, weights):
     assert 1 < max(num_steps) < 39
 
 
+@pytest.mark.slow
 def test_tolerance_does_not_change_the_logged_loss():
     plain, solved = (
         after(flame(tolerance=tolerance), DATA, 1)["report"] for tolerance in (None, 1e-30)
@@ -291,6 +293,7 @@ def test_optimizers_that_move_without_a_gradient_are_refused_with_a_tolerance(op
 # The global model of the round before
 
 
+@pytest.mark.slow
 @all_engines
 def test_lagged_global_model_is_the_model_before_the_server_step(engine):
     client = flame(lagged_global=True).double()
@@ -313,6 +316,7 @@ def test_lagged_global_model_is_the_model_before_the_server_step(engine):
     assert not torch.allclose(*losses[-1])
 
 
+@pytest.mark.slow
 def test_lagged_global_model_changes_no_other_model():
     plain, lagged_result = (after(flame(lagged_global=lagged), DATA, 4) for lagged in (True, False))
     for name in ("w", "personal", "local", "dual"):

@@ -57,6 +57,7 @@ def test_rounds_equal_a_dense_simulation(uncompiled, engine, lam):
         torch.testing.assert_close(result.states["personal"], result.v, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_the_global_model_stays_the_mean_of_nets():
     client = L2SGD(seeded(mlp), 0.5, optimizer=sgd(0.1, momentum=0.5), local_epochs=2)
     result = run_rounds(client, shared_out(classes([7, 3, 10, 2, 5])), 12, sampler=Uniform(2))
@@ -64,6 +65,7 @@ def test_the_global_model_stays_the_mean_of_nets():
     assert len(result.v.unique(dim=0)) == 5
 
 
+@pytest.mark.slow
 def test_forged_model_counts_once_in_a_full_cohort():
     """The mean includes the forged model once, also after many rounds."""
     client = L2SGD(Point(), 0.6, criterion=HalfSquares(), optimizer=sgd(0.2), local_steps=3)

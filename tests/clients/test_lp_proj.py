@@ -67,6 +67,7 @@ def test_rounds_equal_algorithm_2(engine, weights, sampler):
         assert float(state["report"]["train/loss"]) == pytest.approx(np.mean(losses), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [All(), Uniform(2)], ids=["all", "2"])
 def test_projection_of_full_dimension_equals_flame(sampler):
     """P is an order and signs then."""

@@ -50,6 +50,7 @@ def simulate(rounds, steps=3, lr=0.25, momentum=0.5, start=2.0):
     return w, v, choice
 
 
+@pytest.mark.slow
 @all_engines
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_rounds_of_two_clients_equal_hand_computed_rounds(engine, momentum):
@@ -70,6 +71,7 @@ def test_rounds_of_two_clients_equal_hand_computed_rounds(engine, momentum):
         assert result.metrics["personal"]["loss"].tolist() == pytest.approx(losses, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_lambda_one_equals_local_training():
     data = shared_out(classes([9, 5, 12]), val_fraction=0.3)
     settings = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
@@ -82,6 +84,7 @@ def test_lambda_one_equals_local_training():
 SIZES = [30, 24, 12, 20, 3]
 
 
+@pytest.mark.slow
 def test_clients_choose_the_best_lambda_or_the_middle_lambda_without_data():
     """Training with a single λ gives the candidate of that λ."""
     arrays, settings = classes(SIZES, seed=3), {"optimizer": sgd(0.5), "local_epochs": 5}

@@ -58,6 +58,7 @@ def test_personal_models_end_between_local_models_and_the_mean():
     torch.testing.assert_close(result.w[0], Y.mean(), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_global_model_stays_the_mean_of_all_clients():
     data, settings = shared_out(classes([7, 3, 10, 2, 5])), {"optimizer": sgd(0.1)}
     result = run_rounds(MeanRegularized(seeded(mlp), **settings), data, 12, sampler=Uniform(2))
@@ -67,6 +68,7 @@ def test_the_global_model_stays_the_mean_of_all_clients():
     assert (cohort_mean.w - cohort_mean.v.mean(0)).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_both_means_are_equal_in_a_full_cohort():
     data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1)}
     clients_mean, cohort_mean = (
@@ -77,12 +79,14 @@ def test_both_means_are_equal_in_a_full_cohort():
     torch.testing.assert_close(clients_mean.v, cohort_mean.v, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_lambda_zero_equals_local_training():
     data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
     result = run_rounds(MeanRegularized(seeded(mlp), 0.0, **settings), data, 3)
     assert torch.equal(result.v, run_rounds(Local(seeded(mlp), **settings), data, 3).v)
 
 
+@pytest.mark.slow
 def test_first_round_trains_the_personal_models_of_ditto():
     data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
     result = run_rounds(MeanRegularized(seeded(mlp), 0.5, **settings), data, 1)

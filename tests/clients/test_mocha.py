@@ -65,6 +65,7 @@ def group_samples(data):
     return result
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(
     seed=st.integers(0, 999),
@@ -170,6 +171,7 @@ def test_similar_clients_help_a_client_with_few_samples():
     assert distances[0.05] < 0.7 * distances[0.0]
 
 
+@pytest.mark.slow
 def test_lambda_zero_equals_local_training():
     data, options = shared_out(classes(SIZES)), {"optimizer": sgd(0.1, momentum=0.5)}
     result = run_rounds(Mocha(seeded(mlp), 0.0, **options), data, 3, sampler=Uniform(2))
@@ -178,6 +180,7 @@ def test_lambda_zero_equals_local_training():
     torch.testing.assert_close(result.w, result.v.mean(0), rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_absent_clients_keep_their_models_bit_for_bit():
     client = Mocha(seeded(mlp), optimizer=sgd(0.1))
     data = shared_out(classes(SIZES))
@@ -235,6 +238,7 @@ def test_invalid_arguments_are_refused(arguments, match):
         Mocha(seeded(mlp), **arguments)
 
 
+@pytest.mark.slow
 def test_a_single_client_is_pulled_to_zero():
     """m = 1: Ω = 1, so that F(v) + λ₁/2 v² has its minimum at y / (1 + λ₁)."""
     client = Mocha(Point(), 0.5, criterion=HalfSquares(), optimizer=sgd(0.2), local_steps=5)

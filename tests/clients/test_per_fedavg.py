@@ -62,6 +62,7 @@ def take_step(client, batch):
     return loss.item(), torch.cat([p.grad.flatten() for p in client.global_model.parameters()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [9, 7, 4, 2, 1])
 @pytest.mark.parametrize(
     ("hessian", "tolerance"), [("exact", 1e-12), ("none", 1e-12), ("difference", 1e-6)]
@@ -101,6 +102,7 @@ def test_smaller_difference_is_more_exact():
     assert errors[0] > 50 * errors[1] > 2500 * errors[2] > 0  # of the second order
 
 
+@pytest.mark.slow
 def test_adaptation_rate_zero_equals_fedavg_on_a_third_of_the_minibatch():
     """Three equal samples in each minibatch, so that a third of it is as good as the whole."""
     arrays = classes([4, 4])
@@ -113,6 +115,7 @@ def test_adaptation_rate_zero_equals_fedavg_on_a_third_of_the_minibatch():
         torch.testing.assert_close(result.w, expected.w, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize(
@@ -141,6 +144,7 @@ def test_clients_are_evaluated_after_adaptation(engine, steps, optimizer):
     torch.testing.assert_close(result.metrics["personal"]["loss"], losses)
 
 
+@pytest.mark.slow
 def test_rounds_minimise_the_loss_after_adaptation():
     """½ (w − α (w − y) − y)² has the gradient (1 − α)² (w − y), and y has the mean 3."""
     data = shared_out(points([1.0] * 3, [5.0] * 3))
@@ -172,6 +176,7 @@ def test_running_statistics_are_refused():
         PerFedAvg(net)
 
 
+@pytest.mark.slow
 def test_empty_parts_of_a_minibatch_are_not_run():
     data = shared_out(classes([5, 4, 1], shape=(2, 2)))
     client = PerFedAvg(seeded(Views), optimizer=sgd(0.1), local_epochs=1)

@@ -71,6 +71,7 @@ def test_rounds_equal_algorithm_1(engine, sampler, beta):
         assert float(state["report"]["train/loss"]) == pytest.approx(np.mean(losses), rel=1e-12)
 
 
+@pytest.mark.slow
 @all_engines
 def test_two_steps_equal_hand_computed_steps(engine):
     """y = 8; λ = 1, K = 1, steps of 1/2 on θ, η = 1/4, R = 2.
@@ -88,6 +89,7 @@ def test_two_steps_equal_hand_computed_steps(engine):
     assert after(client, data, 2, engine=engine)["personal"].tolist() == [[1 + (7 - 0) / 2]]
 
 
+@pytest.mark.slow
 @all_engines
 def test_momentum_acts_on_w_and_weight_decay_on_f(engine):
     """θ_i takes its steps exactly, in any case."""
@@ -149,6 +151,7 @@ def test_optimizers_other_than_sgd_are_refused():
 # As FLAME's paper compares with it
 
 
+@pytest.mark.slow
 @all_engines
 @all_samplers
 def test_epochs_then_one_step_equal_a_dense_simulation(engine, sampler):

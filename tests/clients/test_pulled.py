@@ -49,6 +49,7 @@ def slope(function, at, step=1e-6):
     return np.array([(function(at + way) - function(at - way)) / (2 * step) for way in ways])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])
 @given(seed=st.integers(0, 2**16), size=st.integers(1, 6), lam=st.floats(0, 20))
 @settings(max_examples=15, deadline=None)
@@ -70,6 +71,7 @@ def test_value_and_gradient_equal_the_formula(regularizer, seed, size, lam):
     assert all(p.grad is None for p in client.global_model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regularizer", ["fisher", "kl"])
 def test_pull_vanishes_at_the_centre(regularizer):
     data = shared_out(classes([7, 3, 10]), batch_size=16)
@@ -166,6 +168,7 @@ def test_fisher_is_refused_for_nets_without_per_sample_gradients():
         run_rounds(Ditto(net, regularizer="fisher"), data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])
 def test_scale_of_class_weights_does_not_matter(regularizer):
     results = []

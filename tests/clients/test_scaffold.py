@@ -164,6 +164,7 @@ def test_control_variates_converge_to_the_gradients_at_the_minimum(control):
     assert results.server_states["control"].tolist() == pytest.approx([0.0], abs=1e-6)
 
 
+@pytest.mark.slow
 @all_controls
 def test_learning_rate_zero_changes_no_control_variate(control):
     def warm_up(optimizer):
@@ -197,6 +198,7 @@ def test_reported_loss_is_the_corrected_loss(control):
         assert client.slope_model.value.grad.tolist() == [1.0 - 7.0]  # at x, not at y
 
 
+@pytest.mark.slow
 @all_controls
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 def test_resumed_run_equals_an_uninterrupted_run(control, tmp_path):

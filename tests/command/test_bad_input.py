@@ -485,6 +485,7 @@ def test_refusals_of_lightning_keep_their_text(get_refusal, argument, words):
     assert words in get_refusal(f"--trainer.{argument}")
 
 
+@pytest.mark.slow
 def test_internal_error_is_raised_with_its_traceback(config_folder, monkeypatch):
     def raise_bug(*_, **__):
         raise RuntimeError("a bug")
@@ -494,6 +495,7 @@ def test_internal_error_is_raised_with_its_traceback(config_folder, monkeypatch)
         run()
 
 
+@pytest.mark.slow
 def test_error_of_torch_is_raised_although_it_begins_like_a_refusal(config_folder, monkeypatch):
     def mix_devices(*_, **__):
         torch.empty(2, device="meta") + torch.empty(2)
@@ -507,6 +509,7 @@ def test_error_of_torch_is_raised_although_it_begins_like_a_refusal(config_folde
             run()
 
 
+@pytest.mark.slow
 def test_base_config_runs(config_folder):
     run()
     (folder,) = runs(config_folder)
@@ -579,6 +582,7 @@ def test_second_config_that_is_no_config_is_refused(config_folder, get_refusal, 
     assert wrong in refusal
 
 
+@pytest.mark.slow
 def test_config_may_start_with_a_byte_order_mark(config_folder):
     (config_folder / "tiny.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8-sig")
     run("--trainer.fast_dev_run=true")
@@ -845,11 +849,13 @@ def test_checkpoint_without_training_state_is_refused(config_folder, get_refusal
     assert "save_weights_only" in refusal
 
 
+@pytest.mark.slow
 def test_checkpoint_of_another_server_optimizer_is_refused(checkpoint, get_refusal):
     refusal = get_refusal(checkpoint, "--federation.server_optimizer.class_path=torch.optim.Adam")
     assert "with the server optimizer Adam but got one with SGD" in refusal
 
 
+@pytest.mark.slow
 def test_broken_checkpoint_is_refused(checkpoint, config_folder, get_refusal):
     (config_folder / "half.ckpt").write_bytes((config_folder / "good.ckpt").read_bytes()[:5000])
     (config_folder / "empty.ckpt").touch()
@@ -893,6 +899,7 @@ class Faulty(torch.nn.Module):
             raise RuntimeError(f"a width of {width}\nis odd")
 
 
+@pytest.mark.slow
 def test_failing_class_is_named_with_file_and_line(get_refusal):
     refusal = get_refusal(f"--model.init_args.net={__name__}.Faulty")
     line = Faulty.__init__.__code__.co_firstlineno + 3
@@ -907,6 +914,7 @@ class FaultyLogger(CSVLogger):
         raise OSError("the store is read only")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["{}", "[{{class_path: {}}}]"])
 def test_failing_logger_is_named_with_its_own_error(get_refusal, form):
     refusal = get_refusal(f"--trainer.logger={form.format(f'{__name__}.FaultyLogger')}")
@@ -999,6 +1007,7 @@ def test_object_of_another_class_is_refused(kind):
     assert words in str(get_refusal.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["lr", "momentum", "weight_decay"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e300])
 def test_optimizer_options_must_be_finite(tmp_path, option, value):

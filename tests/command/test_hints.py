@@ -10,6 +10,7 @@ QUICKSTART = ["--config", "configs/quickstart.yaml", "--trainer.max_epochs", "0"
 FRACTION = "for 20 %, set --federation.adversary.fraction 0.2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
@@ -40,6 +41,7 @@ def test_error_is_followed_by_its_hint(arguments, hint, capsys, monkeypatch, req
     assert lines[1:] == ([f"hint: {hint}"] if hint else [])
 
 
+@pytest.mark.slow
 def test_every_synonym_names_an_existing_option(capsys, request, monkeypatch):
     """The hint of a moved option would be wrong."""
     monkeypatch.chdir(request.config.rootpath)
@@ -75,6 +77,7 @@ def test_hint_for_a_layer_by_name_is_a_command_with_names():
     assert hint == f"ditto is one of several layers: run {command}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "suggestion"),
     [

@@ -82,6 +82,7 @@ def test_configs_come_first_in_their_order(words):
     assert [word for word in arranged if word.startswith("--config=")] == names
 
 
+@pytest.mark.slow
 def test_options_before_a_config_win_over_it(capsys):
     """It has batch_size 10 and 60 rounds, and names a class of model."""
     options = ["--data.batch_size", "77", "--trainer.max_epochs=3", "--model", "FedAvg"]

@@ -56,6 +56,7 @@ def test_help_page_names_existing_options(capsys):
             node = node[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROOMS)
 def test_list_has_every_class_that_can_be_made(kind, capsys):
     """The list reads source files; here, the imported classes say the same."""

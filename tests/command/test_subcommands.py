@@ -25,6 +25,7 @@ def parsers(monkeypatch):
     return parsers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS)
 def test_command_line_builds_only_the_parser_of_its_subcommand(parsers, subcommand):
     with pytest.raises(SystemExit):
@@ -33,6 +34,7 @@ def test_command_line_builds_only_the_parser_of_its_subcommand(parsers, subcomma
     assert parser.subcommand == subcommand
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["fot"], ["--config", "fit.yaml"]])
 def test_command_line_without_a_subcommand_knows_all_of_them(parsers, capsys, arguments):
     with pytest.raises(SystemExit):

@@ -68,6 +68,7 @@ def test_modules_of_one_augmentation_have_draws_of_their_own():
     assert is_same.float().mean() == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_engines_and_chunks_agree(engine):
     augment = [RandomFlip(), RandomShift(1)]

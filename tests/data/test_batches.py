@@ -97,6 +97,7 @@ def test_every_pass_takes_every_sample_once(sizes, batch_size, passes, shuffle):
             assert [len(samples) for samples in minibatches[:-1]] == [batch_size] * (per_pass - 1)
 
 
+@pytest.mark.slow
 @quick
 @given(
     sizes=st.lists(st.integers(1, 11), min_size=1, max_size=4),
@@ -189,6 +190,7 @@ def test_orders_differ_between_passes_rounds_clients_and_seeds():
     assert places[0] != places[1]
 
 
+@pytest.mark.slow
 def test_every_sample_comes_first_equally_often():
     """2,000 rounds of 8 samples: every sample is first 250 times, within 5 standard deviations."""
     firsts = [ids(make_batches([8], 1, round=round), 0)[0][0] for round in range(2000)]
@@ -196,6 +198,7 @@ def test_every_sample_comes_first_equally_often():
     assert counts.sub(250).abs().max() < 5 * (2000 * 1 / 8 * 7 / 8) ** 0.5
 
 
+@pytest.mark.slow
 @quick
 @given(st.permutations(range(4)), st.integers(1, 4))
 def test_minibatches_of_a_client_do_not_depend_on_the_chunk(order, length):

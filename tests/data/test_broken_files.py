@@ -35,6 +35,7 @@ WRITER = {"f1": (np.zeros((1, 784)), [3])}
 WITHOUT_USERS = json.dumps({"user_data": {"f1": {"x": [], "y": []}}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -55,6 +56,7 @@ def test_broken_file_of_leaf_is_refused(tmp_path, content, words):
     assert_refused(FEMNIST(root=str(tmp_path)), path, words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", ["the same file", "another file"])
 def test_duplicate_writer_of_leaf_is_refused(tmp_path, again):
     """A second copy would count as further samples, for example in the test part."""

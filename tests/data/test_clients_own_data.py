@@ -104,6 +104,7 @@ def test_a_writer_of_test_images_only_has_no_training_data(idx_root):  # noqa: F
         _ = data.clients
 
 
+@pytest.mark.slow
 @real
 def test_the_real_writers():
     arrays = MNISTWriters().load()

@@ -48,6 +48,7 @@ TOKENS = {"inputs": ["input_ids", "attention_mask"], "padding": {"input_ids": 7}
 TOKENS["padding"]["attention_mask"] = 0
 
 
+@pytest.mark.slow
 def test_columns_keep_their_dtypes_and_are_padded():
     arrays = HuggingFace(make_dataset(), "user", **TOKENS).load()
     rows = columns()
@@ -63,6 +64,7 @@ def test_columns_keep_their_dtypes_and_are_padded():
     assert [arrays.owner_name(int(id)) for id in arrays.client] == rows["user"]
 
 
+@pytest.mark.slow
 def test_inputs_on_disk_are_those_in_memory():
     on_disk = HuggingFace(make_dataset(), "user", **TOKENS, on_disk=True).load()
     in_memory = HuggingFace(make_dataset(), "user", **TOKENS).load()
@@ -91,6 +93,7 @@ def test_real_valued_target():
     assert (arrays.targets.dtype, arrays.num_classes) == (torch.float32, 0)
 
 
+@pytest.mark.slow
 def test_labels_for_partitioners():
     arrays = HuggingFace(make_dataset(), inputs=["pixels"], target="length", labels="label").load()
     assert arrays.labels.tolist() == columns()["label"].tolist()
@@ -112,6 +115,7 @@ def test_images_become_tensors():
     assert arrays.inputs[:, 0, 0, 0].tolist() == [*range(5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_official_parts(tmp_path, on_disk):
     parts = {
@@ -146,6 +150,7 @@ def test_data_set_with_indices_and_another_format():
     assert [arrays.names[k] for k in arrays.client] == columns()["user"][9:4:-1]
 
 
+@pytest.mark.slow
 @table_test(
     ("build", "settings", "error", "words"),
     [
@@ -229,6 +234,7 @@ def test_invalid_settings_are_refused():
         FederatedData(make_dataset())
 
 
+@pytest.mark.slow
 def test_data_set_from_a_config(tmp_path, monkeypatch):
     from pl_fed.command.main import main
 

@@ -216,6 +216,7 @@ def test_error_of_a_plain_data_module_names_the_wrapper(tmp_path):
         trainer.fit(pl_fed.clients.FedAvg(pl_fed.models.MLP(4, [3], 3)), Module())
 
 
+@pytest.mark.slow
 def test_data_module_from_a_config(tmp_path, monkeypatch):
     from pl_fed.command.main import main
 

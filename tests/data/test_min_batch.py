@@ -32,6 +32,7 @@ def test_minibatches_are_those_of_a_pass_cut_by_hand(size, batch_size, min_batch
     assert rule.is_uniform(torch.tensor([size])) == (len(set(pieces)) <= 1)
 
 
+@pytest.mark.slow
 @table_test("sizes", [[9, 8, 12], [1, 8, 12]])
 def test_single_samples_are_refused_before_training_with_the_remedy(sizes):
     client = FedAvg(seeded(batch_norm), optimizer=sgd(0.1))

@@ -85,6 +85,7 @@ def test_fit_on_memory_maps_equals_fit_in_memory(tmp_path, dtype):
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_bytes", [1 << 28, 12 * 4], ids=["all clients", "each client"])
 def test_samples_of_the_next_chunk_are_read_ahead(tmp_path, monkeypatch, read_bytes):
     ahead, trained, gather = [], [], Batches._gather_batch

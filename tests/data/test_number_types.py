@@ -113,6 +113,7 @@ def inputs_of_minibatches(source, precision):
     return batch.inputs, data.clients.inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 def test_inputs_of_64_bits_stay_exact_in_a_run_of_64_bits(name, tmp_path):
     inputs, _ = inputs_of_minibatches(SOURCES[name](tmp_path), "64-true")
@@ -120,6 +121,7 @@ def test_inputs_of_64_bits_stay_exact_in_a_run_of_64_bits(name, tmp_path):
     assert torch.equal(inputs.flatten(), X.flatten())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 def test_run_in_float32_keeps_no_second_copy(name, tmp_path):
     inputs, stored = inputs_of_minibatches(SOURCES[name](tmp_path), "32-true")
@@ -142,6 +144,7 @@ def test_normalization_is_that_of_the_precision_of_the_run(normalize):
     torch.testing.assert_close(exact, (X - mean) / std, rtol=1e-14, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint32, torch.uint64])
 def test_large_integers_are_not_rounded(dtype):
     ids = (torch.arange(12) + 2**24 + 1)[:, None]

@@ -94,6 +94,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "settings"), SETTINGS.values(), ids=SETTINGS)
 def test_engines_agree(dtype, settings):
     data = federated(Noisy(dtype=dtype), **settings)
@@ -104,12 +105,14 @@ def test_engines_agree(dtype, settings):
     assert one_by_one.distance(run_rounds(Ditto(seeded(Scaled), local_epochs=2), frozen, 2)) > 1e-3
 
 
+@pytest.mark.slow
 def test_chunks_agree():
     run = partial(run_rounds, FedAvg(seeded(Scaled)), federated(), 2)
     results = [run(engine=e, chunk_size=size) for e in ("one_by_one", "stacked") for size in (1, 3)]
     assert all(results[0].distance(other) < 1e-10 for other in results[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "settings"), SETTINGS.values(), ids=SETTINGS)
 def test_samples_drawn_anew_are_prepared_like_stored_ones(dtype, settings):
     """A data set that does not draw gives the same numbers, whether it is read again or not."""

@@ -190,6 +190,7 @@ class ReadsFields(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Pair, NamedPair])
 def test_steps_receive_the_dataclass_or_named_tuple_of_their_samples(kind):
     source = LightningData(Parts(kind), client=[k % 3 for k in range(12)])

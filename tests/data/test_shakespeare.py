@@ -43,6 +43,7 @@ def test_missing_text_is_reported_in_one_sentence(tmp_path):
         Shakespeare(str(tmp_path)).load()
 
 
+@pytest.mark.slow
 def test_the_real_text_has_141_roles(real_data):
     if real_data is None:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")

@@ -151,6 +151,7 @@ def test_categories_with_a_dictionary_and_other_types(tmp_path):
     assert arrays.inputs.flatten().tolist() == [1.25, 2.5, 3.75, 4]
 
 
+@pytest.mark.slow
 def test_table_equals_that_of_the_csv_module(tmp_path):
     """A table larger than a block of the reader, with a column whose type changes at its end."""
     draw = np.random.default_rng(0)
@@ -208,6 +209,7 @@ class Wards(nn.Module):
         return self.linear(torch.cat([numbers, self.embedding(ids[:, 0])], 1))
 
 
+@pytest.mark.slow
 def test_a_net_with_embeddings_learns_the_table(tmp_path):
     path = write_patients(tmp_path)
     table = Table(str(path), "readmitted", "hospital", one_hot=["sex"], ids=["ward"])

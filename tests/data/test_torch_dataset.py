@@ -381,6 +381,7 @@ def test_training_of_one_client_equals_training_with_a_dataloader():
         assert torch.allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_data_set_from_a_config(tmp_path, monkeypatch):
     from pl_fed.command.main import main
 

@@ -151,6 +151,7 @@ def test_compiled_engines_without_a_compiler_are_excluded_with_one_warning(clock
     assert tuple(choice.speeds) == EAGER
 
 
+@pytest.mark.slow
 def test_engine_out_of_memory_is_excluded(clock, monkeypatch):
     run = StackedRunner.run
 
@@ -169,6 +170,7 @@ def batch_norm_net():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
+@pytest.mark.slow
 def test_stacked_engines_are_excluded_for_a_net_that_does_not_stack(clock, recwarn):
     clock.seconds["stacked"] = clock.seconds["stacked_compiled"] = 0.1
     clock.seconds["one_by_one_compiled"] = 0.5

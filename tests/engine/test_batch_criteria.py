@@ -164,6 +164,7 @@ def test_stacking_is_refused_for_minibatches_of_several_sizes(uncompiled, kind, 
     assert expected.distance(run_rounds(client, dropped, engine=engine)) < 1e-10
 
 
+@pytest.mark.slow
 @each_kind
 def test_minimised_loss_equals_the_criterion_by_hand(kind):
     client, arrays = make_federation(kind, UNEQUAL, local_steps=1, local_epochs=None)
@@ -180,6 +181,7 @@ def test_minimised_loss_equals_the_criterion_by_hand(kind):
     torch.testing.assert_close(outcome.w, torch.stack(models).mean(0), rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 @each_kind
 @pytest.mark.parametrize("algorithm", [Ditto, Finetuning])
 def test_logged_losses_equal_the_criterion_by_hand(kind, algorithm):
@@ -266,6 +268,7 @@ def test_algorithms_that_need_sample_losses_refuse_batch_criteria(algorithm, opt
         run_rounds(client, shared_out(arrays))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("criterion", "targets"),
     [

@@ -54,6 +54,7 @@ def compare_layouts(function, *tensors):
     return results
 
 
+@pytest.mark.slow
 @given(
     shape=st.tuples(*[st.integers(1, 3)] * 2, *[st.integers(3, 7)] * 2),
     kernel=st.integers(1, 3),
@@ -158,6 +159,7 @@ def test_compiled_run_of_a_net_with_a_view_equals_eager_run(engine):
         assert eager.distance(run(client, engine)) <= 1e-6
 
 
+@pytest.mark.slow
 def test_compiled_steps_pool_with_channels_last(uncompiled):
     run(Ditto(seeded(Viewing), 0.5, optimizer=sgd(0.1), local_epochs=2), "one_by_one_compiled")
     (graph,) = uncompiled

@@ -34,6 +34,7 @@ def calls(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "used"),
     [("one_by_one", "OneByOne"), ("stacked", "StackedRunner"), ("auto", "OneByOne")],
@@ -68,6 +69,7 @@ def test_configured_chunk_size_is_used(name):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("cohort", [1, 3])
 def test_small_clients_run_all_at_a_time(name, cohort):
@@ -79,6 +81,7 @@ def test_small_clients_run_all_at_a_time(name, cohort):
     )
 
 
+@pytest.mark.slow
 def test_large_clients_are_loaded_in_chunks_of_eight_megabytes():
     """These are 38 rows of 220 kB, or one row of 8.8 MB."""
     data = shared_out(classes([1], (1000,), 100))
@@ -120,6 +123,7 @@ def test_chunks_of_a_stack_have_similar_sizes_and_fit_a_cache():
     assert EngineChoice().clients_at_a_time("stacked", work) == 3
 
 
+@pytest.mark.slow
 def test_engine_trains_in_the_dtype_of_the_client():
     client = FedAvg(seeded(mlp), optimizer=sgd())
     for dtype in (torch.float32, torch.float64):
@@ -176,6 +180,7 @@ class ShortOfMemory:
         monkeypatch.setattr(StackedRunner, "run", run_within)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most", "sizes"), [(3, [10, 5, 2, 2, 1, 2, 2, 1]), (1, None)])
 def test_chunks_are_halved_on_a_device_out_of_memory(monkeypatch, most, sizes):
     client, data = Ditto(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes([4] * 10))

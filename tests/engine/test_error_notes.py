@@ -46,11 +46,13 @@ def collect_notes(hook, sampler, **settings):
     return caught.value.__notes__
 
 
+@pytest.mark.slow
 def test_note_of_one_by_one_names_client_and_step():
     notes = collect_notes("training_step", Only(3, 5), engine="one_by_one")
     assert notes == ["In round 1, client 3, local step 2."]
 
 
+@pytest.mark.slow
 def test_note_of_stacked_names_the_clients_of_the_stack():
     notes = collect_notes("training_step", Only(3, 5, 1), engine="stacked", chunk_size=2)
     (note,) = notes
@@ -69,6 +71,7 @@ class BadData(Attack):
         return batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
 def test_note_of_a_compiled_engine_names_the_clients_of_the_chunk(uncompiled, engine):
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=1)
@@ -78,6 +81,7 @@ def test_note_of_a_compiled_engine_names_the_clients_of_the_chunk(uncompiled, en
     assert caught.value.__notes__ == ["In round 1, clients 3, 5."]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("hook", ["begin", "end_round"])
 def test_note_of_an_error_in_a_hook_names_the_hook(engine, hook):

@@ -69,6 +69,7 @@ def test_engines_agree_for_every_optimizer_with_a_kept_state(name):
     assert one_by_one.distance(run_rounds(client, data, **settings)) > 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SGD with dampening", "Adam"])
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
 def test_compiled_engines_agree_with_a_kept_state(name, engine, uncompiled):
@@ -80,6 +81,7 @@ def test_compiled_engines_agree_with_a_kept_state(name, engine, uncompiled):
     assert uncompiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("name", ["SGD with dampening", "AdamW", "RMSprop"])
 def test_client_alone_takes_the_steps_of_one_optimizer(name, engine):
@@ -140,6 +142,7 @@ def test_state_of_a_broken_client_stays_as_before_the_round():
     assert rows[1].isfinite().all()
 
 
+@pytest.mark.slow
 def test_algorithms_with_several_models_and_parts_keep_all_states():
     data = shared_out(classes(SIZES))
     for make in (FedRep, Finetuning):
@@ -182,6 +185,7 @@ def test_optimizer_of_a_user_keeps_numbers_and_tensors_of_any_shape():
     assert outcome.states["global.optimizer"][:, 3:6].tolist() == [[6.0] * 3] * 2
 
 
+@pytest.mark.slow
 def test_single_number_as_parameter_keeps_its_moments_in_a_stack():
     class Single(nn.Module):
         def __init__(self):

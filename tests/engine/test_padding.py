@@ -97,6 +97,7 @@ def test_validation_padding_of_a_client_without_any_is_its_training_sample():
     assert y[0].tolist() == [int(data.targets[first])] * 2
 
 
+@pytest.mark.slow
 def test_algorithm_that_reads_validation_samples_loses_one_client():
     data = overflowing((4,), 1, 1e30, [8, 12, 4, 8], val_fraction=0.25)
     client = DittoGreedy(seeded(group_norm), optimizer=sgd(0.1), local_epochs=2)

@@ -125,6 +125,7 @@ def test_cumulative_average_is_over_the_minibatches_of_the_client():
     assert float(outcome.w_statistics[-1]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [1, 2])
 def test_cumulative_average_does_not_depend_on_chunks_or_other_clients(chunk_size):
     client = Local(batch_norm_net(momentum=None), optimizer=sgd(), local_epochs=2)
@@ -266,6 +267,7 @@ def test_mean_of_statistics_excludes_a_client_with_a_broken_upload(weighting, we
     torch.testing.assert_close(outcome.w_statistics, expected)
 
 
+@pytest.mark.slow
 def test_mapper_starts_every_global_model_with_the_statistics_of_the_server():
     """Client 1 takes part in the second round only."""
     arrays = classes([6, 6])
@@ -298,6 +300,7 @@ class Centred(nn.Module):
         return self.last(x - self.mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "one_by_one_compiled"])
 def test_buffer_outside_the_state_dict_is_not_passed_to_other_clients(engine, uncompiled):
     client, data = Local(seeded(Centred), optimizer=sgd(0.1)), shared_out(classes([9, 7, 5]))

@@ -92,6 +92,7 @@ def test_as_many_steps_as_planned_are_the_same_run():
     ) == 0  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", EAGER)
 def test_steps_of_one_client_have_a_closed_form(engine):
     """A point moves to its client's mean: after k steps of 0.5, 1 − 0.5^k of the way is done."""
@@ -102,6 +103,7 @@ def test_steps_of_one_client_have_a_closed_form(engine):
     assert outcome.w.tolist() == [(0 + 4 + 6) / 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", EAGER)
 def test_client_without_steps_does_not_count_in_the_loss(engine):
     counted = run(budgeted(FedAvg(seeded(mlp), optimizer=sgd(0.1))), engine, rounds=1)
@@ -119,6 +121,7 @@ def only(client, steps):
     return torch.where(torch.arange(len(steps)) == client, steps, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", EAGER)
 def test_round_without_any_step_changes_nothing(engine):
     client = budgeted(Ditto(seeded(mlp), optimizer=sgd(0.1)), torch.zeros(4, dtype=torch.int64))
@@ -144,6 +147,7 @@ def test_control_variate_of_scaffold_stays_without_steps():
     assert controls[[0, 2, 3]].abs().sum(1).gt(0).all()
 
 
+@pytest.mark.slow
 def test_each_model_has_its_own_steps():
     class Personal(Ditto):
         def begin(self, client):
@@ -158,6 +162,7 @@ def test_each_model_has_its_own_steps():
         assert not torch.equal(outcome.v[0], outcome.v[1])
 
 
+@pytest.mark.slow
 def test_steps_may_be_changed_in_place():
     class InPlace(FedAvg):
         def begin(self, client):

@@ -146,6 +146,7 @@ def test_one_by_one_warns_of_no_unstackable_client(recwarn):
     assert not [warning for warning in recwarn if RUN_ONE_BY_ONE in str(warning.message)]
 
 
+@pytest.mark.slow
 def test_error_in_the_objective_is_raised():
     class Broken(FedAvg):
         def training_step(self, batch, batch_idx):
@@ -190,6 +191,7 @@ def test_training_step_with_a_reserved_output_name_is_refused(name, engine):
             run_rounds(client, shared_out(classes(SIZES)), engine=engine)
 
 
+@pytest.mark.slow
 def test_every_new_client_of_a_federation_is_checked():
     federation = Federation(All(), engine=EngineOptions("stacked"), seed=0)
     data = shared_out(classes(SIZES), batch_size=5)

@@ -72,6 +72,7 @@ def point_federation(steps=1, lam=0.0, start=10.0, **settings):
     return client, make_federation(client, data, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("lam", [0.0, 0.5])
 def test_adaptation_of_a_point_by_hand(steps, lam):
@@ -119,6 +120,7 @@ def test_engines_and_chunks_agree_on_adaptation(uncompiled, engine, chunk_size):
     torch.testing.assert_close(losses(federation, client), first, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_byzantine_client_adapts_to_poisoned_data():
     data = shared_out(classes([30, 30]), val_fraction=0.3)
     client = Adapted(seeded(mlp), adaptation=LocalWork(epochs=3), optimizer=sgd(0.5)).double()
@@ -147,6 +149,7 @@ def run_fits(folder, module, *epochs):
     return metrics, [table for tables in trainer.predict(client, module) for table in tables]
 
 
+@pytest.mark.slow
 def test_resumed_run_with_adaptation_equals_uninterrupted_run(tmp_path):
     module = shared_out(classes([12, 9, 15, 11]), val_fraction=0.3, test_fraction=0.3)
     metrics, tables = run_fits(tmp_path / "whole", module, 3)

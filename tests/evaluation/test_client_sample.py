@@ -30,6 +30,7 @@ def test_share_is_rounded_up(share, clients):
     assert ClientSample.draw(share, torch.ones(10, dtype=int), 0).is_drawn.sum() == clients
 
 
+@pytest.mark.slow
 def test_every_client_is_drawn_equally_often():
     sizes, draws = torch.ones(10, dtype=int), 2000
     counts = sum(ClientSample.draw(3, sizes, seed).is_drawn.int() for seed in range(draws))
@@ -71,6 +72,7 @@ def read(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_validation_sees_the_sample_and_test_all_clients(tmp_path):
     run_fit(tmp_path / "all", None)
     trainer = run_fit(tmp_path / "sample", 3)
@@ -105,6 +107,7 @@ def test_validation_has_batches_of_drawn_clients_only():
     assert lengths == [2, 7]
 
 
+@pytest.mark.slow
 def test_training_does_not_depend_on_the_sample(tmp_path):
     models = [
         run_fit(tmp_path / str(number), number).lightning_module.state_dict()
@@ -113,6 +116,7 @@ def test_training_does_not_depend_on_the_sample(tmp_path):
     assert all(models[0][name].equal(models[1][name]) for name in models[0])
 
 
+@pytest.mark.slow
 def test_resumed_run_validates_the_same_clients(tmp_path):
     run_fit(tmp_path / "one", 0.4, rounds=2)
     run_fit(tmp_path / "two", 0.4, rounds=1)
@@ -133,6 +137,7 @@ def test_sample_without_validation_data_is_refused():
         make_federation(2).setup(Ditto(seeded(mlp), optimizer=sgd(0.1)), data, "fit")
 
 
+@pytest.mark.slow
 def test_metrics_do_not_depend_on_the_size_of_evaluation_batches(tmp_path):
     tables = []
     for size in (1, 3, None):

@@ -81,6 +81,7 @@ def to_float64(data):
     return data.to(torch.device("cpu"), torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1024, 3, 1])
 @pytest.mark.parametrize("part", ["train", "val", "test"])
 @pytest.mark.parametrize("model", ["global", "personal"])
@@ -288,6 +289,7 @@ def test_logged_metrics_equal_those_of_the_models(tmp_path, kind, precision):
 # Stacked
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=7),
@@ -434,6 +436,7 @@ def hybrid_metrics(client, data, store, part, judge):
     return {name: metric.per_client() for name, metric in metrics.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["val", "test"])
 @pytest.mark.parametrize("seed", range(4))
 def test_hybrid_model_is_the_better_model_of_a_client_on_validation_data(part, seed):
@@ -471,6 +474,7 @@ def test_hybrid_model_of_real_valued_targets_is_chosen_by_loss():
     assert actual["hybrid"]["loss"].equal(best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "selection", "fraction", "expected"),
     [

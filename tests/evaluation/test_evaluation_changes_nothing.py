@@ -164,6 +164,7 @@ def kept_values(client):
     return state, generators
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [FedAvg, Ditto])
 @pytest.mark.parametrize("kind", CHANGES)
 def test_training_is_the_same_with_and_without_evaluations(tmp_path, kind, algorithm):
@@ -281,6 +282,7 @@ class StopAtOnce(StopByHand):
     begin = 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "word"),
     [
@@ -317,6 +319,7 @@ class CountInFile(Validated):
         return 1
 
 
+@pytest.mark.slow
 def test_values_that_an_evaluation_changes_outside_of_the_module_are_said(tmp_path):
     sentence = rf"`validation_step` and its hooks of CountInFile change `{__name__}.TOUCHED` outs"
     with pytest.warns(UserWarning, match=sentence):
@@ -340,6 +343,7 @@ class Swap(Validated):
         self.net[0].bias.data.copy_(self.own)
 
 
+@pytest.mark.slow
 def test_evaluation_of_other_weights_that_puts_the_own_ones_back_is_accepted(tmp_path):
     trainer, client, _ = fit(Swap, tmp_path, 1)
     assert trainer.federation.metrics("val")["global"].per_client()["number"].tolist() == [0, 0, 0]
@@ -360,6 +364,7 @@ class WithoutLoss(Stateful):
         return self.loss(batch)
 
 
+@pytest.mark.slow
 def test_training_step_never_runs_on_samples_of_an_evaluation(tmp_path):
     WithoutLoss.seen.clear()
     trainer, client, data = fit(WithoutLoss, tmp_path, 1, Ditto)
@@ -371,6 +376,7 @@ def test_training_step_never_runs_on_samples_of_an_evaluation(tmp_path):
             assert bool((training.double() == row.double()).all(1).any())
 
 
+@pytest.mark.slow
 def test_without_a_loss_of_the_evaluation_there_is_no_metric_of_it(tmp_path):
     trainer, client, data = fit(WithoutLoss, tmp_path, 1, Ditto)
     trainer.test(client, data, verbose=False)

@@ -152,6 +152,7 @@ def test_table_of_pairs_corrects_seeds_and_clients_separately():
     assert count_tests(pairs[:1]) == "All 1 comparisons: 1 tests over seeds"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [Uniform(2), BySize(2)])
 def test_cohorts_are_those_of_a_run(tmp_path, sampler):
     rounds, seed = 4, 3

@@ -54,6 +54,7 @@ def federations(draw):
     return torch.tensor(correct), size
 
 
+@pytest.mark.slow
 @given(federations())
 def test_no_clients_exceed_the_bounds(federation):
     correct, size = federation
@@ -78,6 +79,7 @@ def test_no_clients_exceed_the_bounds(federation):
     assert is_possible(larger, groups, clients, sample_std=True)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=6), st.integers(2, 11))
 def test_bounds_are_attained_by_errors_in_one_group(errors, groups):
     correct = torch.full((len(errors), groups), 7)
@@ -110,6 +112,7 @@ def test_groups_of_unequal_size_exceed_the_bounds():
     assert bound_minority_share(figures) == pytest.approx(0.01)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 20), st.integers(1, 20), st.data())
 def test_share_of_the_smaller_group_is_bounded(smaller, larger, data):
     smaller, larger = sorted((smaller, larger))

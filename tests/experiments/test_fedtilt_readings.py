@@ -120,6 +120,7 @@ def test_agreement_is_counted_by_data_set():
     assert count(compared, "mnist", ["Ditto"], METRICS) == "–"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Precision loss")  # equal differences of σ
 def test_pairs_are_runs_of_equal_seeds():
     results = ClientResults(

@@ -258,6 +258,7 @@ def test_table_counts_agreeing_figures():
     assert "FLAME: 2 of 3 figures agree" in report.tables(results, compared)
 
 
+@pytest.mark.slow
 def test_pages_show_the_current_tables():
     """The test fails for new rows: run python -m experiments.summary."""
     for page, blocks in summary.texts().items():

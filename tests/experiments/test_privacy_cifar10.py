@@ -68,6 +68,7 @@ class StandIn:
         return seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", experiment.PRIVACY)
 def test_config_builds(privacy, tmp_path, capsys):
     """The command line accepts the config; the noise is that of all 3000 rounds."""
@@ -113,6 +114,7 @@ def test_evaluate_is_exact():
     assert net.training
 
 
+@pytest.mark.slow
 def test_turns_write_rows_and_resume(tmp_path, monkeypatch):
     """Each turn has a row of each library; a resumed run neither repeats nor misses a turn."""
     stand_in = StandIn()

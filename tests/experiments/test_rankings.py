@@ -139,6 +139,7 @@ def test_ditto_is_compared_by_each_clients_own_lam():
     assert over_fixed.second_clients == [0.5, 0.6, 0.5, 0.6]
 
 
+@pytest.mark.slow
 def test_clients_of_table_draws_take_part_as_often_as_cohorts_have_places():
     for table, config in TABLES.items():
         counts = draws.count_table_draws(table, 0)
@@ -197,6 +198,7 @@ def test_curves_with_more_clients_per_round_leave_out_fewer():
     assert absent[0] > absent[1] >= absent[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -14,6 +14,7 @@ from pl_fed.aggregators import Mean
 from pl_fed.clients import FedAvg
 
 
+@pytest.mark.slow
 def test_campaign_takes_the_shares_of_each_kind_in_turn(tmp_path, monkeypatch):
     def describe(draw, folder):
         return f"draw {draw.random()}", ""
@@ -34,6 +35,7 @@ def test_campaign_takes_the_shares_of_each_kind_in_turn(tmp_path, monkeypatch):
     assert len({row["case"] for row in tables[0]}) == 6
 
 
+@pytest.mark.slow
 def test_fault_of_a_shared_fork_is_that_of_its_own_case(tmp_path, monkeypatch):
     def end_at_times(draw, folder):
         if draw.random() < 0.5:
@@ -63,6 +65,7 @@ def test_campaign_goes_on_and_counts_failures(tmp_path, monkeypatch):
     assert f"| soak | 5 | {len(failed)} | {expected} |" in campaign.make_table(rows)
 
 
+@pytest.mark.slow
 def test_fork_returns_results_errors_and_ends():
     assert forks.call_in_fork(lambda: 7, 10) == (7, "")
     assert forks.call_in_fork(lambda: 1 / 0, 10).failure.startswith("ZeroDivisionError")
@@ -81,6 +84,7 @@ class Remembering(FedAvg):
         return upload
 
 
+@pytest.mark.slow
 def test_interference_is_found(monkeypatch):
     monkeypatch.setattr(interference, "ALGORITHMS", {"FedAvg": Remembering})
     monkeypatch.setattr(interference, "NEIGHBOURS", {"other": lambda x, y: (x + 1, y)})

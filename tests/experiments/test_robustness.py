@@ -107,6 +107,7 @@ def test_tables_of_the_report():
     assert "- stamps, Krum, 0.2: ValueError: too few" in lines
 
 
+@pytest.mark.slow
 def test_pictures_of_the_report(tmp_path):
     rows = [
         *ROWS,

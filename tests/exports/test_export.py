@@ -256,6 +256,7 @@ def test_exported_models_load_without_pl_fed(folder):
         assert torch.equal(tensor, saved[f"global_model.{name}"])
 
 
+@pytest.mark.slow
 def test_manifest_has_models_and_input_preparation(folder):
     _, about = export(folder, "--client", "4", "3")
     assert [entry["client"] for entry in about["models"]] == [4, 3], "in the requested order"
@@ -314,6 +315,7 @@ def test_selection_by_validation_takes_the_model_with_the_better_accuracy(folder
     assert set(chosen) == {"global", "personal"}, "otherwise the test compares no choice"
 
 
+@pytest.mark.slow
 def test_selected_global_model_is_exported_for_a_client(folder):
     out, about = export(folder, "--client", "2", "--global", "--select", "global")
     assert [entry["model"] for entry in about["models"]] == ["global", "global"]
@@ -424,6 +426,7 @@ def test_export_loads_only_requested_rows_and_defaults_of_unsampled_clients(tmp_
         assert torch.equal(torch.cat([tensor.flatten() for tensor in own.values()]), row)
 
 
+@pytest.mark.slow
 def test_client_subset_io_loads_only_rows_of_its_clients(run):
     subset, complete = (
         ClientSubsetIO(torch.tensor(ids)).load_checkpoint(checkpoint(run))["federation"]["store"][
@@ -438,6 +441,7 @@ def test_client_subset_io_loads_only_rows_of_its_clients(run):
         assert torch.equal(row, all_rows[client])
 
 
+@pytest.mark.slow
 def test_export_maps_a_large_checkpoint(folder, monkeypatch):
     """Lightning's command line does not load it either, in its search for hyperparameters."""
     loads = []
@@ -456,6 +460,7 @@ def test_export_maps_a_large_checkpoint(folder, monkeypatch):
 # From Python
 
 
+@pytest.mark.slow
 def test_model_of_a_federation_is_an_independent_copy(tmp_path):
     """Changes of the copies do not affect the federation."""
     net = nets.Busy()
@@ -562,6 +567,7 @@ def test_invalid_arguments_are_refused_in_one_sentence(case, folder, capsys, tmp
     assert not (folder / "exports").exists()
 
 
+@pytest.mark.slow
 def test_files_that_are_not_checkpoints_are_refused(folder, capsys, tmp_path):
     (tmp_path / "text.ckpt").write_text("hello")
     np.savez(tmp_path / "arrays.npz", x=np.zeros(3))
@@ -595,6 +601,7 @@ def test_checkpoint_moved_with_its_config_is_exported(folder, tmp_path):
     assert all(torch.equal(*pair) for pair in zip(*(path.values() for path in states)))
 
 
+@pytest.mark.slow
 def test_run_of_a_machine_with_gpus_is_exported(folder, tmp_path):
     """The config asks for GPUs."""
     (tmp_path / "last.ckpt").write_bytes(checkpoint(folder).read_bytes())
@@ -606,6 +613,7 @@ def test_run_of_a_machine_with_gpus_is_exported(folder, tmp_path):
     assert (out / "client_1.pt").exists()
 
 
+@pytest.mark.slow
 def test_checkpoint_with_slashes_in_its_name_is_exported(folder, tmp_path):
     below = tmp_path / "checkpoints" / "epoch=2-val" / "personal" / "accuracy=0.708.ckpt"
     below.parent.mkdir(parents=True)
@@ -680,6 +688,7 @@ def test_interrupted_export_leaves_no_files(folder, monkeypatch):
     assert (beside / "mine").exists()
 
 
+@pytest.mark.slow
 def test_export_into_a_nonempty_folder_is_refused(folder, capsys):
     (folder / "full").mkdir()
     (folder / "full" / "mine.txt").write_text("mine")
@@ -709,6 +718,7 @@ def test_create_atomically_leaves_no_partial_folder(tmp_path):
     assert (tmp_path / "a" / "b").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
+@pytest.mark.slow
 def test_export_writes_only_into_its_folder(folder, tmp_path, monkeypatch):
     """By default a new folder in the run's; the config's loggers and callbacks have no part."""
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}

@@ -32,6 +32,7 @@ matrices = arrays(
 WHOLE = st.integers(-5, 5)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(rows=matrices)
 def test_median_and_order_against_numpy(rows):
@@ -129,6 +130,7 @@ def test_clipped_rows_are_copies_within_the_bound():
 MANY = 1 << 18  # numbers that are merged at a time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "d"), [(1, 3), (2, 64), (3, MANY // 3 + 70), (10, 30_001), (100, 5_300), (300, 2_000)]
 )
@@ -176,6 +178,7 @@ def mean_around_median_by_sorting(column, count):
     return (inside.sum() + 0.5 * first.sum() + 0.5 * second.sum()) / count
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(
     rows=arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=8), elements=WHOLE),

@@ -1,5 +1,6 @@
 """Work that is shared out: all of it, fairly, and at home where that is fair."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ def test_no_work_gives_no_owners():
     assert balance_work(torch.ones(0), torch.ones(0, dtype=torch.int64), parts=2).tolist() == []
 
 
+@pytest.mark.slow
 @quick
 @given(shared=pieces())
 def test_excess_of_a_part_is_at_most_a_piece(shared):
@@ -56,6 +58,7 @@ def test_excess_of_a_part_is_at_most_a_piece(shared):
     assert done.max() <= max(1.02 * done.mean(), done.min() + largest)
 
 
+@pytest.mark.slow
 @quick
 @given(shared=pieces(), factor=st.sampled_from([0.5, 2.0, 1024.0]))
 def test_unit_of_work_does_not_matter(shared, factor):

@@ -40,6 +40,7 @@ def test_number_of_clients_in_a_tail_is_computed_in_integers():
     assert worst_mean(torch.arange(100.0), percent=7) == 3  # 0.07 · 100 in floats is above 7
 
 
+@pytest.mark.slow
 @several
 @given(values=accuracies, percent=st.integers(1, 100))
 def test_tails_against_numpy(values, percent):
@@ -48,6 +49,7 @@ def test_tails_against_numpy(values, percent):
     assert best_mean(doubles(values), percent).item() == pytest.approx(ordered[-tail:].mean())
 
 
+@pytest.mark.slow
 @several
 @given(values=accuracies)
 def test_spread_against_numpy(values):
@@ -62,6 +64,7 @@ def test_jain_index_by_hand():
     assert jain_index(doubles([0.0, 0.0])).item() == 1
 
 
+@pytest.mark.slow
 @several
 @given(values=st.lists(st.integers(0, 100), min_size=1, max_size=40))
 def test_jain_index_is_between_1_over_n_and_1(values):
@@ -77,6 +80,7 @@ def test_class_std_by_hand():
     assert spread[2].isnan()
 
 
+@pytest.mark.slow
 @several
 @given(data=st.data(), classes=st.integers(1, 6))
 def test_class_std_against_numpy(data, classes):

@@ -33,6 +33,7 @@ def length(vectors, weights):
     return float((weights @ vectors).square().sum())
 
 
+@pytest.mark.slow
 @quick
 @given(problems())
 def test_weights_are_feasible_and_as_short_as_those_of_scipy(problem):
@@ -57,6 +58,7 @@ def test_weights_are_feasible_and_as_short_as_those_of_scipy(problem):
         assert length(vectors, weights) == pytest.approx(solution.fun * scale, abs=1e-6 * scale)
 
 
+@pytest.mark.slow
 @quick
 @given(problems(largest=20))
 def test_weights_satisfy_the_kkt_conditions(problem):
@@ -70,6 +72,7 @@ def test_weights_satisfy_the_kkt_conditions(problem):
         assert float(falls.max() - rises.min()) <= 1e-12 * max(float(products.abs().max()), 1e-300)
 
 
+@pytest.mark.slow
 @quick
 @given(problems(), st.integers(0, 1000))
 def test_order_of_vectors_does_not_matter(problem, seed):

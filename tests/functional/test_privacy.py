@@ -41,6 +41,7 @@ def test_square_root_of_the_prefix_sums():
     torch.testing.assert_close(root @ root, torch.ones(9, 9, dtype=torch.float64).tril())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("separation", "rounds"), [(1, 6), (2, 9), (2, 13), (3, 10), (3, 16), (5, 9), (20, 7)]
 )
@@ -86,6 +87,7 @@ def test_split_noise_keeps_the_budget(noise, share):
     assert 1 / (2 * count) ** 2 == pytest.approx(share / noise**2)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(norms=st.lists(st.floats(0, 1e150), min_size=1), clip_norm=st.floats(1e-6, 1e6))
 def test_clipped_norms_are_at_most_the_clipping_norm(norms, clip_norm):

@@ -16,6 +16,7 @@ def projection_matrix(projection, long):
     return projection.double()(torch.eye(long, dtype=torch.float64)).T
 
 
+@pytest.mark.slow
 @given(lengths, st.integers(0, 5))
 def test_rows_are_orthonormal_and_columns_have_one_entry(both, seed):
     long, short = both
@@ -27,6 +28,7 @@ def test_rows_are_orthonormal_and_columns_have_one_entry(both, seed):
     assert sizes.max() - sizes.min() <= 1
 
 
+@pytest.mark.slow
 @given(lengths)
 def test_projection_and_lift_are_products_with_the_matrix_and_its_transpose(both):
     long, short = both
@@ -64,6 +66,7 @@ def test_projection_under_vmap_equals_projection_of_all_rows():
     assert torch.equal(torch.vmap(projection.lift)(few), projection.lift(few))
 
 
+@pytest.mark.slow
 def test_squared_lengths_are_preserved_on_average():
     """E ‖P x‖² = ‖x‖² · short / long over the seeds, within 4 standard errors (of 0.5 / 20)."""
     x = torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -23,6 +23,7 @@ def distances(draw):
     return upper + upper.T
 
 
+@pytest.mark.slow
 @quick
 @given(apart=distances(), data=st.data())
 def test_closest_set_is_the_first_set_of_smallest_diameter(apart, data):
@@ -41,6 +42,7 @@ def test_closest_set_excludes_outliers(n, f):
     assert closest_set(torch.cdist(rows, rows), f).tolist() == expected
 
 
+@pytest.mark.slow
 @quick
 @given(apart=distances(), f=st.integers(0, 3), data=st.data())
 def test_krum_selection_equals_a_loop(apart, f, data):
@@ -65,6 +67,7 @@ def test_scores_without_neighbours_are_zero():
     assert krum_scores(torch.ones(3, 3) - torch.eye(3), 0).tolist() == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 @quick
 @given(data=st.data(), numbers=st.lists(st.integers(0, 3), min_size=1, max_size=9))
 def test_order_is_by_number_and_then_by_client(data, numbers):

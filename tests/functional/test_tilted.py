@@ -72,6 +72,7 @@ def test_one_level_equals_decimal_arithmetic(values, tilt, data):
     assert_near(gradient, slopes)
 
 
+@pytest.mark.slow
 @quick
 @given(losses, tilts)
 def test_weights_equal_the_gradient(values, tilt):
@@ -83,6 +84,7 @@ def test_weights_equal_the_gradient(values, tilt):
     assert float(actual.sum()) == pytest.approx(1, abs=1e-12)
 
 
+@pytest.mark.slow
 @quick
 @given(losses, tilts, tilts, st.data())
 def test_two_levels_equal_decimal_arithmetic(values, tau, lam, data):
@@ -122,6 +124,7 @@ def test_two_levels_equal_decimal_arithmetic(values, tau, lam, data):
     assert_near(gradient, expected_gradient, rtol=1e-10 + 4 * EPS * finite * max(values))
 
 
+@pytest.mark.slow
 @quick
 @given(losses, tilts, st.data())
 def test_two_levels_with_equal_tilts_equal_one_level(values, tilt, data):
@@ -228,6 +231,7 @@ def test_empty_mask_gives_zero_loss_and_gradient(tilt):
         assert not gradient.any()
 
 
+@pytest.mark.slow
 @quick
 @given(losses, st.lists(tilts, min_size=2, max_size=6))
 def test_a_larger_tilt_gives_no_smaller_mean(values, tilts):
@@ -264,6 +268,7 @@ def test_second_derivatives(tau, lam):
 PAIRS = [(0.0, 0.0), (2.0, -3.0), (math.inf, 1e-5), (-200.0, -math.inf)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tau", "lam"), PAIRS)
 def test_vmap_and_tracing_equal_a_loop_over_clients(tau, lam):
     draw = torch.Generator().manual_seed(0)

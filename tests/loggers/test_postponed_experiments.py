@@ -98,6 +98,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "find", "sentence"), REFUSED.values(), ids=REFUSED)
 def test_refused_resume_changes_no_file_and_begins_no_experiment(
     tmp_path, settings, find, sentence
@@ -115,6 +116,7 @@ def test_refused_resume_changes_no_file_and_begins_no_experiment(
         assert logger.begun == 1
 
 
+@pytest.mark.slow
 def test_run_without_a_limit_of_broken_clients_goes_on_with_a_destroyed_model(tmp_path):
     federation = {"max_rejected": 1.0}
     fit(tmp_path, federation=federation)

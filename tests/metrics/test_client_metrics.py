@@ -84,6 +84,7 @@ def assert_same(actual, expected, **tolerance):
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 
 
+@pytest.mark.slow
 @quick
 @given(evaluation=evaluations())
 def test_against_numpy(evaluation):
@@ -98,6 +99,7 @@ def test_names_equal_the_documented_names():
     assert list(metric.compute()) == NAMES
 
 
+@pytest.mark.slow
 @quick
 @given(evaluation=evaluations(), order_seed=st.integers(0, 100))
 def test_clients_may_be_evaluated_in_any_order_and_in_parts(evaluation, order_seed):
@@ -181,6 +183,7 @@ def two_processes(evaluation):
     return halves
 
 
+@pytest.mark.slow
 @quick
 @given(evaluation=evaluations())
 def test_joined_processes_equal_a_single_process(evaluation):

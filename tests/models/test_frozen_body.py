@@ -28,6 +28,7 @@ def test_one_channel_is_repeated(net):
     torch.testing.assert_close(net(image), net(image.expand(-1, 3, -1, -1)))
 
 
+@pytest.mark.slow
 def test_weights_from_a_file(tmp_path):
     torch.manual_seed(1)
     body = resnet18(weights=None)
@@ -51,6 +52,7 @@ def test_unknown_names_are_refused(arguments):
         FrozenBody(**arguments)
 
 
+@pytest.mark.slow
 def test_absent_weights_have_several_names():
     assert all(
         FrozenBody(weights=weights).head.in_features == 512 for weights in (None, "none", "None")
@@ -68,6 +70,7 @@ def test_failed_download_of_weights_is_reported(monkeypatch, tmp_path):
         FrozenBody(weights="DEFAULT")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"no weights", {"weight": torch.ones(2)}, [1.0]])
 def test_file_without_weights_is_refused(content, tmp_path):
     file = tmp_path / "weights.pth"

@@ -13,6 +13,7 @@ from pl_fed.models import LinearSVM
 HINGE = nn.MultiMarginLoss(margin=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [False, True])
 @given(seed=st.integers(0, 2**16), size=st.integers(1, 8), scale=st.floats(0.01, 10))
 @settings(max_examples=25, deadline=None)
@@ -61,6 +62,7 @@ def test_weight_decay_is_the_norm_of_the_svm():
     torch.testing.assert_close(run_rounds(client, data, rounds=5).w, w)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:Clients are run one by one")
 def test_clients_with_linear_svms_are_stacked():
     data = shared_out(classes([9, 4, 6], num_classes=2))

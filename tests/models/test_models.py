@@ -67,6 +67,7 @@ def public_classes():
                     yield member
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", list(public_classes()))
 def test_every_public_class_is_exported_and_tested_here(member):
     assert getattr(pl_fed.models, member.__name__, None) is member
@@ -81,6 +82,7 @@ def test_number_of_parameters(make, shape, num_classes, num_parameters):
     assert sum(parameter.numel() for parameter in make().parameters()) == num_parameters
 
 
+@pytest.mark.slow
 @each_net
 def test_logits_and_gradients(make, shape, num_classes, num_parameters):
     torch.manual_seed(0)
@@ -96,6 +98,7 @@ def test_logits_and_gradients(make, shape, num_classes, num_parameters):
         assert parameter.grad.abs().max() > 0, name
 
 
+@pytest.mark.slow
 @each_net
 def test_nets_of_several_clients_under_vmap(make, shape, num_classes, num_parameters):
     torch.manual_seed(0)
@@ -116,6 +119,7 @@ def test_nets_of_several_clients_under_vmap(make, shape, num_classes, num_parame
             )
 
 
+@pytest.mark.slow
 @each_net
 def test_eval_mode_is_deterministic(make, shape, num_classes, num_parameters):
     net, x = make().eval(), torch.randn(4, *shape)

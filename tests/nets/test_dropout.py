@@ -203,6 +203,7 @@ def test_activation_checkpointing_of_a_layer_used_twice_is_refused():
         gradient(Checkpointed(True, twice=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_clients_with_equal_samples_have_different_masks(engine):
     targets, owners = torch.zeros(12, dtype=torch.int64), torch.arange(12) // 6

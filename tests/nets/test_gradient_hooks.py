@@ -47,6 +47,7 @@ def train(register, steps=2):
     return torch.stack(ends), data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("register", [clamp, shrink])
 @pytest.mark.parametrize(
     "engine",

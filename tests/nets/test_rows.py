@@ -36,6 +36,7 @@ def flatten(module):
 # Layout
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(
     st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=5),

@@ -50,6 +50,7 @@ def test_accumulator_starts_at_eps_squared():
     assert Yogi([weight]).defaults["initial_accumulator"] == pytest.approx(1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(
     seed=st.integers(0, 1000),

@@ -12,6 +12,7 @@ def test_largest_remainders_by_hand():
     assert counts.tolist() == [5, 1, 4]
 
 
+@pytest.mark.slow
 @given(
     total=st.integers(0, 1000),
     weights=st.lists(st.floats(0, 100), min_size=1, max_size=9).filter(lambda w: sum(w) > 1e-6),

@@ -11,6 +11,7 @@ def shares(beta, seed, num_clients=5):
     return torch.stack([LABELS[part].bincount(minlength=10) for part in parts], dim=1) / 200
 
 
+@pytest.mark.slow
 def test_shares_have_the_variance_of_the_dirichlet_law():
     # Each share has mean 1/K and variance (1/K)(1 - 1/K) / (Kβ + 1).
     for beta in (0.5, 2.0):

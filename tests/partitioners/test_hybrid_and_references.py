@@ -95,6 +95,7 @@ def test_dirichlet_of_the_reference_equals_the_numpy_draw():
     assert all(part.unique().numel() == len(part) for part in parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients", "beta", "min_size"),
     [(150, 0.5, 10), (170, 0.5, 10), (150, 5.0, 10), (900, 0.5, 1), (50, 1e-3, 30), (2, 0.5, 800)],

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from pl_fed.partitioners import IID
@@ -16,6 +17,7 @@ def test_real_valued_targets_of_any_shape_are_accepted():
     assert [len(part) for part in test] == [2, 2, 2]
 
 
+@pytest.mark.slow
 def test_every_client_receives_every_sample_equally_often():
     generator = torch.Generator().manual_seed(0)
     counts = torch.zeros(4, 8)

@@ -213,6 +213,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_mistake_is_raised_before_training(name):
     hook, wrong, error, match = WRONG[name]
@@ -276,6 +277,7 @@ def test_trial_changes_nothing():
         client.read("broadcast")
 
 
+@pytest.mark.slow
 def test_trial_provides_validation_data():
     client = DittoGreedy(seeded(mlp), optimizer=sgd(0.1))
     set_up(client, val_fraction=0.4)

@@ -31,6 +31,7 @@ def adam(params):
     return torch.optim.Adam(params, lr=0.1)
 
 
+@pytest.mark.slow
 @table_test(("name", "arguments"), MEANS.items())
 @table_test("first", [[], [Clipping()]])
 @table_test("then", [Mean, GeometricMedian])
@@ -41,6 +42,7 @@ def test_mean_over_all_clients_refuses_weighting_by_samples(name, arguments, fir
     set_up(name, arguments, then(), pre_aggregators=first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments"), MEANS.items())
 def test_mean_over_all_clients_warns_of_another_server_optimizer(name, arguments):
     match = f"The global model of {name} is the mean over all clients only if"

@@ -65,6 +65,7 @@ def set_up(module, client=FedAvg, sizes=SIZES, **options):
     return federation, algorithm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_accepted_modules_equal_federated_averaging_by_hand(uncompiled, name, engine):
@@ -81,6 +82,7 @@ def test_accepted_modules_equal_federated_averaging_by_hand(uncompiled, name, en
         torch.testing.assert_close(outcome.w_statistics, expected_statistics, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @table_test("name", REFUSED)
 def test_refused_modules_are_named_before_training(name):
     kind, words = REFUSED[name]
@@ -92,6 +94,7 @@ def test_refused_modules_are_named_before_training(name):
     assert all(torch.equal(tensor, before[n]) for n, tensor in module.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", [FedAvg, Ditto])
 def test_trial_changes_nothing_of_an_accepted_module(client):
     module = seeded(ACCEPTED["ReplacedScale"])
@@ -134,6 +137,7 @@ class LateTarget(LateCounter):
         return self.loss(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"), [(LateCounter, "n"), (LateList, "rounds"), (LateTarget, "target.0.bias")]
 )
@@ -209,6 +213,7 @@ def new_trainer(folder, rounds=3, **options):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "word"),
     [
@@ -275,6 +280,7 @@ class LateCalls(Stateful):
         return self.loss(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Calls, LateCalls])
 def test_values_outside_of_the_module_are_said(tmp_path, kind):
     trainer = new_trainer(tmp_path, rounds=2)
@@ -305,6 +311,7 @@ def linear():
     return nn.Linear(4, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_buffers_of_a_criterion_begin_anew_with_every_client(engine):
     arrays = classes([6, 6, 6])
@@ -348,6 +355,7 @@ class GlobalDraws(Stateful):
         return self.loss(batch) * (0.5 + random.random() + float(np.random.rand()))  # noqa: NPY002
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_draws_of_python_and_numpy_have_the_key_of_the_client(engine):
     data = shared_out(classes(SIZES), batch_size=8)

@@ -86,6 +86,7 @@ def test_any_cohorts_compose_gaussian_mechanisms(noise, count, delta, separation
     assert expected < by_rdp
 
 
+@pytest.mark.slow
 @given(log_deviation=st.floats(-2.5, 4), log_delta=st.floats(-12, -0.01))
 def test_epsilon_of_a_gaussian_mechanism_is_the_library_s_bit_for_bit(log_deviation, log_delta):
     deviation, delta = 10**log_deviation, 10**log_delta
@@ -102,6 +103,7 @@ def test_bound_of_epsilon_is_exact_without_sampling(kind):
         assert bound == accountant.epsilon(1.3, rounds)
 
 
+@pytest.mark.slow
 def test_accountings_of_any_cohorts_agree():
     participation = Participation("any", 1000, 10)
     exact, by_pld = (Accountant(participation, 1e-5, kind) for kind in ("auto", "pld"))
@@ -145,6 +147,7 @@ def test_calibration_is_saved_and_announced():
     assert "ε = 3 after 30 rounds, which may take 20 s; later runs" in sentences[0]
 
 
+@pytest.mark.slow
 def test_broken_file_of_saved_results_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("PL_FED_CACHE", str(tmp_path))
     expected = Accountant(Participation("any", 99, 5), 1e-5, "pld").epsilon(4.0, 3)
@@ -185,6 +188,7 @@ def test_results_without_a_writable_folder(tmp_path, monkeypatch):
     assert Accountant(Participation("any", 99, 5), 1e-5, "pld").epsilon(4.0, 3) > 0
 
 
+@pytest.mark.slow
 def test_number_of_rounds_within_a_budget():
     own = Accountant(Participation("without_replacement", 1000, 50), 1e-5)
     count = own.count_rounds(2.0, 3.0, limit=1000)

@@ -111,6 +111,7 @@ def test_buckets_are_equally_likely_and_independent_between_rounds_and_seeds():
         assert abs(float(excess) - cells) < 5 * math.sqrt(2 * cells)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(
     data=st.data(),
@@ -168,6 +169,7 @@ def test_noise_of_the_buckets_is_independent_with_the_deviation_of_one_sum():
     assert float((torch.corrcoef(noise) - torch.eye(8)).abs().max()) < 5 / numel**0.5
 
 
+@pytest.mark.slow
 def test_global_model_moves_by_the_aggregator_of_the_rows():
     federation, optimizer = build(privacy=in_buckets(), aggregator=Recorder())
     set_cohort(federation, 1, 3, 6)
@@ -178,6 +180,7 @@ def test_global_model_moves_by_the_aggregator_of_the_rows():
     assert report["train/cohort"] == 3
 
 
+@pytest.mark.slow
 def test_an_aggregator_sees_released_values_only():
     adversary = Adversary(SignFlipping(), ids=[2, 4], knowledge="own")
     federation, optimizer = build(
@@ -281,6 +284,7 @@ def test_resume_with_another_number_of_buckets_is_refused():
             build(privacy=other, aggregator=aggregator)[0].load_state_dict(saved)
 
 
+@pytest.mark.slow
 def test_epsilon_is_that_of_one_sum():
     federation, optimizer = build(privacy=in_buckets(), aggregator=Median())
     for round in range(2):
@@ -335,6 +339,7 @@ def test_wrong_options_are_refused(options, words):
         DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-5, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [Uniform(5), All()], ids=["Uniform", "All"])
 def test_other_samplers_run(sampler):
     federation, optimizer = build(privacy=in_buckets(), aggregator=Median(), sampler=sampler)

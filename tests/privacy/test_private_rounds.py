@@ -183,6 +183,7 @@ def test_resume_with_other_privacy_settings_is_refused(settings, words):
         other.load_state_dict(federation.state_dict())
 
 
+@pytest.mark.slow
 def test_resume_with_another_sampler_or_without_privacy_is_refused():
     saved = build()[0].state_dict()
     other, _ = build(sampler=Poisson(0.25))
@@ -214,6 +215,7 @@ def test_target_epsilon_determines_noise_and_ends_the_run():
     assert federation.budget_is_spent()
 
 
+@pytest.mark.slow
 def test_run_stops_before_epsilon_is_exceeded():
     limited = private(stop_at_epsilon=4.0, noise_multiplier=2.0)
     federation, optimizer = build(privacy=limited, sampler=All(), rounds=1000)
@@ -225,6 +227,7 @@ def test_run_stops_before_epsilon_is_exceeded():
     assert run(federation, optimizer, round)[1]["privacy/epsilon"] > 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 4.0, 20.0], ids=str)
 def test_further_fits_end_at_the_smaller_budget(limit):
     """A second fit for more rounds reaches neither ``epsilon`` nor ``stop_at_epsilon`` again."""
@@ -317,6 +320,7 @@ def first_update(**settings):
     return run(federation, optimizer)[0] * len(SIZES), federation
 
 
+@pytest.mark.slow
 def test_runs_of_one_seed_have_fresh_noise_by_default():
     """With equal noise, (4 a − b) / 3 would be the sum of the uploads."""
     a, first = first_update(noise_seed=None)
@@ -327,6 +331,7 @@ def test_runs_of_one_seed_have_fresh_noise_by_default():
     assert "noise_seed" not in first.privacy_statement()
 
 
+@pytest.mark.slow
 def test_noise_seed_repeats_a_run_and_the_statement_says_so():
     (a, first), (b, _) = (first_update(noise_seed=7) for _ in range(2))
     assert torch.equal(a, b)
@@ -357,6 +362,7 @@ def test_noise_of_a_checkpoint_without_a_noise_seed_is_that_of_the_federation():
     assert federation.session.rounds.privacy.noise_seed == federation.seed
 
 
+@pytest.mark.slow
 def test_statement_names_the_unit_and_the_mechanism():
     federation, optimizer = build(privacy=private(noise_multiplier=1.5))
     run(federation, optimizer)
@@ -388,6 +394,7 @@ def test_each_round_uses_fresh_noise_and_a_fresh_cohort():
     assert next_report["privacy/epsilon"] > report["privacy/epsilon"]
 
 
+@pytest.mark.slow
 def test_budget_does_not_begin_again_with_another_client_or_other_data():
     """The rounds of the second run would have the noise of the first."""
     data, settings = shared_out(classes(SIZES)), RunSettings(rounds=3)
@@ -514,6 +521,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @table_test(("settings", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_has_no_theorem_is_refused_before_training(settings, words):
     with pytest.raises(ValueError, match=words):
@@ -558,6 +566,7 @@ ALLOWED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", ALLOWED.values(), ids=ALLOWED)
 def test_what_has_a_theorem_runs(settings):
     federation, optimizer = build(**settings)

@@ -63,6 +63,7 @@ def test_nothing_shared_is_selected_by_clients_metrics():
     }
 
 
+@pytest.mark.slow
 def test_each_refusal_is_one_sentence_with_expectation_and_finding():
     rows = [(name, refusal) for name, refusal, _ in algorithm_rows()]
     rows += [(name, refusal) for name, _, refusal in algorithm_rows()]

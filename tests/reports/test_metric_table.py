@@ -78,6 +78,7 @@ CELLS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(CELLS, min_size=3, max_size=3), min_size=1, max_size=8))
 def test_plain_rows_are_read_as_cell_by_cell(rows):
     text = "".join(f"{','.join(row)}\r\n" for row in rows)

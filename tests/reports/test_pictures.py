@@ -103,6 +103,7 @@ def test_ranks_leave_out_clients_without_samples(make_groups, tmp_path):
     assert clients.rank_clients(group, "global_accuracy").values.tolist() == [[0.2, 0.4]]
 
 
+@pytest.mark.slow
 def test_pictures_show_losses_for_real_valued_targets(make_groups, tmp_path):
     make_groups(*seeds((0.5, 0.75)))
     without_accuracy(tmp_path / "run00")
@@ -136,6 +137,7 @@ def test_pictures_show_losses_for_real_valued_targets(make_groups, tmp_path):
     check_pictures(personal, picture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("losses", "ends"),
     [
@@ -160,6 +162,7 @@ def test_losses_below_zero_are_drawn(make_groups, tmp_path, losses, ends):
     check_pictures(picture)
 
 
+@pytest.mark.slow
 def test_many_clients_give_a_small_picture(make_groups):
     groups = make_groups(*seeds(tuple(k / 5000 for k in range(5000)), models=("global",)))
     (picture,) = clients.draw_distributions(groups)
@@ -170,6 +173,7 @@ def test_many_clients_give_a_small_picture(make_groups):
 # Classes
 
 
+@pytest.mark.slow
 def test_accuracy_by_class_equals_hand_computed_values(make_groups):
     """Class 0 has the accuracies of the benign clients. Class 1 has accuracy 1."""
     (group,) = make_groups(*seeds((0.5, 0.75, 0.0, 0.25), byzantine=[2]))
@@ -206,6 +210,7 @@ def test_runs_without_classes_have_no_picture_of_classes(make_groups):
 # Means and spreads
 
 
+@pytest.mark.slow
 def test_each_group_and_model_has_a_point(make_groups):
     groups = make_groups(*seeds((0.2, 0.4), (0.6, 0.8)), ({"data.num_clients": 7}, {}))
     (picture,) = spread.draw_spread(groups)
@@ -227,6 +232,7 @@ def test_legend_is_sorted_by_group_number(make_groups):
     assert [text.get_text() for text in legend.get_texts()] == [group.title for group in groups]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.floats(0, 400), st.floats(0, 300)), min_size=1, max_size=40, unique=True)
 )
@@ -267,6 +273,7 @@ def attacked_run(name, share, accuracy, changes=None, clients=10):
     }
 
 
+@pytest.mark.slow
 def test_robustness_lines_run_over_the_byzantine_share(make_groups):
     groups = make_groups(
         ({}, {"accuracy": (0.9,)}),
@@ -457,6 +464,7 @@ def test_robustness_draws_no_picture_without_attacks(make_groups):
 # Rounds
 
 
+@pytest.mark.slow
 def test_curves_have_the_validated_rounds(make_groups):
     groups = make_groups(*seeds((0.2, 0.4), (0.6, 0.8)))
     personal, other = curves.draw_validation(groups)
@@ -510,6 +518,7 @@ def test_privacy_budget_is_drawn_under_the_name_that_says_a_simulation(make_grou
     assert list(curves.draw_privacy(groups[2:])) == []
 
 
+@pytest.mark.slow
 def test_only_drawn_group_is_named_in_a_report_of_several(make_groups):
     empty = {"tested": False, "extra": {"time/round": None}}
     groups = make_groups(({}, empty), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
@@ -524,6 +533,7 @@ def drawn_lines(picture):
     return picture.figure.axes[0].get_lines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "label"),  # beside runs with 0.5 s a round
     [(200, b">100<"), (3, b">2<"), (0.51, b">0.504<")],
@@ -594,6 +604,7 @@ def test_line_styles_are_distinct():
     assert len({line_style(place)["marker"] for place in range(FEW)}) == FEW
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-0.5, 1.5), min_size=1, max_size=40), st.floats(0.001, 0.2))
 def test_spaced_places_keep_their_order_and_distance(places, gap):
     spaced = space_out(sorted(places), gap)

@@ -1,5 +1,6 @@
 """Identity and differences of configs."""
 
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ MEDIAN = {"class_path": "pl_fed.aggregators.Median"}
 LABELS = {"class_path": "pl_fed.attacks.RandomLabels", "init_args": {"redraw": True}}
 
 
+@pytest.mark.slow
 @given(
     st.fixed_dictionaries(
         {},

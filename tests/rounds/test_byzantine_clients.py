@@ -263,6 +263,7 @@ def test_attack_with_own_knowledge_sees_no_other_uploads():
         assert secret.numel() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("aggregator", "numbers"),
     [(Median(), NUMBERS), (TrimmedMean(), NUMBERS), (Krum(), [1, 2, 3, 99, 5, 6, 7, 8])],
@@ -314,6 +315,7 @@ def test_simulated_merges_are_not_logged():
 # Context of the aggregator
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -386,6 +388,7 @@ class NaNs(Attack):
         return torch.zeros_like(own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedAvg, Scaffold])
 def test_client_with_broken_training_proposes_no_server_state(kind):
     def net():
@@ -439,6 +442,7 @@ def test_client_without_an_upload_forges_nothing():
     assert outcome.reports[0]["train/forged"] == 0
 
 
+@pytest.mark.slow
 @table_test(
     ("gives", "got"),
     [
@@ -535,6 +539,7 @@ def test_resumed_run_has_the_same_byzantine_clients(tmp_path, settings):
             assert torch.equal(value, resumed.callback_metrics[name]), name
 
 
+@pytest.mark.slow
 def test_test_of_a_checkpoint_excludes_the_last_byzantine_clients(tmp_path):
     full, _ = run_training(tmp_path / "a", 3, **SEARCH)
     trainer, client, data = make_run(tmp_path / "b", **SEARCH)
@@ -546,6 +551,7 @@ def test_test_of_a_checkpoint_excludes_the_last_byzantine_clients(tmp_path):
         assert torch.equal(trainer.callback_metrics[name], full.callback_metrics[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [SEARCH, DRAWN])
 def test_metrics_include_benign_clients_only(tmp_path, settings):
     trainer, _ = run_training(tmp_path, 3, **settings)

@@ -19,6 +19,7 @@ def set_up(name, arguments, *defence, **settings):
     Federation(All(), *defence, seed=0, **sections(**settings)).setup(client, DATA, "fit")
 
 
+@pytest.mark.slow
 def test_warning_if_the_fraction_rounds_to_no_client():
     with pytest.warns(
         UserWarning, match=r"No client is Byzantine: `federation.adversary.fraction` = 0.1"
@@ -44,6 +45,7 @@ def test_fraction_is_rounded_down(fraction, clients, expected):
     assert int(draw_byzantine(fraction, clients, seed=0).sum()) == expected
 
 
+@pytest.mark.slow
 def test_rounding_of_the_fraction_loses_no_byzantine_client():
     for num_clients in range(1, 101):
         for count in range(num_clients + 1):

@@ -88,6 +88,7 @@ def data():
 PLACES = ["begin", "training_step", "end_round"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_exception_ends_the_run_with_client_and_round(place):
     with pytest.raises(OSError, match="a broken file") as caught:
@@ -95,6 +96,7 @@ def test_exception_ends_the_run_with_client_and_round(place):
     assert any("round 0, client 2" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [None, 1, 3])
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("place", PLACES)
@@ -118,6 +120,7 @@ def run_with_ids(net, ids, engine, **settings):
     return run_rounds(FedAvg(seeded(net), optimizer=sgd(0.1)), data, engine=engine, **settings)
 
 
+@pytest.mark.slow
 def test_failure_in_a_stack_leaves_the_numbers_of_the_others():
     """The failing client's place in the stack is taken, so that the others' rounding stays."""
     settings = {"engine": "stacked", "on_client_error": "leave_out"}
@@ -128,6 +131,7 @@ def test_failure_in_a_stack_leaves_the_numbers_of_the_others():
     assert one.distance(alone) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["stacked", pytest.param("stacked_compiled", marks=SLOW)])
 @pytest.mark.parametrize("ids", [4, 9, -1])
 def test_id_beyond_an_embedding_reaches_no_other_clients_table(ids, engine):
@@ -167,6 +171,7 @@ def batch_norm():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
 
 
+@pytest.mark.slow
 def test_private_run_goes_on_with_a_warning_before_and_in_the_round():
     """Client 3 has 5 samples, so a minibatch of one, on which BatchNorm fails."""
     privacy = DifferentialPrivacy(clip_norm=0.1, noise_multiplier=1.0, delta=0.01)

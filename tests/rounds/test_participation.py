@@ -64,6 +64,7 @@ def column(path):
     return [int(row["rounds"]) for row in read_rows(path)]
 
 
+@pytest.mark.slow
 def test_rounds_are_counted_and_written(tmp_path):
     federation, messages = run_fit_and_test(tmp_path)
     assert federation.participation.tolist() == ROUNDS
@@ -76,6 +77,7 @@ def test_rounds_are_counted_and_written(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_metrics_are_also_over_the_clients_that_took_part(tmp_path):
     """The table of clients gives the same numbers, for every model."""
     run_fit_and_test(tmp_path, attack=RandomLabels(), ids=[0, 2])
@@ -94,6 +96,7 @@ def test_metrics_are_also_over_the_clients_that_took_part(tmp_path):
                 assert actual == pytest.approx(value, abs=1e-6), (model, name, ending)
 
 
+@pytest.mark.slow
 def test_validations_count_the_clients_that_never_took_part(tmp_path):
     trainer, *_ = run_fit(tmp_path, cohorts=[[0, 1, 2], [3, 4, 5], [0, 1, 2], [3, 4, 5]])
     assert not [name for name in trainer.callback_metrics if "trained" in name], "outdated"
@@ -102,6 +105,7 @@ def test_validations_count_the_clients_that_never_took_part(tmp_path):
     assert [bool(row["val/personal/accuracy_trained"]) for row in rows] == [True] + [False] * 3
 
 
+@pytest.mark.slow
 def test_global_model_replaces_untrained_models_by_option(tmp_path):
     """Only the clients that never took part are affected; the rounds are the same."""
     plain, _ = run_fit_and_test(tmp_path / "own")
@@ -130,6 +134,7 @@ def test_unknown_replacement_of_untrained_models_is_refused():
         pl_fed.Federation(untrained_models="x")
 
 
+@pytest.mark.slow
 def test_resumed_run_continues_the_counts(tmp_path):
     run_fit(tmp_path, rounds=2)
     trainer, *_ = run_fit(tmp_path, first=2, ckpt_path="last")
@@ -137,6 +142,7 @@ def test_resumed_run_continues_the_counts(tmp_path):
     assert trainer.federation.participation.dtype == torch.int32
 
 
+@pytest.mark.slow
 def test_checkpoint_without_participation_is_accepted_without_a_warning(tmp_path):
     run_fit(tmp_path, rounds=2)
     file = tmp_path / "checkpoints" / "last.ckpt"
@@ -156,6 +162,7 @@ def test_a_checkpoint_of_another_number_of_clients_is_refused(tmp_path):
         trainer.federation.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_rejected_local_work_does_not_count(tmp_path, monkeypatch):
     """Client 5's loss is NaN, so that its state stays as it was."""
     monkeypatch.setattr(worlds, "SIZES", SIZES)  # DivergentDitto finds the client by its samples
@@ -164,6 +171,7 @@ def test_rejected_local_work_does_not_count(tmp_path, monkeypatch):
     assert messages[0].startswith("1 of 6 benign clients never took part")
 
 
+@pytest.mark.slow
 def test_byzantine_clients_are_counted_but_not_reported(tmp_path):
     federation, messages = run_fit_and_test(tmp_path, attack=RandomLabels(), ids=[0, 2])
     assert federation.participation.tolist() == ROUNDS
@@ -180,6 +188,7 @@ def test_only_stored_personal_models_are_reported_as_never_trained(tmp_path, kin
     assert bool(messages) == bool(personal)
 
 
+@pytest.mark.slow
 def test_run_continues_the_counts_after_a_test_of_its_checkpoint(tmp_path):
     """A test runs under `torch.inference_mode`; rounds count in place."""
     trainer, client, data = run_fit(tmp_path, rounds=2)

@@ -165,6 +165,7 @@ def test_root_update_of_a_point_by_hand(batches_per_step, moved):
     assert root.tolist() == pytest.approx([(mean - 10) * moved])
 
 
+@pytest.mark.slow
 def test_root_update_starts_from_the_broadcast_of_its_round():
     data, client = data_with_root(), FedAvg(seeded(mlp), optimizer=sgd(0.3))
     roots, before = run_roots(client, data, rounds=3)
@@ -189,6 +190,7 @@ CLIENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CLIENTS, ids=lambda kind: getattr(kind, "func", kind).__name__)
 def test_root_update_of_every_algorithm_equals_that_of_fedavg(kind):
     """Length and options of the local work are those of the algorithm."""
@@ -273,6 +275,7 @@ def test_root_update_changes_nothing_else(net, kind):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", [batch_norm_net, dropout_net])
 def test_root_update_restores_models_statistics_and_counters(net):
     data, client = data_with_root(), Ditto(seeded(net), optimizer=sgd(0.3)).double()
@@ -304,6 +307,7 @@ def test_root_update_does_not_depend_on_the_engine(uncompiled, engine, chunk_siz
         assert_close(root, reference, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [Only(2), Only(3, 0), All()], ids=["one", "two", "all"])
 def test_root_update_does_not_depend_on_the_cohort(sampler):
     data, client = data_with_root(), FedAvg(seeded(dropout_net), optimizer=sgd(0.3))
@@ -344,6 +348,7 @@ class Opposite(Attack):
         return -100 * honest.mean(0).expand_as(own)
 
 
+@pytest.mark.slow
 def test_fltrust_learns_under_an_attack_that_breaks_the_mean():
     arrays = classes([60] * 6, num_classes=2)
     arrays.targets[:] = (arrays.inputs[:, 0] > 0).long()
@@ -372,6 +377,7 @@ def test_fltrust_without_root_samples_is_refused(aggregator):
         make_federation(client, shared_out(classes(SIZES)), aggregator=aggregator)
 
 
+@pytest.mark.slow
 def test_resumed_fit_with_fltrust_equals_uninterrupted_fit(tmp_path):
     def fit(folder, *epochs):
         for rounds in epochs:

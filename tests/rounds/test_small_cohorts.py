@@ -35,6 +35,7 @@ def run(cohorts, client=FedAvg, aggregator=None, rounds=None, **settings):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", [FedAvg, Ditto, Scaffold])
 @pytest.mark.parametrize("small", [SMALL, EMPTY])
 def test_round_with_too_small_a_cohort_changes_nothing_and_is_counted(client, small):

@@ -32,11 +32,13 @@ def test_uniform_selects_clients_equally_often_for_any_sizes():
     np.testing.assert_allclose(got, 0.5, atol=4.5 * 0.0065)
 
 
+@pytest.mark.slow
 def test_by_size_selects_single_clients_in_proportion():
     got = frequencies(BySize(1), torch.tensor([1, 2, 3, 4]))
     np.testing.assert_allclose(got, [0.1, 0.2, 0.3, 0.4], atol=4.5 * 0.0065)
 
 
+@pytest.mark.slow
 def test_by_size_selects_two_clients_by_the_closed_form():
     sizes = torch.tensor([1, 2, 7])
     p = sizes.double().numpy() / 10
@@ -45,6 +47,7 @@ def test_by_size_selects_two_clients_by_the_closed_form():
     np.testing.assert_allclose(frequencies(BySize(2), sizes), wanted, atol=4.5 * 0.0065)
 
 
+@pytest.mark.slow
 def test_by_size_has_the_law_of_numpys_choice():
     sizes = torch.tensor([5, 10, 20, 40, 80, 160])
     p = sizes.double().numpy() / float(sizes.sum())

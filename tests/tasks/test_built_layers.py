@@ -52,6 +52,7 @@ def run(kind):
     return run_rounds(client, shared_out(classes([6, 8])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Configured, SetUp])
 def test_layers_of_a_hook_train_as_those_of_init(kind):
     with warnings.catch_warnings():

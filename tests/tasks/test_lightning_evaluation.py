@@ -43,6 +43,7 @@ from pl_fed.trees import select
 from pl_fed.types import Batch
 
 
+@pytest.mark.slow
 def test_evaluation_steps_give_metrics_per_client(tmp_path):
     arrays = float32(table([16, 24, 4]))
     trainer, client, data = set_up(LitTable, arrays, tmp_path=tmp_path)
@@ -106,6 +107,7 @@ def test_mean_of_a_logged_number_is_weighted_by_samples():
     assert values["perplexity"] == pytest.approx(float(losses[0] * 7 + losses[1] * 2) / 9, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_further_metrics_equal_logged_metrics(tmp_path):
     federation = pl_fed.Federation(All(), seed=0, metrics={"area": BinaryAUROC()}, monitor="area")
     arrays = float32(table([16, 24, 4]))
@@ -130,6 +132,7 @@ class LitAreas(LitLists):
         self.outputs.clear()
 
 
+@pytest.mark.slow
 def test_metric_that_fails_at_the_end_of_an_epoch_is_undefined_for_the_client(tmp_path):
     with pytest.warns(
         UserWarning, match="3 samples .too few samples.: pl_fed counts its"
@@ -169,6 +172,7 @@ def test_random_draws_of_evaluation_steps_belong_to_the_client(tmp_path):
     assert len(set(draws[0].tolist())) == 2
 
 
+@pytest.mark.slow
 def test_batch_has_the_structure_of_the_samples(tmp_path):
     """A dict with one input stays a dict, and the entries of a tuple stay in their order."""
     batches = []
@@ -194,6 +198,7 @@ def test_batch_has_the_structure_of_the_samples(tmp_path):
     assert len(named) > 2 < len(others)
 
 
+@pytest.mark.slow
 def test_logged_metric_chooses_hybrid_models(tmp_path):
     federation = pl_fed.Federation(All(), seed=0, monitor="val_mae")
     trainer, client, data = set_up(
@@ -209,6 +214,7 @@ def test_logged_metric_chooses_hybrid_models(tmp_path):
         run_rounds(FedAvg(LitRegression()), shared_out(numbers()), monitor="f1")
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_predict_step(tmp_path):
     trainer, client, data = set_up(
         LitRegression, float32(numbers([16, 24])), FedAvg, tmp_path=tmp_path
@@ -221,6 +227,7 @@ def test_predictions_are_those_of_predict_step(tmp_path):
             torch.testing.assert_close(tables[k]["prediction"].flatten(), net.net(inputs)[:, 0])
 
 
+@pytest.mark.slow
 def test_lists_of_a_module_contain_outputs_of_one_client(tmp_path):
     trainer, client, data = set_up(
         LitLists, float32(table([16, 24, 16])), FedAvg, tmp_path=tmp_path, rounds=4

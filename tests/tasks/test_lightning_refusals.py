@@ -192,6 +192,7 @@ def log_classes(self, batch, batch_idx):
     self.log("val_classes", self.classes)
 
 
+@pytest.mark.slow
 @table_test(("call", "words"), REFUSED.values(), ids=REFUSED)
 def test_unsuitable_modules_are_refused_in_one_sentence(call, words):
     with pytest.raises((ValueError, TypeError), match=f"^Expected .*{words}") as raised:

@@ -100,6 +100,7 @@ def fit_plainly(module, data, epochs, folder):
     return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [LitImages, LitTable, LitAutoencoder], ids=lambda kind: kind.__name__
 )
@@ -132,6 +133,7 @@ KEPT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEPT)
 def test_fit_of_one_client_with_a_kept_optimizer_state_equals_a_lightning_fit(name, tmp_path):
     net = seeded(LitTable).double()
@@ -149,6 +151,7 @@ def test_fit_of_one_client_with_a_kept_optimizer_state_equals_a_lightning_fit(na
     assert float((run_rounds(client, data, **settings).w - plain).abs().max()) > 1e-3
 
 
+@pytest.mark.slow
 def test_logs_of_training_are_means_over_local_steps_and_clients():
     arrays, net = table([4, 8]), seeded(LitTable).double()
     data = shared_out(arrays)
@@ -206,6 +209,7 @@ def test_module_reads_the_round_from_its_trainer(tmp_path):
     assert all(epoch == step for epoch, step, _ in rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_widespread_template_runs_unchanged(tmp_path, engine):
     def make():
@@ -232,6 +236,7 @@ def test_widespread_template_runs_unchanged(tmp_path, engine):
         assert {f"train/{model}/acc", f"train/{model}/loss", f"val/{model}/acc_std"} <= set(logged)
 
 
+@pytest.mark.slow
 def test_optimizer_and_schedule_are_those_of_the_module(tmp_path):
     _, client, data = set_up(LitImages, float32(images()), tmp_path=tmp_path, rounds=2)
     (group, personal) = client.optimizers().param_groups
@@ -263,6 +268,7 @@ def test_a_resumed_fit_with_a_schedule_is_bit_equal(tmp_path):
     assert rates == [0.1 / 16] * 2
 
 
+@pytest.mark.slow
 def test_further_algorithms_attacks_and_aggregators_accept_a_module():
     data = shared_out(numbers([6, 8, 8, 8]))  # PerFedAvg takes parts of minibatches
     for make in (lambda: PerFedAvg(LitAutoencoder()), lambda: PFedMe(LitAutoencoder()),
@@ -348,6 +354,7 @@ class LitHooks(LitAutoencoder):
         self.log("norm", sum(p.grad.square().sum() for p in self.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
 def test_hooks_of_a_batch_and_of_gradients_are_called_as_in_a_lightning_fit(engine, tmp_path):
     net, data = seeded(LitHooks).double(), shared_out(numbers([8]))
@@ -392,6 +399,7 @@ class LitAuxiliary(LitAutoencoder):
         self.log("val_error", (self(x) - x).abs().mean())
 
 
+@pytest.mark.slow
 def test_start_loss_of_a_step_that_needs_the_training_mode_is_evaluated_in_it(tmp_path):
     trainer, client, data = set_up(
         LitAuxiliary, float32(numbers([12, 16])), FedAvg, tmp_path=tmp_path

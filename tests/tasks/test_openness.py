@@ -166,6 +166,7 @@ def test_engines_agree_for_every_input_structure(net, options, arrays, loss, kin
         assert outcome.distance(run_rounds(client, data, rounds=2, engine=engine)) < 1e-10, engine
 
 
+@pytest.mark.slow
 @every_case
 def test_loss_and_gradient_equal_those_of_a_plain_loop(net, options, arrays, loss):
     net, federated_arrays = seeded(net), arrays()
@@ -233,6 +234,7 @@ def test_labels_of_several_input_tensors_may_be_attacked():
     assert outcome.distance(run_rounds(client, data)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_large_images_stay_uint8_until_the_minibatch(engine, monkeypatch):
     def run():
@@ -287,6 +289,7 @@ def pairs():
     return Arrays(inputs, {"label": torch.randint(2, (16,), generator=draw)}, OWNER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
 def test_task_of_a_user(kind):
     client = kind(seeded(SumOfPair), task=Scored(), optimizer=sgd(0.2))
@@ -358,6 +361,7 @@ def shifted(monitor):
     return client, data, federation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("monitor", "better"), [("mae", "global"), ("loss", "personal")])
 def test_monitored_metric_chooses_the_hybrid_model(monitor, better):
     client, data, federation = shifted(monitor)
@@ -467,6 +471,7 @@ def test_parts_without_need_of_classes_accept_any_targets():
     assert data.clients.train.sizes.tolist() == [8, 8]
 
 
+@pytest.mark.slow
 def test_task_is_inferred_from_criterion_and_data():
     def task(arrays, criterion, classes=3):
         client = FedAvg(mlp(num_classes=classes), criterion=criterion)

@@ -64,6 +64,7 @@ def fit_plainly(module, data, epochs, folder, clip=None):
     return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 0.05])
 @MODULES
 def test_fit_of_one_client_equals_a_lightning_fit(make, clip, tmp_path):
@@ -175,12 +176,14 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @table_test(("call", "words"), REFUSED.values(), ids=REFUSED)
 def test_algorithm_that_needs_one_option_refuses_groups_that_differ(call, words):
     with pytest.raises(ValueError, match=f"^Expected a local optimizer with {words}"):
         call()
 
 
+@pytest.mark.slow
 def test_algorithms_accept_groups_whose_other_options_differ():
     assert refuse(L2SGD, weight_decay=0.1).reports
     assert refuse(Scaffold, foreach=True).reports

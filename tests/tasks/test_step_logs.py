@@ -47,6 +47,7 @@ class LogsItsLoss(LogsAnotherLoss):
         return loss
 
 
+@pytest.mark.slow
 def test_loss_that_a_training_step_logs_beside_the_returned_one_has_a_column(tmp_path):
     metrics = fit(LogsAnotherLoss, tmp_path / "other")
     assert float(metrics["train/train_loss"]) == pytest.approx(2 * float(metrics["train/loss"]))

@@ -195,12 +195,14 @@ def test_trained_models_equal_the_closed_form(setting):
         torch.testing.assert_close(v, pull * best_w + (1 - pull) * estimates, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @every_setting
 def test_lambda_star_minimises_the_error(setting):
     """Theorems 2, 4, 6 and 8."""
     assert best_factor(torch.mean, setting) == 1.0
 
 
+@pytest.mark.slow
 @every_setting
 def test_the_least_error_is_the_posterior_variance(setting):
     """Lemmas 8 and 12: E (w_k − ŵ_k(λ*))² = σ_w²; nothing can be better on average."""
@@ -208,6 +210,7 @@ def test_the_least_error_is_the_posterior_variance(setting):
     assert actual.item() == pytest.approx(setting.least_error, rel=0.05)
 
 
+@pytest.mark.slow
 @every_setting
 def test_lambda_star_minimises_the_variance_over_devices(setting):
     """Theorems 3, 5, 7 and 9, on the grid: see the top about the exact minimum under attack."""

@@ -108,6 +108,7 @@ def test_rounds_converge_to_solution_136(b, lam):
     assert (error(result["w"], estimates.mean(0)) < 1e-6) == (len(set(b.flatten())) == 1)
 
 
+@pytest.mark.slow
 def test_error_falls_linearly():
     """Theorem 4 b) (for least squares, the exponent is 1/2): by about the same factor a round."""
     problem = LeastSquares.drawn(SIZES)
@@ -183,6 +184,7 @@ def test_solutions_converge_to_those_of_fedadmm_for_large_lambda():
 # One round from zero: appendix B
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize(("lam", "rho"), [(1.0, 0.1), (0.5, 0.3), (2.0, 0.7)])
 def test_messages_of_the_first_round_equal_the_closed_form(weights, lam, rho):
@@ -334,6 +336,7 @@ def variances(truths):
     ]
 
 
+@pytest.mark.slow
 def test_proposition_3_holds_for_clients_of_equal_length():
     """Noise adds the same to all losses, (170) and (171): none is needed. The ratio is q²."""
     truths = 1.0 + torch.randn(6, D, generator=torch.Generator().manual_seed(0)).double()
@@ -346,6 +349,7 @@ def test_proposition_3_holds_for_clients_of_equal_length():
         assert less / more == pytest.approx(q**2, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_proposition_3_fails_for_clients_of_unequal_length():
     """θ_1 = 1/5, θ_2 = 2: their mean is as far from both, and q times it is not.
 
