@@ -205,6 +205,11 @@ def run_rounds(
     )
 
 
+def run_tried_rounds(client, data, **settings):
+    """Run rounds as :func:`run_rounds`, after the trials of the client before training."""
+    return run_rounds(client, data, **{"tries": True, **settings})
+
+
 def sgd(lr=0.1, **kwargs):
     """Return a builder of SGD, as a config gives it."""
     return lambda params: torch.optim.SGD(params, lr=lr, **kwargs)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
-from small_federations import Given, classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import Given, classes, mlp, run_tried_rounds, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
 
@@ -76,7 +76,7 @@ def test_invalid_data_and_skews_are_refused():
 def test_invalid_results_of_aggregators_are_refused(result, words):
     aggregator = object_with(Mean, "forward", result)()
     with pytest.raises(ValueError, match=f"^Expected argument `aggregator` to merge .*{words}"):
-        run_rounds(fedavg(), shared_out(classes([4, 5, 6])), aggregator=aggregator)
+        run_tried_rounds(fedavg(), shared_out(classes([4, 5, 6])), aggregator=aggregator)
 
 
 @table_test(
@@ -124,7 +124,7 @@ def test_invalid_results_of_pre_aggregators_are_refused(result, words):
 def test_invalid_poisoned_batches_are_refused(result, words):
     attack = object_with(Attack, "poison", result)()
     with pytest.raises(ValueError, match=f"^Expected `poison` of Own to .*{words}"):
-        run_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, ids=[1])
+        run_tried_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, ids=[1])
 
 
 # Algorithms and nets
@@ -141,7 +141,7 @@ def test_loss_that_is_no_scalar_is_refused(engine):
     words = r"^Expected `training_step` to return scalars but got shape \[2\] for `loss`"
     data = shared_out(classes([4, 4]), batch_size=4)
     with pytest.raises(ValueError, match=words):
-        run_rounds(fedavg(Vector), data, engine=engine, tries=True)
+        run_tried_rounds(fedavg(Vector), data, engine=engine)
 
 
 @table_test("row", [torch.ones(2, 3), "1", None])
@@ -150,7 +150,7 @@ def test_invalid_default_of_a_state_is_refused(row):
     client.add_state("mine", row)
     words = r"^Expected the default of state `mine` to be a number or a tensor \[length\] but got"
     with pytest.raises(ValueError, match=words):
-        run_rounds(client, shared_out(classes([4, 4])))
+        run_tried_rounds(client, shared_out(classes([4, 4])))
 
 
 class Embeds(nn.Module):
@@ -179,11 +179,11 @@ class Loss(nn.Module):
 def test_float_inputs_of_an_embedding_are_refused():
     x = torch.randint(5, (12, 4))
     arrays = Arrays(x, x[:, 0] % 3, torch.arange(12) // 4, num_classes=3)
-    run_rounds(FedAvg(Embeds()), shared_out(arrays))  # integers stay integers
+    run_tried_rounds(FedAvg(Embeds()), shared_out(arrays))  # integers stay integers
     arrays = Arrays(x.float(), x[:, 0] % 3, torch.arange(12) // 4, num_classes=3)
     match = r"^Expected argument `net` to take .* but Embeds failed: .* with x\.long\(\)\.$"
     with pytest.raises(ValueError, match=match):
-        run_rounds(FedAvg(Embeds()), shared_out(arrays))
+        run_tried_rounds(FedAvg(Embeds()), shared_out(arrays))
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_invalid_criteria_are_refused(value, words):
     x = torch.randn(12, 4)
     arrays = Arrays(x, x[:, :3].abs(), torch.arange(12) // 4)
     with pytest.raises(ValueError, match=f"^Expected argument `criterion` to .*{words}"):
-        run_rounds(FedAvg(nn.Linear(4, 3), criterion=Loss(value)), shared_out(arrays))
+        run_tried_rounds(FedAvg(nn.Linear(4, 3), criterion=Loss(value)), shared_out(arrays))
 
 
 class OfSamples(FedAvg):
@@ -212,10 +212,10 @@ def test_criterion_without_losses_per_sample_is_refused():
     x = torch.randn(12, 4)
     arrays = Arrays(x, x[:, :3].abs(), torch.arange(12) // 4)
     criterion = Loss(lambda outputs, targets: (outputs - targets).square().mean())
-    run_rounds(FedAvg(nn.Linear(4, 3), criterion=criterion), shared_out(arrays))
+    run_tried_rounds(FedAvg(nn.Linear(4, 3), criterion=criterion), shared_out(arrays))
     match = r'^Expected Loss with reduction="none" to return a loss for each of \d .* shape \[\]'
     with pytest.raises(ValueError, match=match):
-        run_rounds(OfSamples(nn.Linear(4, 3), criterion=criterion), shared_out(arrays))
+        run_tried_rounds(OfSamples(nn.Linear(4, 3), criterion=criterion), shared_out(arrays))
 
 
 class LightningNet(LightningModule):
@@ -247,7 +247,7 @@ def test_lightning_module_with_only_forward_is_a_net(tmp_path):
     plain = trainer.federation.model_of(1, "personal")
     assert type(plain) is LightningNet
     assert plain._trainer is None
-    expected = run_rounds(
+    expected = run_tried_rounds(
         fedavg(Ditto, LightningNet), shared_out(classes([8, 8])), engine="stacked", rounds=1
     )
     assert expected.reports[0]["train/loss"].isfinite()
@@ -430,4 +430,4 @@ def test_engines_are_measured_within_the_remaining_time(monkeypatch):
 def test_unchanged_poisoned_batch_is_accepted():
     """The check accepts batches that keep their shapes and dtypes."""
     attack = object_with(Attack, "poison", lambda batch, _: Batch(*batch))()
-    run_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, ids=[1])
+    run_tried_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, ids=[1])

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from small_federations import run_rounds, seeded
+from small_federations import run_tried_rounds, seeded
 
 from experiments.bring_your_own import run as experiment
 from experiments.bring_your_own.code_bases import CODE_BASES
@@ -42,7 +42,7 @@ def test_code_base_runs_under_algorithms_and_an_attack(name):
         client = algorithm(seeded(module), local_steps=1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about stacking
-            outcome = run_rounds(
+            outcome = run_tried_rounds(
                 client, data, rounds=1, engine="stacked", attack=SignFlipping(), fraction=0.34,
                 aggregator=Median(),
             )  # fmt: skip

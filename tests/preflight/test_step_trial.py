@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from small_federations import Only, classes, run_rounds, seeded, shared_out
+from small_federations import Only, classes, run_tried_rounds, seeded, shared_out
 from stateful_modules import ACCEPTED, REFUSED, Stateful
 from tables import table_test
 from torch import nn
@@ -73,7 +73,7 @@ def test_accepted_modules_equal_federated_averaging_by_hand(uncompiled, name, en
     module, data = seeded(ACCEPTED[name]).double(), shared_out(classes(SIZES), batch_size=8)
     expected = federated_by_hand(copy.deepcopy(module), data, rounds=3, steps=2)
     client = FedAvg(copy.deepcopy(module), local_epochs=2)
-    outcome = run_rounds(client, data, rounds=3, engine=engine)
+    outcome = run_tried_rounds(client, data, rounds=3, engine=engine)
     parameters = [expected[n].flatten() for n, _ in module.named_parameters()]
     statistics = [expected[n].flatten() for n in client.statistics("global").layout.names]
     torch.testing.assert_close(outcome.w, torch.cat(parameters), rtol=1e-9, atol=1e-7)
@@ -244,7 +244,7 @@ class HalvesEachStep(Stateful):
 def test_hook_of_a_step_sets_the_learning_rate_of_its_client(tmp_path):
     data, module = shared_out(classes(SIZES), batch_size=8), seeded(HalvesEachStep).double()
     client = FedAvg(copy.deepcopy(module), local_epochs=2)
-    outcome = run_rounds(client, data, rounds=1)
+    outcome = run_tried_rounds(client, data, rounds=1)
     ends = []
     for number in range(len(SIZES)):
         own, batch = copy.deepcopy(module), data.clients.batch(data.clients.train.samples(number))
@@ -317,7 +317,7 @@ def test_buffers_of_a_criterion_begin_anew_with_every_client(engine):
     arrays = classes([6, 6, 6])
     arrays.targets[:6] = 0
     alone, together = (
-        run_rounds(
+        run_tried_rounds(
             FedAvg(seeded(linear), criterion=CountingLoss(), local_epochs=2),
             shared_out(arrays, batch_size=6),
             rounds=1,
@@ -326,7 +326,7 @@ def test_buffers_of_a_criterion_begin_anew_with_every_client(engine):
         )
         for sampler in (Only(2), None)
     )
-    others = run_rounds(
+    others = run_tried_rounds(
         FedAvg(seeded(linear), criterion=CountingLoss(), local_epochs=2),
         shared_out(arrays, batch_size=6),
         rounds=1,
@@ -360,5 +360,5 @@ class GlobalDraws(Stateful):
 def test_draws_of_python_and_numpy_have_the_key_of_the_client(engine):
     data = shared_out(classes(SIZES), batch_size=8)
     client = FedAvg(seeded(GlobalDraws), local_epochs=2)
-    expected = run_rounds(client, data)
-    assert expected.distance(run_rounds(client, data, engine=engine, chunk_size=2)) == 0
+    expected = run_tried_rounds(client, data)
+    assert expected.distance(run_tried_rounds(client, data, engine=engine, chunk_size=2)) == 0

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from small_federations import run_rounds, sgd, shared_out
+from small_federations import run_tried_rounds, sgd, shared_out
 
 from pl_fed.clients import Ditto, FedAvg, FedTilt
 from pl_fed.data.source import Arrays
@@ -69,8 +69,8 @@ def test_stacked_clients_get_the_numbers_of_clients_one_by_one(family):
         client, data = Ditto(net, lam=0.1, optimizer=sgd()), shared_out(arrays)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Clients are run one by one")
-            stacked = run_rounds(client, data, engine="stacked", chunk_size=2, rounds=1)
-        in_turn = run_rounds(client, data, rounds=1)
+            stacked = run_tried_rounds(client, data, engine="stacked", chunk_size=2, rounds=1)
+        in_turn = run_tried_rounds(client, data, rounds=1)
         assert stacked.distance(in_turn) < 1e-10, problem
         assert float((stacked.v - stacked.w).abs().max()) > 1e-4
 
@@ -83,22 +83,22 @@ def test_token_ids_without_a_mask_are_the_model_s_main_input():
     for inputs in (ids, dataclasses.replace(ids, inputs=full)):
         for engine in ("one_by_one", "stacked"):
             client = FedAvg(tiny(), optimizer=sgd())
-            runs.append(run_rounds(client, shared_out(inputs), engine=engine, rounds=1))
+            runs.append(run_tried_rounds(client, shared_out(inputs), engine=engine, rounds=1))
     assert max(run.distance(runs[0]) for run in runs) < 1e-10
 
 
 def test_fedtilt_takes_classes_of_texts_and_refuses_classes_of_tokens():
-    run = run_rounds(FedTilt(tiny(), tau=1.0, lam=0.5), shared_out(texts()), rounds=1)
+    run = run_tried_rounds(FedTilt(tiny(), tau=1.0, lam=0.5), shared_out(texts()), rounds=1)
     assert torch.isfinite(run.w).all()
     net, arrays = model_and_texts("bert", "tokens")
     with pytest.raises(ValueError, match=r"a class id for each sample, as FedTilt tilts"):
-        run_rounds(FedTilt(net), shared_out(arrays), rounds=1)
+        run_tried_rounds(FedTilt(net), shared_out(arrays), rounds=1)
 
 
 def test_models_that_do_not_stack_run_one_by_one_with_one_warning():
     dropout = tiny(attention_probs_dropout_prob=0.1)  # draws from torch's own generator
     with pytest.warns(UserWarning, match="Clients are run one by one, as they cannot be stacked"):
-        run_rounds(FedAvg(dropout), shared_out(texts()), engine="stacked", rounds=1)
+        run_tried_rounds(FedAvg(dropout), shared_out(texts()), engine="stacked", rounds=1)
 
 
 def test_a_family_with_other_masks_gets_its_arguments_unchanged():
@@ -123,7 +123,7 @@ def test_causal_masks_hide_later_tokens_and_padding():
 def refusal(net, arrays, **arguments):
     """Return the error of a federation before its first round."""
     with pytest.raises(ValueError, match="Expected") as info:
-        run_rounds(FedAvg(net, **arguments), shared_out(arrays), rounds=1)
+        run_tried_rounds(FedAvg(net, **arguments), shared_out(arrays), rounds=1)
     return str(info.value)
 
 
@@ -156,7 +156,7 @@ def test_a_model_with_another_own_loss_is_refused():
     assert "but its own loss is" in refusal(net, texts())
     plain = FedAvg(net, task=Classification())
     with pytest.raises(ValueError, match="Expected argument `net` to return a tensor"):
-        run_rounds(plain, shared_out(texts()), rounds=1)
+        run_tried_rounds(plain, shared_out(texts()), rounds=1)
 
 
 def test_masks_that_a_model_reads_otherwise_than_pl_fed_are_refused(monkeypatch):

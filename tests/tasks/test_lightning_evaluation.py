@@ -30,7 +30,7 @@ from lit_modules import (
     LitTable,
     LitTokens,
 )
-from small_federations import run_rounds, seeded, shared_out
+from small_federations import run_tried_rounds, seeded, shared_out
 from torch import nn
 from torchmetrics.classification import BinaryAUROC
 
@@ -211,7 +211,7 @@ def test_logged_metric_chooses_hybrid_models(tmp_path):
     mae = {name: metrics[name].per_client()["mae"] for name in ("global", "personal", "hybrid")}
     assert torch.equal(mae["hybrid"], torch.minimum(mae["global"], mae["personal"]))
     with pytest.raises(ValueError, match=r"`federation.monitor` to be one of mae, r2 for"):
-        run_rounds(FedAvg(LitRegression()), shared_out(numbers()), monitor="f1")
+        run_tried_rounds(FedAvg(LitRegression()), shared_out(numbers()), monitor="f1")
 
 
 @pytest.mark.slow

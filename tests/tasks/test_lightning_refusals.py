@@ -15,7 +15,7 @@ from lit_modules import (
     LitTable,
     LitTokens,
 )
-from small_federations import run_rounds, shared_out
+from small_federations import run_tried_rounds, shared_out
 from tables import table_test
 from torch import nn
 from torchmetrics import MeanAbsoluteError
@@ -47,7 +47,7 @@ def build_plateau_schedule(module):
 
 
 def fedavg_round(net, arrays=numbers, **settings):
-    return run_rounds(FedAvg(net), shared_out(arrays()), **settings)
+    return run_tried_rounds(FedAvg(net), shared_out(arrays()), **settings)
 
 
 def adam(parameters):
@@ -165,11 +165,11 @@ REFUSED = {
         "`predict_step` of Own to take the batches of `validation_step`, .* but that failed: tuple",
     ),
     "a schedule under pFedMe": (
-        lambda: run_rounds(PFedMe(LitImages(norm=False)), shared_out(images())),
+        lambda: run_tried_rounds(PFedMe(LitImages(norm=False)), shared_out(images())),
         "`lr_scheduler` to be None, as it would scale the steps of both models, but got",
     ),
     "losses of samples": (
-        lambda: run_rounds(FedTilt(LitTable()), shared_out(table())),
+        lambda: run_tried_rounds(FedTilt(LitTable()), shared_out(table())),
         "FedTilt tilts sample losses",
     ),
     "a joint batch": (
@@ -181,7 +181,7 @@ REFUSED = {
         "classes for Backdoor, .* but got the task LightningTask without classes",
     ),
     "padding": (
-        lambda: run_rounds(FedAvg(LitTable()), shared_out(table([5, 8])), engine="stacked"),
+        lambda: run_tried_rounds(FedAvg(LitTable()), shared_out(table([5, 8])), engine="stacked"),
         "one_by_one_compiled or auto for the loss of `training_step`, .* minibatches of several",
     ),
 }  # fmt: skip

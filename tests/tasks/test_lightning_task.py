@@ -30,7 +30,7 @@ from lit_modules import (
     LitTemplate,
     LitTokens,
 )
-from small_federations import mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import mlp, run_tried_rounds, seeded, sgd, shared_out
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryAUROC
@@ -68,10 +68,10 @@ def step_values(report):
 @pytest.mark.parametrize("algorithm", [FedAvg, Ditto, APFL, FedRep])
 def test_engines_agree_for_modules(make, arrays, algorithm):
     client, data = algorithm(seeded(make), local_epochs=2), shared_out(arrays())
-    one_by_one = run_rounds(client, data)
+    one_by_one = run_tried_rounds(client, data)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        stacked = run_rounds(client, data, engine="stacked", chunk_size=2)
+        stacked = run_tried_rounds(client, data, engine="stacked", chunk_size=2)
     messages = [str(warning.message) for warning in caught if "one by one" in str(warning.message)]
     assert len(messages) == (make is LitImages), "only BatchNorm cannot be stacked"
     assert one_by_one.distance(stacked) < 1e-10
@@ -85,7 +85,7 @@ def test_engines_agree_for_modules(make, arrays, algorithm):
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
 def test_compiled_engines_agree_for_modules(uncompiled, engine):
     client, data = Ditto(seeded(LitTable)), shared_out(table())
-    outcomes = [run_rounds(client, data, engine=name) for name in ("one_by_one", engine)]
+    outcomes = [run_tried_rounds(client, data, engine=name) for name in ("one_by_one", engine)]
     assert outcomes[0].distance(outcomes[1]) < 1e-10
 
 
@@ -115,7 +115,7 @@ def test_fit_of_one_client_equals_a_lightning_fit(make, tmp_path):
         plain.configure_optimizers = lambda: torch.optim.SGD(plain.parameters(), lr=0.2)
     data = shared_out(arrays)
     row = fit_plainly(plain, data, epochs, tmp_path)
-    outcome = run_rounds(FedAvg(net, **settings), data, rounds=epochs, shuffle=False)
+    outcome = run_tried_rounds(FedAvg(net, **settings), data, rounds=epochs, shuffle=False)
     torch.testing.assert_close(outcome.w, row, rtol=0, atol=1e-10)
     start = nn.utils.parameters_to_vector(net.parameters()).detach()
     assert float((outcome.w - start).abs().max()) > 1e-2
@@ -146,20 +146,20 @@ def test_fit_of_one_client_with_a_kept_optimizer_state_equals_a_lightning_fit(na
     plain = fit_plainly(copy.deepcopy(net), data, epochs, tmp_path)
     client = FedAvg(net)
     settings = {"rounds": epochs, "shuffle": False}
-    kept = run_rounds(client, data, keep_optimizer_state=True, **settings)
+    kept = run_tried_rounds(client, data, keep_optimizer_state=True, **settings)
     torch.testing.assert_close(kept.w, plain, rtol=0, atol=1e-12)
-    assert float((run_rounds(client, data, **settings).w - plain).abs().max()) > 1e-3
+    assert float((run_tried_rounds(client, data, **settings).w - plain).abs().max()) > 1e-3
 
 
 @pytest.mark.slow
 def test_logs_of_training_are_means_over_local_steps_and_clients():
     arrays, net = table([4, 8]), seeded(LitTable).double()
     data = shared_out(arrays)
-    report = run_rounds(FedAvg(net, sgd(0.0)), data, rounds=1).reports[0]
+    report = run_tried_rounds(FedAvg(net, sgd(0.0)), data, rounds=1).reports[0]
     clients = [arrays.targets[arrays.client == k].double().mean() for k in range(2)]
     assert float(report["train/positives"]) == pytest.approx(float(sum(clients)) / 2)
     assert "train/positives" in step_values(report)
-    several = run_rounds(Ditto(net, optimizer=sgd(0.0)), data, rounds=1).reports[0]
+    several = run_tried_rounds(Ditto(net, optimizer=sgd(0.0)), data, rounds=1).reports[0]
     assert {"train/global/positives", "train/personal/positives"} <= several.keys()
     assert "train/positives" not in several
 
@@ -184,7 +184,7 @@ def test_metric_object_in_training_is_computed_per_step():
     arrays, net = table([8, 8]), seeded(LitLogger).double()
     data = shared_out(arrays, batch_size=8)
     client = FedAvg(net, sgd(0.0))
-    report = run_rounds(client, data, rounds=2).reports[1]
+    report = run_tried_rounds(client, data, rounds=2).reports[1]
     scores, y = net(arrays.inputs).sigmoid(), arrays.targets
     aurocs = [BinaryAUROC()(scores[arrays.client == k], y[arrays.client == k]) for k in range(2)]
     assert float(report["train/auroc"]) == pytest.approx(float(sum(aurocs)) / 2)
@@ -247,11 +247,11 @@ def test_optimizer_and_schedule_are_those_of_the_module(tmp_path):
     built = FedAvg(LitTable()).objective.build_optimizer({"global": [nn.Parameter(torch.ones(2))]})
     assert (type(built), built.defaults["weight_decay"]) == (torch.optim.AdamW, 0.1)
     outcomes = [
-        run_rounds(FedAvg(seeded(LitTable), **settings), data)
+        run_tried_rounds(FedAvg(seeded(LitTable), **settings), data)
         for settings in ({}, {"optimizer": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1)})
     ]
     assert outcomes[0].distance(outcomes[1]) == 0
-    assert run_rounds(FedAvg(seeded(LitTable), sgd(0.05)), data).distance(outcomes[0]) > 1e-3
+    assert run_tried_rounds(FedAvg(seeded(LitTable), sgd(0.05)), data).distance(outcomes[0]) > 1e-3
 
 
 @pytest.mark.slow
@@ -273,9 +273,9 @@ def test_further_algorithms_attacks_and_aggregators_accept_a_module():
     data = shared_out(numbers([6, 8, 8, 8]))  # PerFedAvg takes parts of minibatches
     for make in (lambda: PerFedAvg(LitAutoencoder()), lambda: PFedMe(LitAutoencoder()),
                  lambda: Scaffold(LitAutoencoder())):  # fmt: skip
-        report = run_rounds(make(), data).reports[-1]
+        report = run_tried_rounds(make(), data).reports[-1]
         assert torch.isfinite(torch.as_tensor(report["train/loss"]))
-    report = run_rounds(
+    report = run_tried_rounds(
         FedAvg(LitAutoencoder()), data, attack=SignFlipping(), fraction=0.25, aggregator=Median()
     ).reports[-1]
     assert report["train/byzantine"] == 1
@@ -291,7 +291,7 @@ def test_start_losses_are_those_of_the_training_step():
             return super().forward(uploads, weights, context)
 
     arrays, net = numbers([6, 9]), seeded(LitAutoencoder).double()
-    run_rounds(FedAvg(net), shared_out(arrays), rounds=1, aggregator=Watched())
+    run_tried_rounds(FedAvg(net), shared_out(arrays), rounds=1, aggregator=Watched())
     x = arrays.inputs.double()
     errors = (net(x) - x).square().mean(1)
     expected = torch.stack([errors[arrays.client == k].mean() for k in range(2)]).detach()
@@ -329,7 +329,7 @@ def test_root_update_uses_the_steps_of_the_module():
             return super().forward(uploads, weights, context)
 
     net = seeded(LitAutoencoder).double()
-    run_rounds(FedAvg(net), data, rounds=1, aggregator=Watched(), shuffle=False)
+    run_tried_rounds(FedAvg(net), data, rounds=1, aggregator=Watched(), shuffle=False)
     plain = copy.deepcopy(net)
     x = data.clients.to(torch.device("cpu"), torch.float64).batch(data.clients.root).inputs
     (plain(x) - x).square().mean().backward()
@@ -367,13 +367,13 @@ def test_hooks_of_a_batch_and_of_gradients_are_called_as_in_a_lightning_fit(engi
     trainer.fit(plain, DataLoader(TensorDataset(inputs, targets), batch_size=4))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outcome = run_rounds(FedAvg(net), data, engine=engine, shuffle=False, chunk_size=1)
+        outcome = run_tried_rounds(FedAvg(net), data, engine=engine, shuffle=False, chunk_size=1)
     row = nn.utils.parameters_to_vector(plain.parameters()).detach()
     torch.testing.assert_close(outcome.w, row, rtol=0, atol=1e-10)
     named = [str(w.message) for w in caught if "`on_after_backward`" in str(w.message)]
     assert len(named) == (engine != "one_by_one")
     if engine == "one_by_one":
-        several = run_rounds(Ditto(net, lam=0.0), data, engine=engine, shuffle=False)
+        several = run_tried_rounds(Ditto(net, lam=0.0), data, engine=engine, shuffle=False)
         torch.testing.assert_close(several.w, row, rtol=0, atol=1e-10)
         torch.testing.assert_close(several.v[0], row, rtol=0, atol=1e-10)
 
@@ -436,7 +436,7 @@ class LitSparse(LitAutoencoder):
 def test_name_logged_by_some_steps_is_omitted_with_a_warning(engine):
     data = shared_out(numbers([8, 8]))
     with pytest.warns(UserWarning, match="leaves out `later`, which the steps of the module"):
-        report = run_rounds(FedAvg(seeded(LitSparse)), data, engine=engine).reports[-1]
+        report = run_tried_rounds(FedAvg(seeded(LitSparse)), data, engine=engine).reports[-1]
     assert torch.as_tensor(report["train/first"]).isnan()
     assert torch.isfinite(torch.as_tensor(report["train/recon"]))
     assert "train/later" not in report
@@ -456,8 +456,8 @@ def test_warning_of_an_unstackable_module_names_the_line():
     data = shared_out(numbers())
     client = FedAvg(seeded(LitBranch))
     with pytest.warns(UserWarning, match=r"one by one.*test_lightning_task.py:\d+: if loss.item()"):
-        outcome = run_rounds(client, data, engine="stacked")
-    assert outcome.distance(run_rounds(client, data)) == 0
+        outcome = run_tried_rounds(client, data, engine="stacked")
+    assert outcome.distance(run_tried_rounds(client, data)) == 0
 
 
 @pytest.mark.parametrize(

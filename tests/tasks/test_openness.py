@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from small_federations import Given, mlp, reals, run_rounds, seeded, sgd, shared_out
+from small_federations import Given, mlp, reals, run_tried_rounds, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
 from torch.nn import functional
@@ -134,7 +134,7 @@ def test_named_tuples_as_inputs_are_compiled(engine, recwarn):
     by_name = sentences()
     words = Arrays(Words(**by_name.inputs), by_name.targets, OWNER, num_classes=3)
     actual, expected = (
-        run_rounds(
+        run_tried_rounds(
             FedAvg(seeded(Sentences), optimizer=sgd(0.3), local_epochs=2),
             shared_out(arrays, batch_size=3),
             rounds=2,
@@ -160,10 +160,12 @@ def select_samples(tree, mask):
 def test_engines_agree_for_every_input_structure(net, options, arrays, loss, kind):
     client = kind(seeded(net), optimizer=sgd(0.3), local_epochs=2, **options)
     data = shared_out(arrays(), batch_size=3)
-    outcome = run_rounds(client, data, rounds=2)
+    outcome = run_tried_rounds(client, data, rounds=2)
     compiled = kind is Ditto and net is Sentences
     for engine in ("stacked", *(["stacked_compiled"] if compiled else [])):
-        assert outcome.distance(run_rounds(client, data, rounds=2, engine=engine)) < 1e-10, engine
+        assert outcome.distance(run_tried_rounds(client, data, rounds=2, engine=engine)) < 1e-10, (
+            engine
+        )
 
 
 @pytest.mark.slow
@@ -187,7 +189,7 @@ def test_loss_and_gradient_equal_those_of_a_plain_loop(net, options, arrays, los
             torch.cat([(p - 0.3 * p.grad).detach().flatten() for p in client_net.parameters()])
         )
     for engine in ("one_by_one", "stacked"):
-        actual = run_rounds(client, data, rounds=1, engine=engine)
+        actual = run_tried_rounds(client, data, rounds=1, engine=engine)
         torch.testing.assert_close(
             actual.reports[0]["train/loss"], torch.stack(own).mean(), rtol=0, atol=1e-10
         )
@@ -218,20 +220,20 @@ def test_evaluations_and_predictions_for_every_input_structure(net, options, arr
 def test_lambda_is_chosen_by_validation_data_of_several_tensors():
     data = shared_out(sentences(), batch_size=3, val_fraction=0.3)
     client = DittoGreedy(seeded(Sentences), min_validation=1)
-    outcome = run_rounds(client, data)
-    assert outcome.distance(run_rounds(client, data, engine="stacked")) < 1e-10
+    outcome = run_tried_rounds(client, data)
+    assert outcome.distance(run_tried_rounds(client, data, engine="stacked")) < 1e-10
 
 
 def test_labels_of_several_input_tensors_may_be_attacked():
     data, client = shared_out(sentences(), batch_size=3), FedAvg(seeded(Sentences))
-    outcome = run_rounds(client, data, attack=FlippedLabels(), ids=[1])
+    outcome = run_tried_rounds(client, data, attack=FlippedLabels(), ids=[1])
     assert (
         outcome.distance(
-            run_rounds(client, data, attack=FlippedLabels(), ids=[1], engine="stacked")
+            run_tried_rounds(client, data, attack=FlippedLabels(), ids=[1], engine="stacked")
         )
         < 1e-10
     )
-    assert outcome.distance(run_rounds(client, data)) > 1e-3
+    assert outcome.distance(run_tried_rounds(client, data)) > 1e-3
 
 
 @pytest.mark.slow
@@ -243,7 +245,7 @@ def test_large_images_stay_uint8_until_the_minibatch(engine, monkeypatch):
         federation.setup(client, data, "test")
         federation.evaluate("test", torch.arange(3))
         table = federation.metrics("test")["personal"].per_client()
-        return data.clients.inputs.dtype, run_rounds(client, data, engine=engine), table
+        return data.clients.inputs.dtype, run_tried_rounds(client, data, engine=engine), table
 
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(256, (16, 1, 2, 2), generator=draw, dtype=torch.uint8)
@@ -294,8 +296,8 @@ def pairs():
 def test_task_of_a_user(kind):
     client = kind(seeded(SumOfPair), task=Scored(), optimizer=sgd(0.2))
     data = shared_out(pairs(), batch_size=2, test_fraction=0.4)
-    outcome = run_rounds(client, data)
-    assert outcome.distance(run_rounds(client, data, engine="stacked")) < 1e-10
+    outcome = run_tried_rounds(client, data)
+    assert outcome.distance(run_tried_rounds(client, data, engine="stacked")) < 1e-10
     federation = Federation(All(), seed=0)
     federation.setup(client, data, "test")
     federation.evaluate("test", torch.arange(3))
@@ -397,16 +399,16 @@ def test_monitored_metric_chooses_lambda():
             return super().end_round(round)
 
     client.__class__ = Watched
-    run_rounds(client, data, rounds=1)
+    run_tried_rounds(client, data, rounds=1)
     assert scores[-1][0] == {}, "by the loss unless another metric is named"
-    outcome = run_rounds(client, data, rounds=1, monitor="mae")
+    outcome = run_tried_rounds(client, data, rounds=1, monitor="mae")
     values = torch.stack([scores[-1][0][f"personal_{k}"] for k in range(2)])
     assert torch.equal(outcome.states["choice"][:, 0].long(), values.argmin(0))
 
 
 REFUSED = {
     "a metric that is none": (
-        lambda: run_rounds(
+        lambda: run_tried_rounds(
             FedAvg(scalar_net(), criterion=nn.MSELoss()), shared_out(line_data()), monitor="f1"
         ),
         "`federation.monitor` to be one of mae, r2, rmse, loss for the task Regression but got",
@@ -422,18 +424,20 @@ REFUSED = {
     "random labels": (lambda: attacked(RandomLabels()), "RandomLabels"),
     "a backdoor": (lambda: attacked(Backdoor(target=0)), "classes for Backdoor"),
     "outliers of several inputs": (
-        lambda: run_rounds(
+        lambda: run_tried_rounds(
             FedAvg(seeded(SumOfPair), task=Scored()), shared_out(pairs()), attack=Outliers(),
             fraction=0.4,
         ),
         "inputs of one tensor of real numbers for Outliers",
     ),
     "FedTilt": (
-        lambda: run_rounds(FedTilt(scalar_net(), criterion=nn.MSELoss()), shared_out(line_data())),
+        lambda: run_tried_rounds(
+            FedTilt(scalar_net(), criterion=nn.MSELoss()), shared_out(line_data())
+        ),
         "a class id for each sample, as FedTilt",
     ),
     "a pull of classes": (
-        lambda: run_rounds(
+        lambda: run_tried_rounds(
             Ditto(scalar_net(), regularizer="kl", criterion=nn.MSELoss()), shared_out(line_data())
         ),
         "`regularizer` to be l2 or fisher if targets are no classes",
@@ -445,7 +449,9 @@ REFUSED = {
         "`transforms` to be left out for inputs of several tensors",
     ),
     "classes that are none": (
-        lambda: run_rounds(FedAvg(scalar_net(), task=Classification()), shared_out(line_data())),
+        lambda: run_tried_rounds(
+            FedAvg(scalar_net(), task=Classification()), shared_out(line_data())
+        ),
         "class id for each sample for the task Classification",
     ),
 }  # fmt: skip
@@ -453,7 +459,7 @@ REFUSED = {
 
 def attacked(attack):
     client = FedAvg(scalar_net(), criterion=nn.MSELoss())
-    return run_rounds(client, shared_out(line_data()), attack=attack, fraction=0.5)
+    return run_tried_rounds(client, shared_out(line_data()), attack=attack, fraction=0.5)
 
 
 def by_class(arrays):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lit_federations import float32, numbers, set_up, table, trainer_of
 from lit_modules import LitAutoencoder, LitTable
-from small_federations import run_rounds, seeded, shared_out
+from small_federations import run_tried_rounds, seeded, shared_out
 from tables import table_test
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -71,7 +71,7 @@ def test_fit_of_one_client_equals_a_lightning_fit(make, clip, tmp_path):
     net, data, epochs = seeded(make).double(), shared_out(table([12])), 3
     plain = fit_plainly(copy.deepcopy(net), data, epochs, tmp_path, clip)
     for engine in ("one_by_one", "stacked"):
-        outcome = run_rounds(
+        outcome = run_tried_rounds(
             FedAvg(net), data, rounds=epochs, shuffle=False, keep_optimizer_state=True,
             engine=engine, clipping=None if clip is None else Clipping(clip),
         )  # fmt: skip
@@ -82,9 +82,9 @@ def test_fit_of_one_client_equals_a_lightning_fit(make, clip, tmp_path):
 @MODULES
 def test_engines_agree_for_parameter_groups(make, uncompiled):
     data, client = shared_out(table()), Ditto(seeded(make), local_epochs=2, personal_epochs=1)
-    one_by_one = run_rounds(client, data)
+    one_by_one = run_tried_rounds(client, data)
     for engine in ("stacked", "one_by_one_compiled", "stacked_compiled"):
-        assert one_by_one.distance(run_rounds(client, data, engine=engine)) < 1e-12
+        assert one_by_one.distance(run_tried_rounds(client, data, engine=engine)) < 1e-12
     assert len(uncompiled) >= 2, "both compiled engines have traced the steps"
 
 
@@ -144,7 +144,7 @@ def test_server_trains_its_root_data_with_the_groups():
 
     net = seeded(LitTwoRates)
     data = shared_out(numbers([8, 8]), root_samples=4)
-    run_rounds(FedAvg(net), data, rounds=1, aggregator=Watched())
+    run_tried_rounds(FedAvg(net), data, rounds=1, aggregator=Watched())
     encoder = sum(p.numel() for p in net.encoder.parameters())
     assert (updates[-1][:encoder] == 0).all()
     assert (updates[-1][encoder:] != 0).any()
@@ -161,7 +161,7 @@ class LitPlain(LitTable):
 def refuse(algorithm, **options):
     net = LitPlain()
     net.options = options
-    return run_rounds(algorithm(net), shared_out(table()))
+    return run_tried_rounds(algorithm(net), shared_out(table()))
 
 
 REFUSED = {

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_federations import classes, run_rounds, seeded, shared_out
+from small_federations import classes, run_tried_rounds, seeded, shared_out
 from stateful_modules import Stateful
 
 from pl_fed.clients import Ditto, FedAvg, Scaffold
@@ -80,7 +80,7 @@ def test_skipped_steps_equal_the_loop_of_lightning(module):
     net, means, skipped = run_by_hand(module, federated, rounds=3)
     assert 0 < skipped < 3 * 6
     client = FedAvg(seeded(module))
-    outcome = run_rounds(client, federated, rounds=3, shuffle=False)
+    outcome = run_tried_rounds(client, federated, rounds=3, shuffle=False)
     expected = torch.cat([p.detach().flatten() for p in net.parameters()])
     torch.testing.assert_close(outcome.w, expected, rtol=0, atol=1e-12)
     assert [float(report["train/loss"]) for report in outcome.reports] == pytest.approx(means)
@@ -88,7 +88,7 @@ def test_skipped_steps_equal_the_loop_of_lightning(module):
 
 
 def test_client_that_skips_all_steps_uploads_no_change():
-    outcome = run_rounds(Ditto(seeded(SkipsAll)), data(), rounds=2)
+    outcome = run_tried_rounds(Ditto(seeded(SkipsAll)), data(), rounds=2)
     start = FedAvg(seeded(SkipsAll)).row("global").data.double()
     assert torch.equal(outcome.w, start)
     assert torch.equal(outcome.v, start.expand(3, -1))
@@ -106,14 +106,14 @@ def test_algorithms_read_the_number_of_taken_steps():
     client = Counting(
         seeded(SkipsEverySecond), optimizer=lambda p: torch.optim.SGD(p, 0.1), local_epochs=1
     )
-    run_rounds(client, data(), rounds=1, shuffle=False)
+    run_tried_rounds(client, data(), rounds=1, shuffle=False)
     assert Counting.taken == [1, 2, 1], "of 2, 3 and 1 steps"
 
 
 def test_stack_falls_back_to_one_by_one_for_a_branch_on_data():
     with pytest.warns(UserWarning, match="stack"):
-        stacked = run_rounds(FedAvg(seeded(SkipsLargeLosses)), data(), engine="stacked")
-    one = run_rounds(FedAvg(seeded(SkipsLargeLosses)), data())
+        stacked = run_tried_rounds(FedAvg(seeded(SkipsLargeLosses)), data(), engine="stacked")
+    one = run_tried_rounds(FedAvg(seeded(SkipsLargeLosses)), data())
     assert stacked.distance(one) == 0
 
 
@@ -121,9 +121,9 @@ def test_other_engines_name_the_remedy():
     with pytest.raises(
         ValueError, match=r"None, which skips the step: set `federation\.engine\.name"
     ):
-        run_rounds(FedAvg(seeded(SkipsEverySecond)), data(), engine="stacked")
+        run_tried_rounds(FedAvg(seeded(SkipsEverySecond)), data(), engine="stacked")
 
 
 def test_step_without_a_loss_is_said_before_training():
     with pytest.warns(UserWarning, match="`training_step` of SkipsAll returned None for the first"):
-        run_rounds(FedAvg(seeded(SkipsAll)), data(), rounds=1)
+        run_tried_rounds(FedAvg(seeded(SkipsAll)), data(), rounds=1)
