@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 
 class MovedInTorchError(RuntimeError):
@@ -47,6 +47,7 @@ def compile_graph(
     tensors: Sequence[Tensor],
     mode: str | None,
     options: Mapping[str, Any],
+    rewrite: Callable[[Graph], None],
     remember: bool,
 ) -> Callable[..., list[Tensor]]:
     """Compile a graph with the compiler behind ``torch.compile``, without guards.
@@ -60,6 +61,8 @@ def compile_graph(
         tensors: Inputs of the graph, with the shapes to compile for.
         mode: ``mode`` of ``torch.compile``.
         options: Options of the compiler, besides those of the mode.
+        rewrite: A function that changes the compiler's own graph of operators, in place. It is in
+            a file of its own: the compiler compiles anew when that file changes.
         remember: Whether the compiler reuses its result for the same graph, from this process or
             another.
 
@@ -70,7 +73,11 @@ def compile_graph(
         from torch._inductor import compile as compile_by_inductor
         from torch._inductor import list_mode_options
 
-        options = {**(list_mode_options(mode) if mode else {}), **options}
+        options = {
+            **(list_mode_options(mode) if mode else {}),
+            **options,
+            "post_grad_custom_post_pass": _make_pass(rewrite),
+        }
         if options.get(_GRAPHS):
             return _compile_with_graphs(graph, options)
         inspect.signature(compile_by_inductor).bind(graph, list(tensors), options=options)
@@ -83,6 +90,22 @@ def compile_graph(
             graph, examples, options=options
         )
     return compiled
+
+
+def _make_pass(rewrite: Callable[[Graph], None]) -> Any:
+    """Return a function that changes a graph as a pass of the compiler."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class Pass(CustomGraphPass):
+        """Runs the function; its file identifies results in the compiler's cache."""
+
+        def __call__(self, graph: Graph) -> None:
+            rewrite(graph)
+
+        def uuid(self) -> bytes:
+            return get_hash_for_files((inspect.getfile(rewrite),))
+
+    return Pass()
 
 
 _GRAPHS = "triton.cudagraphs"

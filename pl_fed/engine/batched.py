@@ -392,6 +392,8 @@ class StepInputs:
         self._size = size or 0
         self._index = torch.arange(batches.max_steps, device=device)
         self._traced = prepared.step.traced
+        self._first_end = min(batches.steps, default=0)  # before, all clients run
+        self._is_compiled = prepared.step.compiled
         self._options = read_options(optimizer, prepared.buffers.example)
         self.ends = numbers_on(self._index, [*chunk.steps.values(), batches.steps])
         draws = chunk.draw_keys(prepared.client.draws)
@@ -432,6 +434,9 @@ class StepInputs:
         fields = {name: tree for name, tree in batch._asdict().items() if tree is not None}
         if batch.samples is None or batch.samples.shape != shape:
             fields = tree_map(lambda leaf: pad_to_shape(leaf, shape), fields)
+        if self._is_compiled and index >= self._first_end:  # see `add_products_in_place`
+            running = self._running[index, -1]
+            fields["inputs"] = tree_map(lambda leaf: blank(leaf, running), fields["inputs"])
         return {
             **fields,
             "index": self._index[index] if self._traced else index,
@@ -449,6 +454,19 @@ def drop_unsupported_mask(client: Client, batch: Batch) -> Batch:
     samples.
     """
     return batch if client.averages_samples else batch._replace(mask=None)
+
+
+def blank(samples: Tensor, running: Tensor) -> Tensor:
+    """Return samples with zeros for the clients that do not run; integers stay the same.
+
+    Example:
+        >>> blank(torch.tensor([[torch.nan], [2.0]]), torch.tensor([False, True]))
+        tensor([[0.],
+                [2.]])
+    """
+    if not samples.is_floating_point():
+        return samples
+    return torch.where(running.view(-1, *[1] * (samples.dim() - 1)), samples, 0)
 
 
 def pad_to_shape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:

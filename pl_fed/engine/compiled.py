@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pl_fed.engine.base import CannotCompileError, are_close
 from pl_fed.engine.channels_last import ChannelsLast
+from pl_fed.engine.in_place import add_products_in_place
 from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.engine.step import LocalStep, Tensors
 from pl_fed.engine.tracing import trace
@@ -101,7 +102,7 @@ class CompiledStep:
             graph = trace(step.client, flat_step, *tensors)
         _check_draws(graph)
         is_cached = _count_constants(graph) <= _MAX_CACHED_CONSTANTS
-        self._run = compile_graph(graph, tensors, mode, _WRAPPING, is_cached)
+        self._run = compile_graph(graph, tensors, mode, _WRAPPING, add_products_in_place, is_cached)
         self._shapes = _shapes(leaves(inputs))
 
     def takes(self, inputs: list[Tensor]) -> bool:
