@@ -1,4 +1,4 @@
-"""Race: rounds of pl_fed, of a loop by hand and of pfl-research, which take turns.
+"""Race: rounds of pl_fed, of loops by hand in torch and JAX, and of pfl-research, in turns.
 
 :func:`race` starts fresh processes for each case, as for a user's run, with one thread each. These
 processes run this file, too.
@@ -36,7 +36,7 @@ def race(
     Args:
         case: The federation to run.
         settings: Settings of the timing.
-        against: Competitors out of ``hand`` and ``pfl``.
+        against: Competitors out of ``hand``, ``pfl``, ``jax`` and ``jax-tuned``.
         processes: Number of processes that share a round.
 
     Returns:
@@ -148,6 +148,11 @@ def rivals(case: Case, data: ClientData, names: list[str], notes: list[str]) -> 
             notes.append(f"pfl-research cannot be imported ({error}): pip install pfl==0.6.0")
         else:
             found["pfl"] = ByPfl(case, data).round
+    if "jax" in names or "jax-tuned" in names:
+        from by_jax import ByJax
+
+        for name in {"jax", "jax-tuned"}.intersection(names):
+            found[name] = ByJax(case, data, tuned=name == "jax-tuned").round
     if "hand" in names:
         join()
         found["hand"] = ByHand(case, data).round
