@@ -27,8 +27,8 @@ ONE_ROUND = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "fals
 RUN_FOLDER = re.compile(r"(runs/\w+)/\d{8}-\d{6}")  # stands for a run of the page
 NOT_RUN = {  # commands that change the machine, need an account, or take long
     *("make", "pip", "python3", ".", "export", "git", "wandb", "cd", "torchrun"),
-    ".pfl/bin/pip",
-    ".pfl/bin/python",
+    *(".pfl/bin/pip", ".pfl/bin/python"),
+    *(".jax/bin/pip", ".jax/bin/python"),
 }
 SHOWN_OUTPUT = re.compile(r"^print\(.*\)  # (.+)$", flags=re.MULTILINE)
 
