@@ -39,6 +39,7 @@ from pl_fed.preflight.rules import (
     check_attacks,
     check_engine,
     check_mean,
+    check_own_batches,
     check_samples,
     check_validation_loss,
 )
@@ -313,6 +314,7 @@ class Federation(Configurable):
         task.further_metrics, task.directions = self.further_metrics, self.directions
         if isinstance(task, LightningTask):
             task.entries = data.entries
+        check_own_batches(client, data, self.byzantine_clients.attacks_on_data)
         trial = Trial(client, data, datamodule.augment, settings.local)
         facts = find_net_facts(trial)
         client.takes_integers = facts.takes_integers

@@ -16,6 +16,10 @@ Owner = Callable[[Any], Any] | int | str | Sequence[Any] | None
 _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 
 
+class UnstackableError(ValueError):
+    """Unstackable: joined samples are no tensors with a row for each sample."""
+
+
 @dataclass(frozen=True)
 class BatchRoles:
     """Batch roles: the use of each entry of a sample or batch, by key or position.
@@ -79,7 +83,8 @@ class BatchRoles:
         others = [name for name in names if name not in (target, *labels)]
         inputs = others if roles.inputs is None else roles.inputs
         if not inputs or any(name not in names for name in (*inputs, target, *labels)):
-            raise ValueError(
+            is_object = not isinstance(batch, Mapping | tuple | list)
+            raise (UnstackableError if is_object else ValueError)(
                 "Expected each sample to have inputs and a target, as (x, y) or a dict, but got"
                 f" {_describe_entries(batch)}: name them by `inputs` and `target`, or return (x, x)"
                 " from a data set without targets."
@@ -156,7 +161,7 @@ def _to_tree(name: Any, value: Any) -> Tree:
     tree = _convert(value)
     kind = foreign_leaf(tree)
     if kind is not None:
-        raise ValueError(
+        raise UnstackableError(
             f"Expected entry {name!r} of each sample to hold tensors, arrays or numbers but got"
             f" {kind}: leave it out by `inputs`, or convert it by `collate_fn`."
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pl_fed.data.fingerprint import digest_of, digest_of_labels, digest_of_names
 from pl_fed.devices import to_device
+from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.trees import Tree, count_samples, describe, gather, leaves, select, tree_map
 from pl_fed.types import Batch, SampleEntries
 
@@ -95,7 +96,8 @@ class ClientData:
         fingerprint: Fingerprint of the data set's inputs by :func:`fingerprint_of`, if known.
         redraw: Reads samples anew for each training minibatch: the argument of
             :class:`~pl_fed.data.Arrays`. ``None`` if samples do not change.
-        entries: The places of inputs and target in the samples of a data set, if known.
+        entries: The places of inputs and target in the samples of a data set, if known; or its
+            own batches, whose rows are the inputs.
         official: The parts that the data set itself gives; others are cut from train.
     """
 
@@ -113,7 +115,7 @@ class ClientData:
     mapped: bool = False
     keeps_integers: bool = True
     redraw: Callable[[list[int], list[int]], tuple[Tree, Tree]] | None = None
-    entries: SampleEntries | None = None
+    entries: SampleEntries | OwnBatches | None = None
     official: tuple[str, ...] = ()
     class_names: Sequence[str] = ()
 
@@ -121,6 +123,11 @@ class ClientData:
     def num_clients(self) -> int:
         """Number of clients."""
         return len(self.train.offsets) - 1
+
+    @property
+    def own_batches(self) -> OwnBatches | None:
+        """The data set's own batches; ``None`` if samples are tensors."""
+        return self.entries if isinstance(self.entries, OwnBatches) else None
 
     @cached_property
     def kinds(self) -> tuple[str, str]:

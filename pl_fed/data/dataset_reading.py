@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, default_collate
 
-from pl_fed.data.batch_roles import BatchRoles, number_owners
+from pl_fed.data.batch_roles import BatchRoles, UnstackableError
 from pl_fed.data.memory_map import allocate_in_memory, allocate_on_disk
+from pl_fed.data.own_reading import read_own_batches
+from pl_fed.data.reading_options import ReadingOptions
 from pl_fed.data.redraw import choose_redraw, explain_errors, name_of
+from pl_fed.data.sample_owners import list_parts, number_sample_owners, read_labels
 from pl_fed.data.sample_reader import Collate, SampleReader, Samples
 from pl_fed.data.sample_structure import align, paths_of
 from pl_fed.data.source import Arrays, count_classes
@@ -23,21 +26,6 @@ Allocate = Callable[[int, Tensor], Tensor]
 _CHUNK = 256  # samples that are collated at once
 
 
-@dataclass(frozen=True)
-class ReadingOptions:
-    """Reading options: how samples are read and stored.
-
-    Attributes:
-        redraw: Whether training minibatches read their samples again; ``None`` if these are random.
-        on_disk: Whether the inputs are stored in a temporary file instead of memory.
-        num_workers: Number of processes that read; 0 for this one.
-    """
-
-    redraw: bool | None = None
-    on_disk: bool = False
-    num_workers: int = 0
-
-
 def read_data_sets(
     data_sets: Mapping[int, Any],
     roles: BatchRoles,
@@ -46,6 +34,9 @@ def read_data_sets(
     options: ReadingOptions = ReadingOptions(),
 ) -> Arrays:
     """Return the samples of data sets, one data set after another.
+
+    If ``collate_fn`` does not join samples into tensors with a row for each, minibatches are those
+    that it makes, unchanged: see :class:`~pl_fed.tasks.OwnBatches`.
 
     Args:
         data_sets: Map-style data sets by their official part. A single one has no official part.
@@ -61,6 +52,25 @@ def read_data_sets(
     pieces = list(data_sets.values())
     for piece in pieces:
         _check_map_style(piece)
+    if options.own:
+        return read_own_batches(data_sets, roles, collate_fn or default_collate, options)
+    try:
+        return _read_tensors(data_sets, roles, collate_fn, num_classes, options)
+    except ValueError as error:
+        if collate_fn is None or not isinstance(error.__cause__, UnstackableError):
+            raise
+        return read_own_batches(data_sets, roles, collate_fn, options, reason=str(error))
+
+
+def _read_tensors(
+    data_sets: Mapping[int, Any],
+    roles: BatchRoles,
+    collate_fn: Collate | None,
+    num_classes: int | None,
+    options: ReadingOptions,
+) -> Arrays:
+    """Return all samples as tensors."""
+    pieces = list(data_sets.values())
     dataset = pieces[0] if len(pieces) == 1 else ConcatDataset(pieces)
     name = " and ".join(dict.fromkeys(map(name_of, pieces)))
     reader = SampleReader(roles, collate_fn or default_collate)
@@ -70,11 +80,7 @@ def read_data_sets(
         samples, reader = _read_all(dataset, reader, options.num_workers, allocate, seed)
         redraw = choose_redraw(dataset, pieces, reader, samples, options.redraw)
     samples, class_names = _match_class_names(pieces, samples)
-    client, names = _number_owners(dataset, samples, roles)
-    split = None
-    if len(pieces) > 1:
-        sizes = torch.tensor([len(piece) for piece in pieces])
-        split = torch.tensor(list(data_sets)).repeat_interleave(sizes)
+    client, names = number_sample_owners(dataset, samples.owners, roles)
     classes = num_classes
     if classes is None and class_names is not None:
         classes = len(class_names)
@@ -82,11 +88,13 @@ def read_data_sets(
         is_flat = isinstance(samples.targets, Tensor) and samples.targets.dim() == 1
         classes = count_classes(samples.targets) if is_flat else 0
     inputs, targets, labels = samples.inputs, samples.targets, samples.labels
+    if options.labels is not None:
+        labels = read_labels(dataset, options.labels)
     return Arrays(
         inputs,
         targets,
         client,
-        split,
+        list_parts(data_sets),
         classes,
         names,
         labels,
@@ -126,24 +134,6 @@ def _class_ids(dataset: Any) -> dict[str, int] | None:
     if isinstance(table, Mapping) and [*sorted(table.values())] == [*range(len(table))]:
         return dict(table)
     return _class_ids(dataset.dataset) if isinstance(dataset, Subset) else None
-
-
-def _number_owners(
-    dataset: Any, samples: Samples, roles: BatchRoles
-) -> tuple[Tensor | None, list[str] | None]:
-    client: Any = roles.client
-    owners: Any = samples.owners
-    if client is None:
-        return None, None
-    if owners is None:
-        owners = _owner_attribute(dataset, client) if isinstance(client, str) else client
-    if not isinstance(owners, Sequence | Tensor | np.ndarray) or len(owners) != len(dataset):
-        got = f"{len(owners)} owners" if isinstance(owners, Sized) else repr(owners)
-        raise ValueError(
-            f"Expected argument `client` to give an owner for each of {len(dataset)} samples but"
-            f" got {got}."
-        )
-    return number_owners([*owners])
 
 
 def _read_all(
@@ -250,21 +240,6 @@ def _collate_numbered(reader: SampleReader, samples: list[tuple[int, Any]]) -> S
 
 class _UnequalShapesError(Exception):
     """The samples of one chunk are padded to another length than those of another."""
-
-
-def _owner_attribute(dataset: Any, name: str) -> list[Any]:
-    """Return the owners of all samples from an attribute of a data set, also below a subset."""
-    if hasattr(dataset, name):
-        return [*getattr(dataset, name)]
-    if isinstance(dataset, Subset):
-        owners = _owner_attribute(dataset.dataset, name)
-        return [owners[index] for index in dataset.indices]
-    if isinstance(dataset, ConcatDataset):
-        return [owner for piece in dataset.datasets for owner in _owner_attribute(piece, name)]
-    raise ValueError(
-        "Expected argument `client` to be the key of an entry of each sample, or an attribute of"
-        f" {name_of(dataset)} with the owner of each sample, but got {name!r}."
-    )
 
 
 def _check_map_style(dataset: Any) -> None:

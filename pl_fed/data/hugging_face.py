@@ -14,7 +14,8 @@ from torch import Tensor
 from pl_fed.arguments import check_integers
 from pl_fed.data.batch_roles import BatchRoles
 from pl_fed.data.columns import INDEX_NAMES, PARTS, is_row_number, warn_of_row_numbers
-from pl_fed.data.dataset_reading import ReadingOptions, read_data_sets
+from pl_fed.data.dataset_reading import read_data_sets
+from pl_fed.data.reading_options import ReadingOptions
 from pl_fed.data.source import TRAIN, Arrays, DataSource
 from pl_fed.data.torch_dataset import build_roles, choose_collation
 from pl_fed.text import first_line

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
@@ -18,8 +18,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from pl_fed.arguments import check_instances, check_integers
-from pl_fed.data.dataset_reading import ReadingOptions, read_data_sets
+from pl_fed.arguments import check_choice, check_instances, check_integers
+from pl_fed.data.dataset_reading import read_data_sets
+from pl_fed.data.reading_options import ReadingOptions
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.data.torch_dataset import build_roles, choose_collation
 from pl_fed.text import first_line
@@ -59,6 +60,8 @@ class LightningData(DataSource):
             is drawn anew. ``None`` reads some samples twice, and draws anew if they differ.
         on_disk: Whether inputs are stored in a temporary file in ``TMPDIR`` and read from there,
             because they are larger than memory.
+        batches: ``"own"`` gives the steps of a LightningModule the batches of the dataloaders'
+            ``collate_fn`` unchanged, as by :class:`~pl_fed.data.TorchDataset`.
 
     Raises:
         TypeError: If an argument is of another type.
@@ -88,7 +91,10 @@ class LightningData(DataSource):
         num_workers: int = 0,
         redraw: bool | None = None,
         on_disk: bool = False,
+        batches: Literal["own"] | None = None,
     ) -> None:
+        if batches is not None:
+            check_choice(("own",), batches=batches)
         check_instances(LightningDataModule, datamodule=datamodule)
         if num_classes is not None:
             check_integers(0, num_classes=num_classes)
@@ -98,7 +104,7 @@ class LightningData(DataSource):
         self.roles = build_roles(client, client_fn, inputs, target, labels)
         self.padding = padding
         self.num_classes = num_classes
-        self.options = ReadingOptions(redraw, on_disk, num_workers)
+        self.options = ReadingOptions(redraw, on_disk, num_workers, batches == "own")
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from pl_fed.data.source import TRAIN, Arrays, DataSource
 from pl_fed.partitioners.base import Partitioner
 from pl_fed.random import fork_torch_rng, generator, key
 from pl_fed.skews.base import Skew
+from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.text import escape_controls
 from pl_fed.trees import Tree, describe, leaves, tree_map
 
@@ -29,8 +30,9 @@ Redraw = Callable[[list[int], list[int]], tuple[Tree, Tree]]
 
 _INTEGERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 _UNSIGNED = (torch.uint32, torch.uint64)
-_BATCH_SIZE = 10  # of data without a dataloader
+_MINIBATCHES = (10, False)  # batch size, and whether the last is dropped, without a dataloader
 _LARGE = 1 << 30  # largest size of images in float32, in bytes; larger images stay uint8
+_OWN = "that steps read as the data set's own batches"
 _EVALUATED = (32, 4096)  # smallest and largest default number of clients in an evaluation batch
 
 
@@ -109,7 +111,7 @@ class FederatedData(Configurable, LightningDataModule):
         _check_source(dataset)
         check_instances(Partitioner, partitioner=partitioner)
         check_instances(Skew, skew=skew)
-        size = _BATCH_SIZE if batch_size is None else batch_size
+        size = _MINIBATCHES[0] if batch_size is None else batch_size
         evaluated = 1 if clients_per_eval_batch is None else clients_per_eval_batch
         check_integers(1, batch_size=size, clients_per_eval_batch=evaluated)
         check_integers(1, size, min_batch=min_batch)
@@ -223,7 +225,7 @@ class FederatedData(Configurable, LightningDataModule):
     def _find_minibatches(self) -> tuple[int, bool]:
         """Return the batch size and ``drop_last`` of the data source, or the defaults."""
         _ = self.clients  # the source knows them after loading
-        return self.dataset.minibatches or (_BATCH_SIZE, False)
+        return self.dataset.minibatches or _MINIBATCHES
 
     @property
     def preparation(self) -> dict[str, Any]:
@@ -432,6 +434,10 @@ class FederatedData(Configurable, LightningDataModule):
             "normalize": self.normalize != "none",
             "skew": self.skew is not None,
         }
+        if isinstance(arrays.entries, OwnBatches):
+            self._refuse_changes({**is_set, "augment": self.augment is not None}, _OWN)
+            arrays.entries.size = self._batch_size or (self.dataset.minibatches or _MINIBATCHES)[0]
+            return arrays.inputs
         if arrays.redraw is not None:
             drawn = {name: value for name, value in is_set.items() if name != "normalize"}
             inputs = "that are drawn anew, unless `data.dataset.redraw` is false,"

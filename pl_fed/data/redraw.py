@@ -132,21 +132,22 @@ def choose_redraw(
     return redraw
 
 
-def _spaced_positions(length: int) -> list[int]:
+def spaced_positions(length: int) -> list[int]:
+    """Return the positions of up to 16 samples, spread over a data set."""
     number = min(_READ_TWICE, length)
     return [k * length // number for k in range(number)]
 
 
 def _differs_when_read_again(dataset: Any, reader: SampleReader) -> bool:
     """Return whether some samples differ between two readings."""
-    positions = _spaced_positions(len(dataset))
+    positions = spaced_positions(len(dataset))
     first, second = (reader([dataset[k] for k in positions]) for _ in range(2))
     return not _are_equal(first, second)
 
 
 def _read_some(redraw: Redraw, length: int) -> Samples:
     """Return some samples under fixed keys."""
-    positions = _spaced_positions(length)
+    positions = spaced_positions(length)
     keys = [key(0, "data set", position) for position in positions]
     return Samples(*redraw(positions, keys), None, None)
 

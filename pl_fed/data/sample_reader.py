@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from pl_fed.data.batch_roles import BatchRoles
+from pl_fed.data.batch_roles import BatchRoles, UnstackableError
 from pl_fed.data.collation import PaddingCollation
 from pl_fed.data.sample_structure import align, to_entries
 from pl_fed.trees import Tree, leaves, tree_map
@@ -98,7 +98,7 @@ class SampleReader:
         )
         for leaf in joined.leaves:
             if leaf.shape[:1] != (len(samples),):
-                raise ValueError(
+                raise UnstackableError(
                     f"Expected argument `collate_fn` to return tensors with a row for each of"
                     f" {len(samples)} samples but got shape {list(leaf.shape)}."
                 )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pl_fed.configurable import Configurable
 from pl_fed.data.memory_map import holds_memory_map, tensors_of_memory_maps
+from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.trees import Tree, count_samples, describe, foreign_leaf, leaves
 from pl_fed.types import SampleEntries
 
@@ -45,7 +46,8 @@ class Arrays:
             the positions of samples and a key of the draws of each, and returns inputs and targets
             like those above, which serve validation and tests. ``None`` if samples do not change.
         entries: The places of inputs and target in the samples of a data set, for the steps of a
-            LightningModule; ``None`` if the samples have no other structure.
+            LightningModule, or the data set's own batches; ``None`` if the samples have no other
+            structure.
         class_names: Names of the classes 0..C-1, for tables of results; empty without names.
 
     Raises:
@@ -68,7 +70,7 @@ class Arrays:
     labels: Tensor | None = None
     mapped: bool = False
     redraw: Callable[[list[int], list[int]], tuple[Tree, Tree]] | None = None
-    entries: SampleEntries | None = None
+    entries: SampleEntries | OwnBatches | None = None
     class_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:

@@ -1,14 +1,15 @@
 """Your own data from a map-style torch ``Dataset``."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import Dataset
 
-from pl_fed.arguments import check_integers
+from pl_fed.arguments import check_choice, check_integers
 from pl_fed.data.batch_roles import BatchRoles
 from pl_fed.data.collation import PaddingCollation
-from pl_fed.data.dataset_reading import ReadingOptions, read_data_sets
+from pl_fed.data.dataset_reading import read_data_sets
+from pl_fed.data.reading_options import ReadingOptions
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 
 
@@ -32,8 +33,9 @@ class TorchDataset(DataSource):
             target.
         target: The key or position of the target. ``None`` uses the last entry of a tuple, or the
             entry called labels, label, targets, target or y of a dict.
-        labels: The key or position of the class of each sample, for partitioners, where the target
-            is not a class id. ``None`` uses the target.
+        labels: The class of each sample for partitioners, where the target is not a class id: the
+            key or position of an entry of the sample, a list for all samples, or a function of a
+            sample. ``None`` uses the target.
         client_fn: A function that returns the owner of a sample, instead of ``client``.
         collate_fn: Joins a list of samples into a batch. ``None`` uses torch's ``default_collate``.
         padding: The number that pads shorter samples to the longest one, for all entries or by the
@@ -46,6 +48,10 @@ class TorchDataset(DataSource):
             is drawn anew. ``None`` reads some samples twice, and draws anew if they differ.
         on_disk: Whether inputs are stored in a temporary file in ``TMPDIR`` and read from there,
             because they are larger than memory.
+        batches: ``"own"`` gives the steps of a LightningModule the batches that ``collate_fn``
+            makes, of any type and unchanged, each read when a step asks for it: see
+            :class:`~pl_fed.tasks.OwnBatches`. ``None`` does so only if ``collate_fn`` does not
+            return tensors with a row for each sample.
 
     Raises:
         TypeError: If an argument is of another type.
@@ -66,7 +72,7 @@ class TorchDataset(DataSource):
         client: int | str | list[int] | list[str] | None = None,
         inputs: list[str] | list[int] | None = None,
         target: int | str | None = None,
-        labels: int | str | None = None,
+        labels: int | str | list[int] | Callable[[Any], int] | None = None,
         client_fn: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         padding: float | dict[str, float] | None = None,
@@ -76,15 +82,21 @@ class TorchDataset(DataSource):
         num_workers: int = 0,
         redraw: bool | None = None,
         on_disk: bool = False,
+        batches: Literal["own"] | None = None,
     ) -> None:
+        if batches is not None:
+            check_choice(("own",), batches=batches)
         if num_classes is not None:
             check_integers(0, num_classes=num_classes)
         check_integers(0, num_workers=num_workers)
-        self.roles = build_roles(client, client_fn, inputs, target, labels)
+        entry = labels if isinstance(labels, int | str) else None
+        given = None if isinstance(labels, int | str) else labels
+        self.roles = build_roles(client, client_fn, inputs, target, entry)
         self.collate_fn = choose_collation(collate_fn, padding)
         self.parts = {TRAIN: dataset, VAL: val, TEST: test}
         self.num_classes = num_classes
-        self.options = ReadingOptions(redraw, on_disk, num_workers)
+        own = batches == "own"
+        self.options = ReadingOptions(redraw, on_disk, num_workers, own, given)
 
     def load(self) -> Arrays:
         """Return all samples, read once.

@@ -234,6 +234,8 @@ class EngineChoice:
 
     def _apply_rule(self, work: Workload) -> str:
         """Return the engine of the rule; it asks whether clients stack only if that matters."""
+        if work.example.batches.data.own_batches is not None:
+            return "one_by_one"
         objective, steps = work.example.objective, self._count_steps(work)
         stack = min(len(work.cohort), self.clients_at_a_time("stacked", work))
         name = choose_engine(WorkFacts.collect(work.client, objective, stack, steps))

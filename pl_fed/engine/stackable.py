@@ -59,6 +59,10 @@ def check_stackable(
     """
     _check_types(client, chunk.objective.trained, optimizer)
     batches = chunk.batches
+    if batches.data.own_batches is not None:
+        raise CannotStackError(
+            "a batch of the data set's own may have any type, and only its client's step reads it"
+        )
     if not client.averages_samples and not batches.rule.is_uniform(batches.data.train.sizes):
         raise CannotStackError(
             f"{client.task.name} is not the mean of sample losses,"

@@ -104,10 +104,14 @@ class ModelRunner:
                     yield model, positions[position], index, outputs
 
     def samples(self, data: ClientData, part: str, clients: Tensor) -> "SampleBatches":
-        """Return the samples of clients, in batches of a size that suits the net."""
-        return SampleBatches(
-            data, part, clients, _CONVOLUTION_BATCH if self._convolves_on_cpu else _BATCH
-        )
+        """Return the samples of clients, in batches of a size that suits the net.
+
+        Batches of the data set's own have the size of minibatches.
+        """
+        size = _CONVOLUTION_BATCH if self._convolves_on_cpu else _BATCH
+        if data.own_batches is not None:
+            size = data.own_batches.size
+        return SampleBatches(data, part, clients, size)
 
     @property
     def _convolves_on_cpu(self) -> bool:

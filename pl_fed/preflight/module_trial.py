@@ -33,6 +33,7 @@ from pl_fed.tasks.base import SkippedStepError
 from pl_fed.tasks.directions import Directions, guess_direction
 from pl_fed.tasks.lightning_task import choose_stage
 from pl_fed.tasks.module_facts import ModuleFacts
+from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.tasks.step_logs import StepLogs, name_metrics
 from pl_fed.trees import describe
 from pl_fed.types import Batch
@@ -173,7 +174,8 @@ def _find_training_facts(
     The step of a net with auxiliary outputs, for example, fails in evaluation mode.
     """
     errors = []
-    for needs_training_mode, takes_integers in product((False, True), (True, False)):
+    input_types = (True, False) if trial.data.own_batches is None else (True,)
+    for needs_training_mode, takes_integers in product((False, True), input_types):
         trial = replace(trial, takes_integers=takes_integers)
         try:
             batch = trial.augment_batch(trial.first_samples(count=7))  # no step unpacks 7 outputs
@@ -192,7 +194,7 @@ def _try_training(
     mode = training_mode(net) if needs_training_mode else nullcontext()
     with task.training_logs(0) as logs, mode, torch.enable_grad():
         try:
-            loss = _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
+            loss = _try_step(net, task, batch, "training_step", lambda: task.loss(net, batch))
         except SkippedStepError:
             rank_zero_warn(
                 f"`training_step` of {type(net).__name__} returned None for the first minibatch, so"
@@ -224,6 +226,7 @@ def _try_evaluation(
     logs = StepLogs()
     loss, values = _try_step(
         net,
+        task,
         batch,
         step,
         lambda: task.evaluate(
@@ -233,10 +236,15 @@ def _try_evaluation(
     return _Part(choose_stage(net, part), logs.directions(), loss, values)
 
 
-def _try_step(net: nn.Module, batch: Batch, step: str, call: Callable[[], Any]) -> Any:
+def _try_step(
+    net: nn.Module, task: LightningTask, batch: Batch, step: str, call: Callable[[], Any]
+) -> Any:
+    takes = f"inputs {describe(batch.inputs)} and targets {describe(batch.targets)} of each sample"
+    if isinstance(task.entries, OwnBatches):
+        name = type(task.entries.dataset).__name__
+        takes = f"the batches that the `collate_fn` of {name} makes"
     return call_or_explain(
-        f"Expected `{step}` of {type(net).__name__} to take inputs {describe(batch.inputs)} and"
-        f" targets {describe(batch.targets)} of each sample but that",
+        f"Expected `{step}` of {type(net).__name__} to take {takes} but that",
         call,
         explains_own=False,
     )

@@ -34,6 +34,38 @@ def check_validation_loss(client: Client, monitor: str | None) -> None:
     )
 
 
+def check_own_batches(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
+    """Refuse what needs samples as tensors for data whose steps read batches of its own.
+
+    Raises:
+        ValueError: If the net has no steps, or keeps features; if metrics of the federation, the
+            algorithm's own validation samples or an attack on data need tensors.
+    """
+    batches, net = data.own_batches, client.global_model
+    if batches is None:
+        return
+    name = type(net).__name__
+    if not client.task.runs_steps:
+        if batches.reason:
+            raise ValueError(batches.reason)
+        raise ValueError(
+            "Expected a LightningModule with a `training_step` for `data.dataset.batches: own`,"
+            f" whose batches only its steps can read, but got {name}: leave `batches` out."
+        )
+    needs = {
+        "`keep_features` of the net": keeps_features(net),
+        "`federation.metrics`": bool(client.task.further_metrics),
+        f"{type(client).__name__}, which reads validation samples,": client.reads_validation,
+        **{f"the attack {type(attack).__name__}": True for attack in attacks},
+    }
+    for need in (need for need, is_set in needs.items() if is_set):
+        raise ValueError(
+            f"Expected samples that are tensors for {need} but got batches that the `collate_fn`"
+            f" of {type(batches.dataset).__name__} makes: leave it out, log metrics in the module's"
+            " steps, or let `collate_fn` return tensors with a row for each sample."
+        )
+
+
 def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
     """Refuse attacks that do not fit the algorithm, the net or the data.
 

@@ -18,6 +18,7 @@ from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
 _SPREAD = 64  # samples of a trial of evaluation steps
+_SPREAD_OWN = 8  # of batches of the data set's own, which may be large
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Trial:
         """Return samples of a part, spread over all clients; training samples if it has none."""
         index = self.data.part(part).index
         index = index if len(index) else self.data.train.index
-        return self.load(index[:: -(-len(index) // _SPREAD)])
+        number = _SPREAD if self.data.own_batches is None else _SPREAD_OWN
+        return self.load(index[:: -(-len(index) // number)])
 
     def augment_batch(self, batch: Batch) -> Batch:
         """Return a batch with augmented inputs, if ``augment`` is set."""

@@ -19,6 +19,7 @@ from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local, raise_devic
 from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, list_hooks
 from pl_fed.tasks.one_process import one_process
+from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.tasks.step_logs import StepLogs, name_metrics, strip_stage
 from pl_fed.text import first_line
 from pl_fed.trees import Tree, describe, leaves, select
@@ -57,7 +58,8 @@ class LightningTask(Task):
 
     Attributes:
         facts: The names that the steps log, and more; from the trial before training.
-        entries: The places of inputs and target in the samples of the data set, if known.
+        entries: The places of inputs and target in the samples of the data set, if known; or the
+            data set's own batches.
 
     Raises:
         ValueError: If ``batch`` is unknown.
@@ -79,7 +81,7 @@ class LightningTask(Task):
         self.batch = batch
         self.lower_is_better = tuple(lower_is_better)
         self.facts = ModuleFacts()
-        self.entries: SampleEntries | None = None
+        self.entries: SampleEntries | OwnBatches | None = None
         self._omitted: set[str] = set()
         self._has_warned_of_undefined = False
         self._step_logs: dict[int, dict[str, Tensor]] | None = None
@@ -107,7 +109,7 @@ class LightningTask(Task):
 
     def build_batch(self, inputs: Tree, targets: Tree) -> Any:
         """Return inputs and targets as the batch of a step."""
-        if self.batch is None and self.entries is not None:
+        if isinstance(self.entries, OwnBatches) or (self.batch is None and self.entries):
             return self.entries.join(inputs, targets)
         both_dicts = isinstance(inputs, dict) and isinstance(targets, dict)
         if both_dicts and self.batch != "pair":
@@ -123,6 +125,12 @@ class LightningTask(Task):
         tuples = [tuple(part) if isinstance(part, tuple | list) else (part,) for part in parts]
         return (*tuples[0], *tuples[1])
 
+    def _call(self, net: Callable[..., Any], step: str, batch: Batch, batch_idx: Any) -> Any:
+        """Return the result of a step on a batch."""
+        example = self.build_batch(batch.inputs, batch.targets)
+        device = batch.device if isinstance(self.entries, OwnBatches) else None
+        return call_step(net, step, example, batch_idx, device)
+
     # Training
 
     def loss(self, net: Callable[..., Any], batch: Batch) -> Tensor:
@@ -136,8 +144,7 @@ class LightningTask(Task):
         module, logs = _module_of(net), StepLogs()
         reset_metrics(module)
         with logs.record(module):
-            example = self.build_batch(batch.inputs, batch.targets)
-            output = call_step(net, "training_step", example, self._batch_idx)
+            output = self._call(net, "training_step", batch, self._batch_idx)
         loss = read_loss(output)
         if output is None:
             raise SkippedStepError("`training_step` returned None, which skips the step")
@@ -281,8 +288,7 @@ class LightningTask(Task):
             logs.source = f"{stage}_step"
             for index, batch in enumerate(batches):
                 logs.size = batch.size
-                example = self.build_batch(batch.inputs, batch.targets)
-                loss = read_loss(call_step(module, f"{stage}_step", example, index))
+                loss = read_loss(self._call(module, f"{stage}_step", batch, index))
                 total += torch.nan if loss is None else float(loss) * batch.size
                 size += batch.size
             try:
@@ -356,7 +362,8 @@ class LightningTask(Task):
         Raises:
             ValueError: If the module has no ``predict_step``, and refuses the inputs.
         """
-        if "predict_step" not in list_hooks(module):
+        has_step = "predict_step" in list_hooks(module) or isinstance(self.entries, OwnBatches)
+        if not has_step:  # Lightning's own step calls the module
             try:
                 return self.predict(module, batch.inputs)
             except torch.OutOfMemoryError:
@@ -367,7 +374,7 @@ class LightningTask(Task):
                     f" {describe(batch.inputs)}, but that failed ({first_line(error)}): define"
                     " `predict_step`."
                 ) from error
-        return call_step(module, "predict_step", self.build_batch(batch.inputs, batch.targets), 0)
+        return self._call(module, "predict_step", batch, 0)
 
     def predictions(self, outputs: Tree) -> dict[str, Tensor]:
         """Return the outputs: as ``prediction``, or the columns of a dict."""

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
-from torch import nn
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
 
 from pl_fed.nets.calls import Net, functional_call
 from pl_fed.tasks.one_process import one_process
@@ -13,7 +15,7 @@ from pl_fed.text import first_line
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step")
-_BATCH_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _CALLED = (
     *STEPS,
     *GRADIENT_HOOKS,
@@ -134,7 +136,13 @@ def _needs_setup(net: nn.Module) -> bool:
     return next(net.parameters(), None) is None
 
 
-def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) -> Any:
+def call_step(
+    net: Callable[..., Any],
+    step: str,
+    batch: Any,
+    batch_idx: Any,
+    device: torch.device | None = None,
+) -> Any:
     """Return the result of a step, on the batch that the module's batch hooks return.
 
     A step belongs to one client: it sees a run of one process.
@@ -144,18 +152,37 @@ def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) ->
         step: The name of the step.
         batch: The batch, in the module's own structure.
         batch_idx: The index of the batch.
+        device: The device to which a batch of the user's own is moved; ``None`` if it is there.
     """
     module = net.module if isinstance(net, Net) else net
     function, kind = getattr(module, step), cast(Any, type(module))
     with one_process():
-        for hook in _BATCH_HOOKS:
-            if hook in _list_class_hooks(kind):
-                batch = getattr(module, hook)(batch, 0)
+        batch = _transfer(module, batch, device)
         arguments = (batch, batch_idx, 0)[: _count_arguments(kind, step)]
         if not isinstance(net, Net):
             return function(*arguments)
         tensors = {f"module.{name}": tensor for name, tensor in net.tensors.items()}
         return functional_call(_Step(net.module, step), tensors, arguments)
+
+
+def _transfer(module: nn.Module, batch: Any, device: torch.device | None) -> Any:
+    """Return the batch that the module's batch hooks return; they run as in Lightning."""
+    hooks = _list_class_hooks(cast(Any, type(module)))
+    parameter = next(module.parameters())
+    if device is not None and parameter.dtype != torch.float32:  # as Lightning's precision plugins
+        batch = apply_to_collection(batch, Tensor, _convert_reals, parameter.dtype)
+    for hook in _BATCH_HOOKS:
+        if hook == "transfer_batch_to_device":
+            target = device or parameter.device
+            if hook in hooks or device is not None:
+                batch = getattr(module, hook)(batch, target, 0)
+        elif hook in hooks:
+            batch = getattr(module, hook)(batch, 0)
+    return batch
+
+
+def _convert_reals(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 @cache

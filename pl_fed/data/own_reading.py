@@ -1,0 +1,139 @@
+"""Reading of a map-style data set whose minibatches stay as its collate function makes them."""
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.utils.data import ConcatDataset
+
+from pl_fed.data.batch_roles import BatchRoles
+from pl_fed.data.reading_options import ReadingOptions
+from pl_fed.data.redraw import explain_errors, name_of, spaced_positions
+from pl_fed.data.sample_owners import list_parts, number_sample_owners, read_labels
+from pl_fed.data.sample_structure import to_entries
+from pl_fed.data.source import Arrays
+from pl_fed.random import fork_all_generators
+from pl_fed.tasks.own_batches import OwnBatches
+
+Collate = Callable[[list[Any]], Any]
+
+
+def read_own_batches(
+    data_sets: Mapping[int, Any],
+    roles: BatchRoles,
+    collate: Collate,
+    options: ReadingOptions,
+    reason: str = "",
+) -> Arrays:
+    """Return a row for each sample, from which steps read the data set's own batches.
+
+    Samples are read here only if they hold their owners or labels, and a few to find out whether
+    they are drawn at random.
+
+    Args:
+        data_sets: Map-style data sets by their official part. A single one has no official part.
+        roles: The owner and the label of a sample; its inputs and target are left out.
+        collate: Joins samples into a batch.
+        options: How samples are read.
+        reason: Why samples are no tensors; empty if the user asked for own batches.
+
+    Raises:
+        ValueError: If a sample cannot be read or joined, or does not hold its owner or label.
+    """
+    pieces = list(data_sets.values())
+    dataset = pieces[0] if len(pieces) == 1 else ConcatDataset(pieces)
+    name = " and ".join(dict.fromkeys(map(name_of, pieces)))
+    with fork_all_generators() as seed, explain_errors(name):
+        seed(0)
+        owners, labels = _read_owners_and_labels(dataset, roles)
+        if options.labels is not None:
+            labels = read_labels(dataset, options.labels)
+        random = [piece for piece in pieces if _draws(piece, collate)]
+    batches = OwnBatches(dataset, collate, bool(random), reason)
+    redraws = options.redraw is not False and any(piece is pieces[0] for piece in random)
+    if random and not _repeats(batches):
+        rank_zero_warn(
+            f"{name} gives other samples when it is read again with the same seeds, because it"
+            " draws from a generator of its own: two equal runs will differ. Draw from the global"
+            " generators of torch, numpy or random."
+        )
+    if reason:
+        rank_zero_info(
+            f"The batches of {name} are no tensors with a row for each sample: steps get them as"
+            " its `collate_fn` makes them."
+        )
+    client, names = number_sample_owners(dataset, owners, roles)
+    rows = batches.rows()
+    return Arrays(
+        inputs=rows,
+        targets=torch.zeros(len(rows)),
+        client=client,
+        split=list_parts(data_sets),
+        names=names,
+        labels=labels,
+        redraw=batches.redraw if redraws else None,
+        entries=batches,
+    )
+
+
+def _read_owners_and_labels(
+    dataset: Any, roles: BatchRoles
+) -> tuple[Sequence[Any] | None, torch.Tensor | None]:
+    """Return the owners and the labels that samples hold; ``None`` for those that they do not."""
+    in_samples = callable(roles.client) or isinstance(roles.client, int)
+    if isinstance(roles.client, str):
+        in_samples = len(dataset) > 0 and roles.owner(dataset[0]) is not None
+    owners = None
+    if in_samples:
+        owners = [roles.owner(dataset[position]) for position in range(len(dataset))]
+    if roles.labels is None:
+        return owners, None
+    return owners, read_labels(dataset, lambda sample: _read_entry(sample, roles.labels))
+
+
+def _read_entry(sample: Any, name: Any) -> int:
+    """Return the entry of a sample that is its label.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    try:
+        return int(to_entries(sample)[name])
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            "Expected argument `labels` to be the key or position of an integer in each sample but"
+            f" got {name!r} for {type(sample).__name__}."
+        ) from error
+
+
+def _draws(dataset: Any, collate: Collate) -> bool:
+    """Return whether samples, or a batch of them, differ when they are read again.
+
+    Objects that cannot be compared count as random: they are then read under a seed.
+    """
+    first, second = (_dump(dataset, collate) for _ in range(2))
+    return first is None or first != second
+
+
+def _dump(dataset: Any, collate: Collate) -> bytes | None:
+    """Return some samples, joined, as bytes; ``None`` if they cannot be written."""
+    batch = collate([dataset[position] for position in spaced_positions(len(dataset))])
+    try:
+        return pickle.dumps(batch)
+    except Exception:  # of any type
+        return None
+
+
+def _repeats(batches: OwnBatches) -> bool:
+    """Return whether a batch is the same when it is read again under the same keys."""
+    rows = batches.rows()[spaced_positions(len(batches.dataset))]
+    dumps = []
+    for _ in range(2):
+        batches.forget()
+        try:
+            dumps.append(pickle.dumps(batches.join(rows, None)))
+        except Exception:  # of any type
+            return True
+    return dumps[0] == dumps[1]

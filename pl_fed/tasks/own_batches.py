@@ -1,0 +1,102 @@
+"""Own batches: minibatches as a data set and its collate function make them, read in each step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_fed.random import fork_all_generators, key
+
+
+class OwnBatches:
+    """Own batches: joins the samples of a minibatch by the user's collate function, and no others.
+
+    The federation then holds a row for each sample: its position in the data set, and a key. A
+    step asks for the batch of its rows. It is what a DataLoader gives for these samples: of any
+    type, without padding, and not copied into tensors. If the data set draws at random, each sample
+    is read under its key: a new one for each training minibatch, and a fixed one in evaluations.
+
+    Args:
+        dataset: The map-style data set, all parts one after another.
+        collate: Joins a list of samples into a batch.
+        draws: Whether reading or joining samples draws from the global generators of torch, numpy
+            or python.
+        reason: Why the samples are no tensors, for messages; empty if the user asked for own
+            batches.
+
+    Attributes:
+        size: The number of samples in a batch of an evaluation.
+
+    Example:
+        >>> batches = OwnBatches(["ab", "c", "def"], " ".join)
+        >>> batches.join(batches.rows()[[2, 0]], None)
+        'def ab'
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any],
+        draws: bool = False,
+        reason: str = "",
+    ) -> None:
+        self.dataset = dataset
+        self.collate = collate
+        self.draws = draws
+        self.reason = reason
+        self.size = 1
+        self._last: tuple[list[list[int]], Any] = ([], None)
+
+    def rows(self) -> Tensor:
+        """Return the rows of all samples, int64 [samples, 2]: position, and key in evaluations."""
+        positions = range(len(self.dataset))
+        keys = [key(0, "data set", position) if self.draws else 0 for position in positions]
+        return torch.stack([torch.arange(len(keys)), torch.tensor(keys, dtype=torch.int64)], 1)
+
+    def redraw(self, positions: list[int], keys: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the rows of samples with new keys, and their targets, which are all 0."""
+        rows = torch.tensor([positions, keys], dtype=torch.int64).T.contiguous()
+        return rows, torch.zeros(len(rows))
+
+    def forget(self) -> None:
+        """Drop the samples of the last batch."""
+        self._last = ([], None)
+
+    def join(self, rows: Tensor, targets: Any) -> Any:
+        """Return the batch of some samples, on the CPU.
+
+        Args:
+            rows: Rows of the samples, int64 [batch, 2].
+            targets: Left out: the batch has the data set's own.
+        """
+        samples: list[list[int]] = rows.tolist()
+        try:
+            return self._read(samples)
+        except Exception as error:
+            positions = [position for position, _ in samples]
+            error.add_note(f"pl_fed read samples {positions} of {type(self.dataset).__name__}.")
+            raise
+
+    def _read(self, samples: list[list[int]]) -> Any:
+        """Read and join samples; a step with several models reads them once, and joins them anew."""
+        positions = [position for position, _ in samples]
+        if not self.draws:
+            if self._last[0] != samples:
+                self._last = samples, self._fetch(positions)
+            return self.collate([*self._last[1]])
+        with fork_all_generators() as seed:
+            if self._last[0] != samples:
+                drawn = []
+                for position, draw in samples:
+                    seed(draw)
+                    drawn.append(self.dataset[position])
+                self._last = samples, drawn
+            seed(key(samples[0][1], "collate"))
+            return self.collate([*self._last[1]])
+
+    def _fetch(self, positions: Sequence[int]) -> list[Any]:
+        """Return samples, at once if the data set can; a DataLoader calls it likewise."""
+        if getattr(self.dataset, "__getitems__", None) is not None:
+            return list(self.dataset.__getitems__(positions))
+        return [self.dataset[position] for position in positions]
