@@ -1,11 +1,10 @@
 """Reading of a map-style data set into tensors."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, default_collate
@@ -23,6 +22,7 @@ from pl_fed.random import fork_all_generators
 from pl_fed.trees import leaves, tree_map
 
 Allocate = Callable[[int, Tensor], Tensor]
+_DEFAULTS = ReadingOptions()
 _CHUNK = 256  # samples that are collated at once
 
 
@@ -31,7 +31,7 @@ def read_data_sets(
     roles: BatchRoles,
     collate_fn: Collate | None = None,
     num_classes: int | None = None,
-    options: ReadingOptions = ReadingOptions(),
+    options: ReadingOptions = _DEFAULTS,
 ) -> Arrays:
     """Return the samples of data sets, one data set after another.
 

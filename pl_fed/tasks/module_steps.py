@@ -154,7 +154,7 @@ def call_step(
         batch_idx: The index of the batch.
         device: The device to which a batch of the user's own is moved; ``None`` if it is there.
     """
-    module = net.module if isinstance(net, Net) else net
+    module = cast(nn.Module, net.module if isinstance(net, Net) else net)
     function, kind = getattr(module, step), cast(Any, type(module))
     with one_process():
         batch = _transfer(module, batch, device)

@@ -79,7 +79,7 @@ class OwnBatches:
             raise
 
     def _read(self, samples: list[list[int]]) -> Any:
-        """Read and join samples; a step with several models reads them once, and joins them anew."""
+        """Read and join samples; for several models of a step, read them once."""
         positions = [position for position, _ in samples]
         if not self.draws:
             if self._last[0] != samples:
