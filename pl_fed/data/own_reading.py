@@ -1,6 +1,5 @@
 """Reading of a map-style data set whose minibatches stay as its collate function makes them."""
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from pl_fed.data.redraw import explain_errors, name_of, spaced_positions
 from pl_fed.data.sample_owners import list_parts, number_sample_owners, read_labels
 from pl_fed.data.sample_structure import to_entries
 from pl_fed.data.source import Arrays
+from pl_fed.nets.fingerprints import Fingerprints
 from pl_fed.random import fork_all_generators
 from pl_fed.tasks.own_batches import OwnBatches
 
@@ -109,31 +109,20 @@ def _read_entry(sample: Any, name: Any) -> int:
 
 
 def _draws(dataset: Any, collate: Collate) -> bool:
-    """Return whether samples, or a batch of them, differ when they are read again.
-
-    Objects that cannot be compared count as random: they are then read under a seed.
-    """
-    first, second = (_dump(dataset, collate) for _ in range(2))
-    return first is None or first != second
-
-
-def _dump(dataset: Any, collate: Collate) -> bytes | None:
-    """Return some samples, joined, as bytes; ``None`` if they cannot be written."""
-    batch = collate([dataset[position] for position in spaced_positions(len(dataset))])
-    try:
-        return pickle.dumps(batch)
-    except Exception:  # of any type
-        return None
+    """Return whether samples, or a batch of them, differ when they are read again."""
+    positions = spaced_positions(len(dataset))
+    first, second = (
+        Fingerprints({}).compute(collate([dataset[position] for position in positions]))
+        for _ in range(2)
+    )
+    return first != second
 
 
 def _repeats(batches: OwnBatches) -> bool:
     """Return whether a batch is the same when it is read again under the same keys."""
     rows = batches.rows()[spaced_positions(len(batches.dataset))]
-    dumps = []
+    prints = []
     for _ in range(2):
         batches.forget()
-        try:
-            dumps.append(pickle.dumps(batches.join(rows, None)))
-        except Exception:  # of any type
-            return True
-    return dumps[0] == dumps[1]
+        prints.append(Fingerprints({}).compute(batches.join(rows, None)))
+    return prints[0] == prints[1]

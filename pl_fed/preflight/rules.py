@@ -116,6 +116,12 @@ def check_engine(client: Client, rule: BatchRule, data: ClientData, engine: str)
     """
     if client.averages_samples:
         return
+    if engine in STACKED and data.own_batches is not None:
+        raise ValueError(
+            "Expected argument `federation.engine.name` to be one_by_one or auto for batches that"
+            " the data set's `collate_fn` makes, since each client's step reads its own, but got"
+            f" {engine}."
+        )
     name = client.task.name
     if engine in STACKED and not rule.is_uniform(data.train.sizes):
         raise ValueError(

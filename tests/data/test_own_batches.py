@@ -1,0 +1,354 @@
+"""Own batches: a step gets what the data set's collate function makes of its client's samples."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from small_federations import seeded
+from tables import table_test
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torchmetrics.classification import MulticlassAccuracy
+
+import pl_fed
+from pl_fed import Adversary, EngineOptions, Federation
+from pl_fed.attacks import RandomLabels
+from pl_fed.clients import Ditto, FedAvg, FedTilt
+from pl_fed.data import FederatedData, LightningData, TorchDataset
+from pl_fed.partitioners import Shards
+from pl_fed.samplers import All
+from pl_fed.tasks import OwnBatches
+
+CLIENTS, SAMPLES = 3, 36
+
+
+def fit(module, source, algorithm=FedAvg, rounds=3, folder=None, federation=None, **settings):
+    """Fit and test a module on a data source; return the algorithm, its trainer and the metrics."""
+    options = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    checkpoint = settings.pop("ckpt_path", None)
+    trainer_settings = {"precision": settings.pop("precision", "32-true")}
+    data = FederatedData(source, seed=0, **{"batch_size": 4, **settings})
+    federation = federation or Federation(All(), engine=EngineOptions("one_by_one"), seed=0)
+    trainer = pl_fed.Trainer(
+        federation, max_epochs=rounds, logger=False, run_dir=folder, **options, **trainer_settings
+    )
+    client = algorithm(module, local_epochs=2)
+    trainer.fit(client, data, ckpt_path=checkpoint)
+    return client, trainer, trainer.test(client, data, verbose=False)[0]
+
+
+@dataclass
+class Set:
+    """A set of points, or several joined ones; it moves by its own method."""
+
+    points: torch.Tensor
+    label: torch.Tensor
+    place: torch.Tensor | None = None
+
+    def to(self, *arguments, **options):
+        return Set(
+            *(None if t is None else t.to(*arguments, **options) for t in vars(self).values())
+        )
+
+
+class Sets(Dataset):
+    """Sets of one to four points; the label tells on which side their mean is."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        draw = torch.Generator().manual_seed(index)
+        points = torch.randn(1 + index % 4, 2, generator=draw, dtype=torch.float64)
+        return Set(points, (points.mean() > 0).long())
+
+
+def join_sets(sets):
+    place = torch.cat([torch.full((len(s.points),), i) for i, s in enumerate(sets)])
+    return Set(torch.cat([s.points for s in sets]), torch.stack([s.label for s in sets]), place)
+
+
+class SetNet(LightningModule):
+    """Classifies sets by the mean of their points' features."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(2, 4), nn.Linear(4, 2)
+        self.double()
+
+    def forward(self, batch):
+        features = self.inner(batch.points).tanh()
+        sums = features.new_zeros(len(batch.label), 4).index_add(0, batch.place, features)
+        return self.outer(sums)
+
+    def training_step(self, batch, batch_idx):
+        return functional.cross_entropy(self(batch), batch.label)
+
+    def validation_step(self, batch, batch_idx):
+        right = (self(batch).argmax(1) == batch.label).double()
+        self.log("val_loss", functional.cross_entropy(self(batch), batch.label))
+        self.log("val_acc", right.mean())
+
+    def test_step(self, batch, batch_idx):
+        self.log("test_acc", (self(batch).argmax(1) == batch.label).double().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+OWNERS = [index % CLIENTS for index in range(SAMPLES)]
+
+
+def average_by_hand(module, rounds):
+    """FedAvg with one step a round on all samples of each client."""
+    data, w = Sets(), copy.deepcopy(module.state_dict())
+    batches = [join_sets([data[i] for i in range(k, SAMPLES, CLIENTS)]) for k in range(CLIENTS)]
+    for _ in range(rounds):
+        models = []
+        for batch in batches:
+            model = copy.deepcopy(module)
+            model.load_state_dict(w)
+            model.training_step(batch, 0).backward()
+            models.append({n: p.detach() - 0.1 * p.grad for n, p in model.named_parameters()})
+        w = {name: torch.stack([model[name] for model in models]).mean(0) for name in w}
+    return torch.cat([row.flatten() for row in w.values()])
+
+
+def test_batches_of_another_type_equal_fedavg_by_hand(tmp_path):
+    module = seeded(SetNet)
+    expected = average_by_hand(copy.deepcopy(module), 3)
+    source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
+    options = {"batch_size": SAMPLES, "val_fraction": 0.0, "test_fraction": 0.0}
+    data = FederatedData(source, seed=0, **options)
+    trainer = pl_fed.Trainer(
+        Federation(All(), model_selection=None), max_epochs=3, logger=False, run_dir=tmp_path,
+        accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    client = FedAvg(module, local_epochs=1)
+    trainer.fit(client, data)
+    torch.testing.assert_close(client.row("global").data, expected, rtol=0, atol=1e-12)
+
+
+class Pairs(Dataset):
+    """Samples of tensors; they may have noise."""
+
+    def __init__(self, noise=0.0):
+        self.noise = noise
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        x = torch.randn(3, generator=torch.Generator().manual_seed(index))
+        return x + self.noise * torch.randn(3) if self.noise else x, int(x.sum() > 0)
+
+
+class PairNet(LightningModule):
+    """Records the batches of its training steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.3), nn.Linear(4, 2))
+
+    def training_step(self, batch, batch_idx):
+        BATCHES.append(batch)
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def test_step(self, batch, batch_idx):
+        self.log("test_acc", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+
+
+BATCHES = []
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_stream_is_that_of_stacked_tensors(tmp_path, noise):
+    """Batches bit for bit; weights but for rounding, as tensors lie elsewhere in memory."""
+    streams, outcomes = {}, {}
+    for batches in ("own", None):
+        BATCHES.clear()
+        source = TorchDataset(Pairs(noise), client=OWNERS, batches=batches)
+        client, trainer, metrics = fit(seeded(PairNet), source, folder=tmp_path / f"{batches}")
+        streams[batches], outcomes[batches] = [*BATCHES], (client.row("global").data, metrics)
+    steps = 3 * 2 * sum(-(-size // 4) for size in trainer.datamodule.clients.train.sizes.tolist())
+    trained = (streams[kind][-steps - 1 : -1] for kind in ("own", None))  # the last is a trial
+    for own, stacked in zip(*trained, strict=True):
+        assert torch.equal(own[0], stacked[0])
+        assert torch.equal(own[1], stacked[1])
+    (own, metrics), (stacked, expected) = outcomes["own"], outcomes[None]
+    torch.testing.assert_close(own, stacked, rtol=0, atol=1e-6)
+    assert metrics == pytest.approx(expected)
+
+
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
+    whole, _, metrics = fit(seeded(SetNet), source, Ditto, 4, tmp_path / "whole")
+    _, trainer, _ = fit(seeded(SetNet), source, Ditto, 2, tmp_path / "part")
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    resumed, _, again = fit(
+        seeded(SetNet), source, Ditto, 4, tmp_path / "rest", ckpt_path=tmp_path / "two.ckpt"
+    )
+    assert torch.equal(whole.row("global").data, resumed.row("global").data)
+    assert metrics == again
+
+
+class Counted(Sets):
+    def __init__(self):
+        self.reads = 0
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+def test_samples_of_a_step_are_read_once_for_all_its_models():
+    data = Counted()
+    batches = OwnBatches(data, join_sets)
+    rows = batches.rows()[:4]
+    first, second = batches.join(rows, None), batches.join(rows, None)
+    assert data.reads == 4
+    assert first is not second
+    assert torch.equal(first.points, second.points)
+
+
+def test_data_set_is_not_read_before_steps_ask_for_it():
+    data = Counted()
+    arrays = TorchDataset(data, client=OWNERS, collate_fn=join_sets, batches="own").load()
+    assert data.reads <= 4 * 16  # to find random draws
+    assert arrays.inputs.shape == (SAMPLES, 2)
+
+
+@table_test(
+    "labels",
+    [
+        [index % 2 for index in range(SAMPLES)],
+        lambda sample: int(sample["site"]) % 2,
+        "kind",
+    ],
+    ids=["list", "function", "key"],
+)
+def test_partitioners_read_labels_and_owners_of_samples(labels):
+    samples = [{"site": i % CLIENTS, "kind": i % 2, "box": [0.0] * (i % 5)} for i in range(SAMPLES)]
+    options = {"collate_fn": list, "batches": "own"}
+    if labels == [index % 2 for index in range(SAMPLES)] or labels == "kind":
+        data = FederatedData(
+            TorchDataset(samples, labels=labels, **options), Shards(1), 2, val_fraction=0.0, seed=0
+        )
+        train = data.clients.train
+        kinds = [{samples[i]["kind"] for i in train.samples(k).tolist()} for k in range(2)]
+        assert sorted(map(len, kinds)) == [1, 1]
+    for source in (
+        TorchDataset(samples, client="site", labels=labels, **options),
+        TorchDataset(samples, client_fn=lambda sample: sample["site"], labels=labels, **options),
+    ):
+        train = FederatedData(source, val_fraction=0.0, seed=0).clients.train
+        for client in range(CLIENTS):
+            assert {samples[i]["site"] for i in train.samples(client).tolist()} == {client}
+
+
+class Hooked(SetNet):
+    """Notes the batch hooks, which run as in Lightning."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        self.calls = ["before"]
+        return batch
+
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        self.calls = [*self.calls, "transfer"]
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        assert isinstance(batch, Set)
+        assert self.calls == ["before", "transfer"]
+        self.calls = []
+        return batch
+
+
+def test_batch_hooks_run_in_lightnings_order(tmp_path):
+    module = seeded(Hooked)
+    module.calls = []
+    source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
+    *_, metrics = fit(module, source, rounds=1, folder=tmp_path)
+    assert 0 <= metrics["test/global/acc"] <= 1
+
+
+def test_batches_take_the_type_of_the_module(tmp_path):
+    source = TorchDataset(Pairs(), client=OWNERS, batches="own")
+    BATCHES.clear()
+    fit(seeded(PairNet), source, rounds=1, folder=tmp_path, precision="64-true")
+    assert {batch[0].dtype for batch in BATCHES} == {torch.float64}
+    assert {batch[1].dtype for batch in BATCHES} == {torch.int64}
+
+
+class SetModule(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(Sets(), batch_size=4, collate_fn=join_sets)
+
+    def test_dataloader(self):
+        return DataLoader(Sets(), batch_size=4, collate_fn=join_sets)
+
+
+def test_data_module_with_batches_of_another_type(tmp_path):
+    source = LightningData(SetModule(), client=[*OWNERS, *OWNERS])
+    _, trainer, metrics = fit(seeded(SetNet), source, rounds=1, folder=tmp_path)
+    assert trainer.datamodule.clients.own_batches is not None
+    assert 0 <= metrics["test/global/acc"] <= 1
+
+
+@pytest.mark.slow
+def test_compiled_steps_say_that_they_cannot_read_batches(tmp_path):
+    source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
+    federation = Federation(All(), engine=EngineOptions("one_by_one_compiled"), seed=0)
+    with pytest.warns(UserWarning, match="cannot be compiled"):
+        client, *_ = fit(seeded(SetNet), source, rounds=1, federation=federation)
+    expected, *_ = fit(seeded(SetNet), source, rounds=1)
+    torch.testing.assert_close(client.row("global").data, expected.row("global").data)
+
+
+@table_test(
+    "changes, match",
+    [
+        ({"module": nn.Linear(2, 2)}, "Expected argument `collate_fn` to return tensors"),
+        ({"augment": [nn.Identity()]}, "Expected argument `augment` to be left out for inputs"),
+        ({"normalize": "channel"}, "Expected argument `normalize` to be left out for inputs"),
+        ({"engine": EngineOptions("stacked")}, "since each client's step reads its own"),
+        ({"algorithm": FedTilt}, "FedTilt tilts sample losses"),
+        ({"attack": RandomLabels()}, "tensors for the attack RandomLabels"),
+        ({"metrics": [MulticlassAccuracy(2)]}, "tensors for `federation.metrics`"),
+    ],
+)
+def test_what_needs_tensors_is_refused_by_name(changes, match):
+    changes = dict(changes)
+    module, algorithm = changes.pop("module", SetNet()), changes.pop("algorithm", FedAvg)
+    attack = changes.pop("attack", None)
+    adversary = Adversary(attack, fraction=0.4) if attack else Adversary()
+    federation = Federation(
+        All(), adversary=adversary, metrics=changes.pop("metrics", None),
+        engine=changes.pop("engine", EngineOptions()),
+    )  # fmt: skip
+    source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
+    with pytest.raises((ValueError, TypeError), match=match):
+        fit(module, source, algorithm, 1, None, federation, **changes)
+
+
+@table_test(
+    "arguments, match",
+    [
+        ({"labels": [0, 1]}, "Expected argument `labels` to give an integer for each of 36"),
+        ({"labels": "kind"}, "Expected argument `labels` to be the key or position"),
+        ({"client": [0, 1]}, "Expected argument `client` to give an owner for each of 36"),
+        ({"batches": "mine"}, "Expected argument `batches`"),
+        ({"collate_fn": default_collate}, "collate_fn"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(arguments, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        TorchDataset(
+            Sets(), **{"client": OWNERS, "collate_fn": join_sets, "batches": "own", **arguments}
+        ).load()
