@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from equal_trials import equal_trials_shared
 from forked_processes import fork_context
+from lightning.pytorch import LightningModule
 from small_federations import Given, Only, classes, sections, seeded
 from stateful_modules import ACCEPTED
 from torch import nn
@@ -49,7 +50,7 @@ from pl_fed.clients import (
     Mocha,
     Scaffold,
 )
-from pl_fed.data import FederatedData
+from pl_fed.data import FederatedData, TorchDataset
 from pl_fed.distributed import work_share
 from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds.broken_clients import NonFiniteLossError
@@ -155,6 +156,31 @@ def build_pre_aggregators():
     return [NormFilter(), AdaptiveClipping(), NearestNeighborMixing()]
 
 
+def own_batches():
+    """The samples, as batches that are lists: one of inputs and one of targets."""
+    arrays = classes(SIZES)
+    samples = [*zip(arrays.inputs, arrays.targets.tolist(), strict=True)]
+    owners = arrays.client.tolist()
+    return TorchDataset(samples, client=owners, collate_fn=lambda samples: [*zip(*samples)])
+
+
+class ListNet(LightningModule):
+    """Takes batches of lists."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = small_net()
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        outputs = self.net(torch.stack(inputs))
+        return nn.functional.cross_entropy(outputs, torch.tensor(targets))
+
+    def test_step(self, batch, batch_idx):
+        outputs = self.net(torch.stack(batch[0]))
+        self.log("test_acc", (outputs.argmax(1) == torch.tensor(batch[1])).double().mean())
+
+
 def settings(
     net=small_net,
     client=Ditto,
@@ -162,6 +188,7 @@ def settings(
     momentum=0.5,
     precision="64-true",
     root_samples=0,
+    source=lambda: Given(classes(SIZES)),
     gathered_bytes=work_share.GATHERED_BYTES,
     **federation,
 ):
@@ -228,6 +255,7 @@ SCENARIOS = {
         engine="auto",
         on_client_error="leave_out",
     ),
+    "own batches": settings(net=ListNet, source=own_batches),
     "diverges": settings(client=DivergentFedAvg, sampler=All(), max_rejected=0.0),
 }
 
@@ -254,8 +282,8 @@ PREDICTED = ("Ditto",)
 def make(name, folder, rounds, processes, nodes):
     scenario = copy.deepcopy({**SCENARIOS, **STATEFUL}[name])
     work_share.GATHERED_BYTES = scenario.pop("gathered_bytes")
-    names = ("net", "client", "precision", "root_samples")
-    net, kind, precision, root_samples = (scenario.pop(key) for key in names)
+    names = ("net", "client", "precision", "root_samples", "source")
+    net, kind, precision, root_samples, source = (scenario.pop(key) for key in names)
     step = {key: scenario.pop(key) for key in ("lr", "momentum")}
     algorithm_options = {"lam": 0.5} if kind is Ditto else {}
     client = kind(
@@ -264,9 +292,7 @@ def make(name, folder, rounds, processes, nodes):
         local_epochs=2,
         **algorithm_options,
     )
-    data = FederatedData(
-        Given(classes(SIZES)), batch_size=5, drop_last=True, root_samples=root_samples, seed=0
-    )
+    data = FederatedData(source(), batch_size=5, drop_last=True, root_samples=root_samples, seed=0)
     federation_settings = scenario.pop("federation")
     federation = pl_fed.Federation(
         federation_settings.pop("sampler", None) or Uniform(5),
