@@ -61,5 +61,11 @@ CODE_BASES = {
             "acc",
             ("--data.dataset.client laboratory", "--data.dataset.target ring"),
         ),
+        CodeBase(
+            "detection",
+            "Detection",
+            "iou",
+            ("--data.dataset.client cameras", "--federation.higher_is_better [iou]"),
+        ),
     )
 }

@@ -241,8 +241,7 @@ def _try_step(
 ) -> Any:
     takes = f"inputs {describe(batch.inputs)} and targets {describe(batch.targets)} of each sample"
     if isinstance(task.entries, OwnBatches):
-        name = type(task.entries.dataset).__name__
-        takes = f"the batches that the `collate_fn` of {name} makes"
+        takes = "the batches that the data set's `collate_fn` makes"
     return call_or_explain(
         f"Expected `{step}` of {type(net).__name__} to take {takes} but that",
         call,

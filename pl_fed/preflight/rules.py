@@ -56,12 +56,12 @@ def check_own_batches(client: Client, data: ClientData, attacks: Iterable[Attack
         "`keep_features` of the net": keeps_features(net),
         "`federation.metrics`": bool(client.task.further_metrics),
         f"{type(client).__name__}, which reads validation samples,": client.reads_validation,
-        **{f"the attack {type(attack).__name__}": True for attack in attacks},
+        **{f"the attack {type(attack).__name__}": attack.poisons for attack in attacks},
     }
     for need in (need for need, is_set in needs.items() if is_set):
         raise ValueError(
-            f"Expected samples that are tensors for {need} but got batches that the `collate_fn`"
-            f" of {type(batches.dataset).__name__} makes: leave it out, log metrics in the module's"
+            f"Expected samples that are tensors for {need} but got batches that the data set's"
+            " `collate_fn` makes: leave it out, log metrics in the module's"
             " steps, or let `collate_fn` return tensors with a row for each sample."
         )
 
@@ -116,14 +116,8 @@ def check_engine(client: Client, rule: BatchRule, data: ClientData, engine: str)
     """
     if client.averages_samples:
         return
-    if engine in STACKED and data.own_batches is not None:
-        raise ValueError(
-            "Expected argument `federation.engine.name` to be one_by_one or auto for batches that"
-            " the data set's `collate_fn` makes, since each client's step reads its own, but got"
-            f" {engine}."
-        )
-    name = client.task.name
-    if engine in STACKED and not rule.is_uniform(data.train.sizes):
+    name, needs_tensors = client.task.name, engine in STACKED and data.own_batches is None
+    if needs_tensors and not rule.is_uniform(data.train.sizes):
         raise ValueError(
             "Expected argument `federation.engine.name` to be one_by_one, one_by_one_compiled or"
             f" auto for {name}, which is not the mean of one loss for each sample and so takes no"

@@ -1,6 +1,8 @@
 """Own batches: a step gets what the data set's collate function makes of its client's samples."""
 
 import copy
+import re
+import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -302,11 +304,14 @@ def test_data_module_with_batches_of_another_type(tmp_path):
 
 
 @pytest.mark.slow
-def test_compiled_steps_say_that_they_cannot_read_batches(tmp_path):
+@pytest.mark.parametrize("engine", ["stacked", "one_by_one_compiled", "auto"])
+def test_engines_that_need_tensors_say_so(engine):
     source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
-    federation = Federation(All(), engine=EngineOptions("one_by_one_compiled"), seed=0)
-    with pytest.warns(UserWarning, match="cannot be compiled"):
+    federation = Federation(All(), engine=EngineOptions(engine), seed=0)
+    with warnings.catch_warnings(record=True) as caught:
         client, *_ = fit(seeded(SetNet), source, rounds=1, federation=federation)
+    told = [w for w in caught if re.search("cannot be (stacked|compiled)", str(w.message))]
+    assert len(told) == (engine != "auto")
     expected, *_ = fit(seeded(SetNet), source, rounds=1)
     torch.testing.assert_close(client.row("global").data, expected.row("global").data)
 
@@ -317,7 +322,6 @@ def test_compiled_steps_say_that_they_cannot_read_batches(tmp_path):
         ({"module": nn.Linear(2, 2)}, "Expected argument `collate_fn` to return tensors"),
         ({"augment": [nn.Identity()]}, "Expected argument `augment` to be left out for inputs"),
         ({"normalize": "channel"}, "Expected argument `normalize` to be left out for inputs"),
-        ({"engine": EngineOptions("stacked")}, "since each client's step reads its own"),
         ({"algorithm": FedTilt}, "FedTilt tilts sample losses"),
         ({"attack": RandomLabels()}, "tensors for the attack RandomLabels"),
         ({"metrics": [MulticlassAccuracy(2)]}, "tensors for `federation.metrics`"),
@@ -328,10 +332,7 @@ def test_what_needs_tensors_is_refused_by_name(changes, match):
     module, algorithm = changes.pop("module", SetNet()), changes.pop("algorithm", FedAvg)
     attack = changes.pop("attack", None)
     adversary = Adversary(attack, fraction=0.4) if attack else Adversary()
-    federation = Federation(
-        All(), adversary=adversary, metrics=changes.pop("metrics", None),
-        engine=changes.pop("engine", EngineOptions()),
-    )  # fmt: skip
+    federation = Federation(All(), adversary=adversary, metrics=changes.pop("metrics", None))
     source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
     with pytest.raises((ValueError, TypeError), match=match):
         fit(module, source, algorithm, 1, None, federation, **changes)
