@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import Tensor
 
 from pl_fed.data import FederatedData
+from pl_fed.tasks.own_batches import PerSample
 from pl_fed.text import csv_cell
 from pl_fed.trees import Tree, count_samples, select, tree_map
 
@@ -86,4 +87,6 @@ def _cells(tree: Tree) -> list[Any]:
     """Return an entry for each sample; if it has several tensors, a dict or list of entries."""
     if isinstance(tree, Tensor):
         return tree.tolist()
+    if isinstance(tree, PerSample):
+        return [tree_map(Tensor.tolist, entry) for entry in tree]
     return [tree_map(Tensor.tolist, select(tree, place)) for place in range(count_samples(tree))]

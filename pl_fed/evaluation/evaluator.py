@@ -22,6 +22,7 @@ from pl_fed.nets.dropout import unkey_dropouts
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import count_as_integers
 from pl_fed.tasks import LightningTask
+from pl_fed.tasks.own_batches import PerSample
 from pl_fed.trees import Tree, join, select, split, tree_map
 from pl_fed.types import Batch
 
@@ -248,9 +249,9 @@ class Evaluator:
 
         Returns:
             For each client a dict with ``client`` (id), ``sample`` (ids in the data set),
-            ``target``, and the task's predictions: ``prediction``, and for classes
-            ``probability`` of the predicted class. Predictions without classes have the shape of
-            ``target`` if it fits.
+            ``target`` (0 for batches of the data set's own), and the task's predictions:
+            ``prediction``, and for classes ``probability`` of the predicted class. Predictions
+            without classes have the shape of ``target`` if it fits.
         """
         with self._restored.watch():
             if self.client.task.runs_steps:
@@ -278,6 +279,9 @@ class Evaluator:
         if outputs is None:
             table["prediction"] = select(table["target"], slice(0, 0))
             table["probability"] = torch.empty(0)
+            return table
+        if isinstance(outputs, PerSample):
+            table["prediction"] = PerSample(tree_map(Tensor.cpu, entry) for entry in outputs)
             return table
         table |= self.client.task.predictions(tree_map(Tensor.cpu, outputs))
         prediction, target = table["prediction"], table["target"]

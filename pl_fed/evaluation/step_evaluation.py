@@ -83,7 +83,11 @@ class StepEvaluation:
     def predict(self, position: int) -> Tree:
         """Return the predictions for the samples of the client at a position."""
         batches = self.batches(position)
-        return join([self.task.predict_batch(self.module, batch) for batch in batches])
+        outputs = [self.task.predict_batch(self.module, batch) for batch in batches]
+        own = self.samples.data.own_batches
+        if own is None:
+            return join(outputs)
+        return own.join_predictions(outputs, [batch.size for batch in batches])
 
     @contextmanager
     def _fix_draws(self, position: int) -> Iterator[None]:

@@ -254,6 +254,34 @@ def test_partitioners_read_labels_and_owners_of_samples(labels):
             assert {samples[i]["site"] for i in train.samples(client).tolist()} == {client}
 
 
+class Predicting(SetNet):
+    """Predicts a dict for each set, as a detector does for each image."""
+
+    def predict_step(self, batch, batch_idx):
+        return [{"side": output.argmax(), "points": batch.points} for output in self(batch)]
+
+
+class PredictingNothing(SetNet):
+    def predict_step(self, batch, batch_idx):
+        return self(batch).argmax(1).sum()[None]
+
+
+def test_predictions_may_be_a_list_with_an_entry_for_each_sample(tmp_path):
+    source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
+    client, trainer, _ = fit(seeded(Predicting), source, rounds=1, folder=tmp_path)
+    (tables,) = trainer.predict(client, trainer.datamodule)
+    for table in tables:
+        samples = table["sample"].tolist()
+        assert len(table["prediction"]) == len(samples) > 1
+        for sample, prediction in zip(samples, table["prediction"], strict=True):
+            single = join_sets([Sets()[sample]])
+            side = client.global_model(single).argmax()
+            assert prediction["side"] == side
+    client = FedAvg(seeded(PredictingNothing))
+    with pytest.raises(ValueError, match="Expected `predict_step` to return tensors with a row"):
+        trainer.predict(client, trainer.datamodule)
+
+
 class Hooked(SetNet):
     """Notes the batch hooks, which run as in Lightning."""
 
