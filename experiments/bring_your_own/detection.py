@@ -85,8 +85,8 @@ class Squares(Dataset):
         corners = torch.randint(0, 34, (1 + index % 3, 2), generator=draw).float()
         sides = torch.randint(8, 15, (len(corners), 1), generator=draw).float()
         boxes = torch.cat([corners, corners + sides], 1)
-        for left, top, right, bottom in boxes.int().tolist():
-            image[:, top:bottom, left:right] = 1
+        for x_min, y_min, x_max, y_max in boxes.int().tolist():
+            image[:, y_min:y_max, x_min:x_max] = 1
         return image, {"boxes": boxes, "labels": torch.ones(len(boxes), dtype=torch.int64)}
 
 

@@ -1,4 +1,4 @@
-"""Reading of a map-style data set whose minibatches stay as its collate function makes them."""
+"""Reading of a map-style data set with minibatches of its own, of any type."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def read_own_batches(
     options: ReadingOptions,
     reason: str = "",
 ) -> Arrays:
-    """Return a row for each sample, from which steps read the data set's own batches.
+    """Return a row for each sample; steps read the data set's own batches by these rows.
 
     Samples are read here only if they hold their owners or labels, and a few to find out whether
     they are drawn at random.

@@ -90,13 +90,13 @@ class TorchDataset(DataSource):
             check_integers(0, num_classes=num_classes)
         check_integers(0, num_workers=num_workers)
         entry = labels if isinstance(labels, int | str) else None
-        given = None if isinstance(labels, int | str) else labels
+        listed = None if isinstance(labels, int | str) else labels
         self.roles = build_roles(client, client_fn, inputs, target, entry)
         self.collate_fn = choose_collation(collate_fn, padding)
         self.parts = {TRAIN: dataset, VAL: val, TEST: test}
         self.num_classes = num_classes
         own = batches == "own"
-        self.options = ReadingOptions(redraw, on_disk, num_workers, own, given)
+        self.options = ReadingOptions(redraw, on_disk, num_workers, own, listed)
 
     def load(self) -> Arrays:
         """Return all samples, read once.

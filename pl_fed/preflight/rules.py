@@ -35,7 +35,7 @@ def check_validation_loss(client: Client, monitor: str | None) -> None:
 
 
 def check_own_batches(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
-    """Refuse what needs samples as tensors for data whose steps read batches of its own.
+    """Refuse a need of samples as tensors for data with batches of its own.
 
     Raises:
         ValueError: If the net has no steps, or keeps features; if metrics of the federation, the

@@ -19,7 +19,7 @@ class OwnBatches:
     """Own batches: joins the samples of a minibatch by the user's collate function, and no others.
 
     The federation then holds a row for each sample: its position in the data set, and a key. A
-    step asks for the batch of its rows. It is what a DataLoader gives for these samples: of any
+    step asks for the batch of its rows. A DataLoader gives the same for these samples: of any
     type, without padding, and not copied into tensors. If the data set draws at random, each sample
     is read under its key: a new one for each training minibatch, and a fixed one in evaluations.
 
@@ -61,7 +61,7 @@ class OwnBatches:
         return torch.stack([torch.arange(len(keys)), torch.tensor(keys, dtype=torch.int64)], 1)
 
     def redraw(self, positions: list[int], keys: list[int]) -> tuple[Tensor, Tensor]:
-        """Return the rows of samples with new keys, and their targets, which are all 0."""
+        """Return the rows of samples with new keys, and zeros for targets."""
         rows = torch.tensor([positions, keys], dtype=torch.int64).T.contiguous()
         return rows, torch.zeros(len(rows))
 
@@ -102,7 +102,7 @@ class OwnBatches:
             return self.collate([*self._last[1]])
 
     def _fetch(self, positions: Sequence[int]) -> list[Any]:
-        """Return samples, at once if the data set can; a DataLoader calls it likewise."""
+        """Return samples, all at once if the data set can, as in a DataLoader."""
         if getattr(self.dataset, "__getitems__", None) is not None:
             return list(self.dataset.__getitems__(positions))
         return [self.dataset[position] for position in positions]

@@ -1,6 +1,7 @@
 """Map-style data sets: read once, by the entries of their samples."""
 
 import random
+import re
 import sys
 import warnings
 from collections import UserDict
@@ -317,12 +318,6 @@ RAGGED = [(torch.ones(2), 0), (torch.ones(3), 1)]
             ValueError,
             "one type but got torch.float32 and torch.float64",
         ),
-        (
-            ROWS,
-            {"collate_fn": lambda samples: (torch.ones(1, 2), torch.ones(1))},
-            ValueError,
-            r"`collate_fn` to return tensors with a row for each of 2 samples .* shape \[1, 2\]",
-        ),
     ],
 )
 def test_unsuitable_data_sets_are_refused(dataset, settings, error, words):
@@ -330,6 +325,18 @@ def test_unsuitable_data_sets_are_refused(dataset, settings, error, words):
         TorchDataset(dataset, **settings).load()
     assert str(failed.value).endswith(".")
     assert "\n" not in str(failed.value)
+
+
+def test_batches_without_a_row_for_each_sample_are_left_to_the_steps_of_a_module():
+    def join(samples):
+        return torch.ones(1, 2), torch.ones(1)
+
+    arrays = TorchDataset(ROWS, collate_fn=join).load()
+    assert re.match(
+        r"Expected argument `collate_fn` to return tensors with a row for each of 2 samples .* shape"
+        r" \[1, 2\]",
+        arrays.entries.reason,
+    )
 
 
 @table_test(
