@@ -333,8 +333,8 @@ def test_batches_without_a_row_for_each_sample_are_left_to_the_steps_of_a_module
 
     arrays = TorchDataset(ROWS, collate_fn=join).load()
     assert re.match(
-        r"Expected argument `collate_fn` to return tensors with a row for each of 2 samples .* shape"
-        r" \[1, 2\]",
+        r"Expected argument `collate_fn` to return tensors with a row for each of 2 samples .*"
+        r"shape \[1, 2\]",
         arrays.entries.reason,
     )
 
