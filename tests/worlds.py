@@ -174,11 +174,12 @@ class ListNet(LightningModule):
     def training_step(self, batch, batch_idx):
         inputs, targets = batch
         outputs = self.net(torch.stack(inputs))
-        return nn.functional.cross_entropy(outputs, torch.tensor(targets))
+        return nn.functional.cross_entropy(outputs, torch.tensor(targets, device=self.device))
 
     def test_step(self, batch, batch_idx):
         outputs = self.net(torch.stack(batch[0]))
-        self.log("test_acc", (outputs.argmax(1) == torch.tensor(batch[1])).double().mean())
+        targets = torch.tensor(batch[1], device=self.device)
+        self.log("test_acc", (outputs.argmax(1) == targets).double().mean())
 
 
 def settings(

@@ -132,6 +132,7 @@ class FederationModule(LightningModule):
         """Make the federation ready, in the trainer's precision, before a checkpoint is loaded."""
         federation = self.federation  # raises under another trainer than pl_fed's
         self.trainer.precision_plugin.convert_module(self)
+        self.to(self.device)  # so that `device` of a module within is that of its parameters
         datamodule = getattr(self.trainer, "datamodule", None)
         loads = getattr(self.trainer, "loads", False)
         settings = self.trainer.run_settings()  # type: ignore[attr-defined]
