@@ -172,6 +172,9 @@ def test_several_processes_write_the_rows_of_one_process(
         if name == "diverges":
             assert not (expected_folder / file).exists() or file == "metrics.csv"
             continue
+        if name == "own batches" and file == "per_class.csv":  # such data have no classes
+            assert not (expected_folder / file).exists()
+            continue
         expected, columns = (
             rows(folder / file) for folder in (expected_folder, root / str(size) / name / "run")
         )
