@@ -157,9 +157,7 @@ class Batches:
         self._pass_sizes = [
             min(size, batches * rule.batch_size) for size, batches in zip(self.sizes, per_pass)
         ]
-        self.pass_lengths = [
-            max(1, batches) for batches in per_pass
-        ]  # 1 for clients without a step
+        self.pass_lengths = [max(1, batches) for batches in per_pass]
         self._passes = [-(-n // batches) for n, batches in zip(steps, self.pass_lengths)]
 
     @property

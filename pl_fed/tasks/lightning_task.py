@@ -362,8 +362,8 @@ class LightningTask(Task):
         Raises:
             ValueError: If the module has no ``predict_step``, and refuses the inputs.
         """
-        has_step = "predict_step" in list_hooks(module) or isinstance(self.entries, OwnBatches)
-        if not has_step:  # Lightning's own step calls the module
+        has_step = "predict_step" in list_hooks(module)
+        if not has_step and not isinstance(self.entries, OwnBatches):
             try:
                 return self.predict(module, batch.inputs)
             except torch.OutOfMemoryError:

@@ -168,16 +168,17 @@ def call_step(
 def _transfer(module: nn.Module, batch: Any, device: torch.device | None) -> Any:
     """Return the batch that the module's batch hooks return; they run as in Lightning."""
     hooks = _list_class_hooks(cast(Any, type(module)))
-    parameter = next(module.parameters())
-    if device is not None and parameter.dtype != torch.float32:  # as Lightning's precision plugins
-        batch = apply_to_collection(batch, Tensor, _convert_reals, parameter.dtype)
-    for hook in _BATCH_HOOKS:
-        if hook == "transfer_batch_to_device":
-            target = device or parameter.device
-            if hook in hooks or device is not None:
-                batch = getattr(module, hook)(batch, target, 0)
-        elif hook in hooks:
-            batch = getattr(module, hook)(batch, 0)
+    if device is not None:
+        dtype = next(module.parameters()).dtype
+        if dtype != torch.float32:  # as Lightning's precision plugins
+            batch = apply_to_collection(batch, Tensor, _convert_reals, dtype)
+    if "on_before_batch_transfer" in hooks:
+        batch = module.on_before_batch_transfer(batch, 0)  # type: ignore[operator]
+    if device is not None or "transfer_batch_to_device" in hooks:
+        target = device or next(module.parameters()).device
+        batch = module.transfer_batch_to_device(batch, target, 0)  # type: ignore[operator]
+    if "on_after_batch_transfer" in hooks:
+        batch = module.on_after_batch_transfer(batch, 0)  # type: ignore[operator]
     return batch
 
 

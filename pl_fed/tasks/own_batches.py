@@ -16,10 +16,10 @@ class PerSample(list[Any]):
 
 
 class OwnBatches:
-    """Own batches: joins the samples of a minibatch by the user's collate function, and no others.
+    """Own batches: reads the samples of a minibatch, and joins them by the user's collate function.
 
     The federation then holds a row for each sample: its position in the data set, and a key. A
-    step asks for the batch of its rows. A DataLoader gives the same for these samples: of any
+    step asks for the batch of its rows, as a DataLoader would make it of these samples: of any
     type, without padding, and not copied into tensors. If the data set draws at random, each sample
     is read under its key: a new one for each training minibatch, and a fixed one in evaluations.
 
