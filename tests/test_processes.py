@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -490,16 +491,18 @@ def test_process_ends_when_its_launcher_is_killed_before_they_meet():
     assert output.startswith("error: Expected the process that started this one to go on until all")
 
 
-def test_processes_that_have_met_stay_so_after_their_group_is_closed(monkeypatch):
-    is_open = iter([True, False])  # the lost connection closes the group before the watch looks
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: next(is_open))
-    alive = iter([True, False])
-    monkeypatch.setattr(processes, "_is_alive", lambda _: next(alive))
+def test_launcher_that_ends_right_after_the_meeting(monkeypatch):
+    """The lost connection has closed the group before the watch looks for the first time."""
+    monkeypatch.setattr(processes, "_have_met", threading.Event())
+    monkeypatch.setattr(processes, "_is_alive", lambda _: False)
     monkeypatch.setattr(processes.time, "sleep", lambda _: None)
     messages = []
     monkeypatch.setattr(processes, "_exit_with_error", messages.append)
     processes._wait_for_launcher(1, is_child=False)
-    assert "to go on until this one has ended but" in messages[0]
+    processes.note_meeting()
+    processes._wait_for_launcher(1, is_child=False)
+    assert "to go on until all have met but" in messages[0]
+    assert "to go on until this one has ended but" in messages[1]
 
 
 def test_process_ends_at_once_if_its_launcher_has_ended():

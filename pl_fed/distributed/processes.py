@@ -28,6 +28,7 @@ _MEETING_SECONDS = 300.0  # for processes to meet, besides the time that they ne
 _ORPHAN_SECONDS = 60.0  # for a process to end after its launcher
 _ENDING_SECONDS = 10.0  # for other processes to end after an error in their launcher
 _STARTED = time.monotonic()
+_have_met = threading.Event()
 _OPTION = "trainer.strategy.timeout"
 _TIMED_OUT = re.compile(r"time(d)?[ -]?out", re.I)
 _MILLISECONDS = re.compile(r"(\d+) ?ms\b")
@@ -209,13 +210,19 @@ def end_with_launcher() -> None:
         _start_watch(_wait_for_launcher, int(launcher), is_child)
 
 
+def note_meeting() -> None:
+    """Note that all processes have met.
+
+    The process group does not tell this later: a lost connection may have closed it.
+    """
+    _have_met.set()
+
+
 def _wait_for_launcher(launcher: int, is_child: bool) -> None:
-    have_met = False
     while not ((is_child and os.getppid() != launcher) or not _is_alive(launcher)):
-        have_met = have_met or dist.is_initialized()
         time.sleep(_POLL_SECONDS)
     moment = "all have met"
-    if have_met or dist.is_initialized():  # a lost connection may have closed the group by now
+    if _have_met.is_set():
         moment = "this one has ended"
         time.sleep(_ORPHAN_SECONDS)
     _exit_with_error(

@@ -1,9 +1,11 @@
 """A short time-out counts from the meeting of the processes on."""
 
+import threading
 from datetime import timedelta
 
 import pytest
 
+from pl_fed.distributed import processes
 from pl_fed.lightning.meeting import meet_patiently
 
 
@@ -41,6 +43,19 @@ def test_failed_meeting_sets_no_timeout(later_timeouts):
     with pytest.raises(RuntimeError, match="no meeting"):
         strategy.setup_distributed()
     assert (strategy._timeout, later_timeouts) == (timedelta(seconds=10), [])
+
+
+def test_meeting_is_noted_when_it_has_happened(monkeypatch, later_timeouts):
+    monkeypatch.setattr(processes, "_have_met", threading.Event())
+    failing = PretendStrategy(None, RuntimeError("no meeting"))
+    meet_patiently(failing)
+    with pytest.raises(RuntimeError, match="no meeting"):
+        failing.setup_distributed()
+    assert not processes._have_met.is_set()
+    strategy = PretendStrategy(None)
+    meet_patiently(strategy)
+    strategy.setup_distributed()
+    assert processes._have_met.is_set()
 
 
 @pytest.mark.parametrize("timeout", [None, timedelta(minutes=30), timedelta(hours=2)])
