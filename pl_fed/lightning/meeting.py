@@ -23,7 +23,7 @@ def meet_patiently(strategy: Any) -> None:
     set_up = getattr(strategy, "setup_distributed", None)
     if set_up is None:
         return
-    timeout = getattr(strategy, "_timeout", None)
+    timeout: Any = getattr(strategy, "_timeout", None)
     is_short = timeout is not None and timeout < _LIMIT and hasattr(dist, "set_timeout")
 
     def set_up_patiently() -> None:
