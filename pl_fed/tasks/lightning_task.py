@@ -5,17 +5,21 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
 
 from pl_fed.arguments import check_choice
 from pl_fed.nets.calls import Net
 from pl_fed.nets.modes import training_mode
 from pl_fed.tasks.base import SkippedStepError, Task, as_floats
-from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local, raise_device_error
+from pl_fed.tasks.metric_values import (
+    UNDEFINED_ERRORS,
+    keep_local,
+    list_metrics,
+    raise_device_error,
+)
 from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, list_hooks
 from pl_fed.tasks.one_process import one_process
@@ -26,10 +30,6 @@ from pl_fed.trees import Tree, describe, leaves, select
 from pl_fed.types import Batch, SampleEntries
 
 BatchStructure = Literal["pair", "joint"]
-
-_METRICS: WeakKeyDictionary[nn.Module, list[Metric | MetricCollection]] = WeakKeyDictionary()
-"""The metrics of each module."""
-
 
 class LightningTask(Task):
     """Lightning task: a LightningModule's own steps, unchanged, are the learning problem.
@@ -391,11 +391,7 @@ def read_loss(output: Any) -> Tensor | None:
 
 def reset_metrics(module: nn.Module) -> None:
     """Reset the metrics of torchmetrics in a module that have been updated."""
-    if module not in _METRICS:
-        _METRICS[module] = [
-            part for part in module.modules() if isinstance(part, Metric | MetricCollection)
-        ]
-    for metric in _METRICS[module]:
+    for metric in list_metrics(module):
         if isinstance(metric, MetricCollection):
             if any(part.update_called for part in metric.values(copy_state=False)):
                 metric.reset()

@@ -6,10 +6,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
-from torchmetrics import Metric
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import prints
 
 from pl_fed.tasks.base import Task
@@ -17,6 +18,9 @@ from pl_fed.trees import Tree, leaves, replace_leaves
 
 UNDEFINED_ERRORS = (RuntimeError, ValueError, IndexError)
 """Errors of metrics that are undefined for some samples, for example R² of one sample."""
+
+_METRICS: WeakKeyDictionary[nn.Module, list[Metric | MetricCollection]] = WeakKeyDictionary()
+"""The metrics of each module."""
 
 _UNDEFINED_VALUE = re.compile("should be meaningless|is undefined|required to compute")
 
@@ -115,6 +119,31 @@ def compute_metric(metric: Any) -> Any:
     if isinstance(value, dict):
         return {name: _nan_like(entry) for name, entry in value.items()}
     return _nan_like(value)
+
+
+def list_metrics(module: nn.Module) -> list[Metric | MetricCollection]:
+    """Return the metrics of torchmetrics, and collections of them, that are parts of a module."""
+    if module not in _METRICS:
+        _METRICS[module] = [
+            part for part in module.modules() if isinstance(part, Metric | MetricCollection)
+        ]
+    return _METRICS[module]
+
+
+def find_source(value: Tensor, module: nn.Module) -> Metric | None:
+    """Return the metric of a module that has just computed a value, or a dict with the value.
+
+    Args:
+        value: A tensor. Only the very tensor that the metric returned is found: what is computed
+            from it may have the opposite direction.
+        module: The module.
+    """
+    for metric in list_metrics(module):
+        result = getattr(metric, "_computed", None)
+        entries = result.values() if isinstance(result, dict) else (result,)
+        if isinstance(metric, Metric) and any(entry is value for entry in entries):
+            return metric
+    return None
 
 
 def keep_local(metric: Any) -> None:

@@ -15,6 +15,7 @@ from pl_fed.tasks.directions import metric_direction
 from pl_fed.tasks.metric_values import (
     UNDEFINED_ERRORS,
     compute_metric,
+    find_source,
     raise_device_error,
     repeat_on_cpu,
 )
@@ -47,6 +48,8 @@ class StepLogs:
         self._weights: dict[str, list[float]] = {}
         self._reductions: dict[str, str] = {}
         self._metrics: dict[str, Metric | tuple[MetricCollection, str]] = {}
+        self._results: dict[str, Metric] = {}
+        self._module: nn.Module | None = None
 
     @property
     def names(self) -> list[str]:
@@ -60,6 +63,7 @@ class StepLogs:
         names = ("log", "log_dict")
         before: dict[str, Any] = {name: attributes[name] for name in names if name in attributes}
         attributes["log"], attributes["log_dict"] = self.log, self.log_dict
+        self._module = module
         try:
             yield
         finally:
@@ -117,6 +121,8 @@ class StepLogs:
                 f"Expected self.log({name!r}, ...) to take one number but got shape"
                 f" {list(value.shape)}."
             )
+        if self._module is not None and (metric := find_source(value, self._module)) is not None:
+            self._results[name] = metric
         self._numbers.setdefault(name, []).append(value.detach().reshape(()))
         self._weights.setdefault(name, []).append(float(batch_size or self.size))
         self._reductions[name] = str(reduction)
@@ -161,8 +167,15 @@ class StepLogs:
         return values
 
     def directions(self) -> dict[str, bool | None]:
-        """Return whether larger values are better, for each metric of torchmetrics."""
-        directions = {}
+        """Return whether larger values are better, for each metric of torchmetrics.
+
+        A number that a metric of the module has computed, such as an entry of its dict of results,
+        has the metric's direction, if that is known.
+        """
+        results = {name: metric_direction(metric) for name, metric in self._results.items()}
+        directions: dict[str, bool | None] = {
+            name: higher for name, higher in results.items() if higher is not None
+        }
         for name, metric in self._metrics.items():
             single = metric[0][metric[1]] if isinstance(metric, tuple) else metric
             directions[name] = metric_direction(single)
@@ -175,6 +188,7 @@ class StepLogs:
             self._numbers.pop(name, None)
             self._weights.pop(name, None)
             self._metrics.pop(name, None)
+            self._results.pop(name, None)
 
     def _add_metric(self, name: str, metric: Metric | tuple[MetricCollection, str]) -> None:
         """Record a metric of torchmetrics; refuse a name of another value."""
