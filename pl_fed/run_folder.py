@@ -177,7 +177,7 @@ def try_lock(folder: Path) -> Iterator[bool]:
     except ImportError:  # Windows
         yield True
         return
-    lock, is_locked = os.open(folder, os.O_RDONLY), True
+    lock, is_locked, owner = os.open(folder, os.O_RDONLY), True, os.getpid()
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,6 +187,9 @@ def try_lock(folder: Path) -> Iterator[bool]:
             pass
         yield is_locked
     finally:
+        if is_locked and os.getpid() == owner:  # processes forked meanwhile would hold it on
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -190,9 +191,21 @@ class Batches:
 
     def iterate_client(self, position: int) -> Iterator[Batch]:
         """Yield the minibatches of the client at a position in the chunk, without padding."""
-        blocks = self._blocks(position, self._steps_per_block(self._block_bytes[0]))
-        for step, batch in enumerate(chain.from_iterable(blocks)):
+        if self.data.own_batches is not None:
+            self.data.own_batches.read_ahead(lambda: self._iterate_inputs(position))
+        for step, batch in enumerate(self._iterate_samples(position)):
             yield from self._augment_batches([batch], [position], step)
+
+    def _iterate_inputs(self, first: int) -> Iterator[Tensor]:
+        """Yield the rows of all minibatches from the client at a position on."""
+        for position in range(first, len(self.clients)):
+            for batch in self._iterate_samples(position):
+                yield cast(Tensor, batch.inputs)
+
+    def _iterate_samples(self, position: int) -> Iterator[Batch]:
+        """Yield the minibatches of the client at a position, before their augmentation."""
+        blocks = self._blocks(position, self._steps_per_block(self._block_bytes[0]))
+        return chain.from_iterable(blocks)
 
     def stack_step(self, step: int) -> Batch:
         """Return the stacked minibatches of all clients of the chunk at one step.

@@ -24,6 +24,7 @@ from pl_fed.trees import leaves, tree_map
 Allocate = Callable[[int, Tensor], Tensor]
 _DEFAULTS = ReadingOptions()
 _CHUNK = 256  # samples that are collated at once
+_FIRST = 2  # samples that are tried before workers start
 
 
 def read_data_sets(
@@ -144,6 +145,9 @@ def _read_all(
     seed: Callable[[int], None],
 ) -> tuple[Samples, SampleReader]:
     """Return all samples, and a reader that pads other samples to the same lengths."""
+    if num_workers and len(dataset):  # an error in a worker takes seconds
+        reader([dataset[position] for position in range(min(_FIRST, len(dataset)))])
+        seed(0)
     try:
         samples = _read_chunks(dataset, reader, _CHUNK, num_workers, allocate)
     except _UnequalShapesError:  # padded to the longest sample of a chunk

@@ -23,10 +23,11 @@ from pl_fed.data.dataset_reading import read_data_sets
 from pl_fed.data.reading_options import ReadingOptions
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.data.torch_dataset import build_roles, choose_collation
+from pl_fed.tasks.module_steps import BATCH_HOOKS
+from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.text import first_line
 
 _HOOKS = {TRAIN: "train_dataloader", VAL: "val_dataloader", TEST: "test_dataloader"}
-_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class LightningData(DataSource):
@@ -55,7 +56,8 @@ class LightningData(DataSource):
         padding: The number that pads shorter samples to the longest one, for all entries or by the
             key of an entry; for dataloaders without a ``collate_fn``.
         num_classes: Number of classes. ``None`` uses the largest class id + 1.
-        num_workers: Number of processes that read; 0 for the main one.
+        num_workers: Number of processes that read, ahead of the steps for own batches; 0 for the
+            main one. ``None`` takes that of the training dataloader for own batches, otherwise 0.
         redraw: Whether each training minibatch reads its samples again, so that random augmentation
             is drawn anew. ``None`` reads some samples twice, and draws anew if they differ.
         on_disk: Whether inputs are stored in a temporary file in ``TMPDIR`` and read from there,
@@ -88,7 +90,7 @@ class LightningData(DataSource):
         labels: int | str | None = None,
         padding: float | dict[str, float] | None = None,
         num_classes: int | None = None,
-        num_workers: int = 0,
+        num_workers: int | None = None,
         redraw: bool | None = None,
         on_disk: bool = False,
         batches: Literal["own"] | None = None,
@@ -98,13 +100,15 @@ class LightningData(DataSource):
         check_instances(LightningDataModule, datamodule=datamodule)
         if num_classes is not None:
             check_integers(0, num_classes=num_classes)
-        check_integers(0, num_workers=num_workers)
+        if num_workers is not None:
+            check_integers(0, num_workers=num_workers)
         choose_collation(None, padding)
         self.datamodule = datamodule
         self.roles = build_roles(client, client_fn, inputs, target, labels)
         self.padding = padding
         self.num_classes = num_classes
-        self.options = ReadingOptions(redraw, on_disk, num_workers, batches == "own")
+        self.num_workers = num_workers
+        self.options = ReadingOptions(redraw, on_disk, num_workers or 0, batches == "own")
 
     @property
     def name(self) -> str:
@@ -119,7 +123,6 @@ class LightningData(DataSource):
             ValueError: If a hook fails without a Trainer, there is no training data, dataloaders
                 join samples in different ways, or samples do not fit together.
         """
-        self._warn_of_batch_hooks()
         loaders = self._build_loaders()
         if TRAIN not in loaders:
             raise ValueError(
@@ -129,7 +132,14 @@ class LightningData(DataSource):
         self.minibatches = _find_minibatches(loaders[TRAIN])
         collate_fn = self._find_collation(loaders)
         data_sets = {part: self._select(part, loader) for part, loader in loaders.items()}
-        return read_data_sets(data_sets, self.roles, collate_fn, self.num_classes, self.options)
+        arrays = read_data_sets(data_sets, self.roles, collate_fn, self.num_classes, self.options)
+        if isinstance(arrays.entries, OwnBatches):
+            arrays.entries.datamodule = self.datamodule
+            if self.num_workers is None:
+                arrays.entries.set_workers(loaders[TRAIN].num_workers)
+        else:
+            self._warn_of_batch_hooks()
+        return arrays
 
     def _build_loaders(self) -> dict[int, Any]:
         """Return the dataloaders of the parts that the data module has."""
@@ -185,11 +195,12 @@ class LightningData(DataSource):
         return loader.dataset
 
     def _warn_of_batch_hooks(self) -> None:
-        for hook in _BATCH_HOOKS:
+        for hook in BATCH_HOOKS:
             if is_overridden(hook, self.datamodule):
                 rank_zero_warn(
                     f"pl_fed does not call `{hook}` of {self.name}: change samples in the data set,"
-                    " or set `data.augment` for changes of training batches."
+                    " set `data.augment` for changes of training batches, or set"
+                    " `data.dataset.batches: own`."
                 )
 
     @contextmanager

@@ -51,7 +51,7 @@ def read_own_batches(
         if options.labels is not None:
             labels = read_labels(dataset, options.labels)
         random = [piece for piece in pieces if _draws(piece, collate)]
-    batches = OwnBatches(dataset, collate, bool(random), reason)
+    batches = OwnBatches(dataset, collate, bool(random), reason, options.num_workers)
     redraws = options.redraw is not False and any(piece is pieces[0] for piece in random)
     if random and not _repeats(batches):
         rank_zero_warn(

@@ -43,7 +43,8 @@ class TorchDataset(DataSource):
         val: The official validation part.
         test: The official test part. Without one, each client's samples are cut by the fractions.
         num_classes: Number of classes. ``None`` uses the largest class id + 1.
-        num_workers: Number of processes that read; 0 for the main one.
+        num_workers: Number of processes that read, ahead of the steps for own batches; 0 for the
+            main one.
         redraw: Whether each training minibatch reads its samples again, so that random augmentation
             is drawn anew. ``None`` reads some samples twice, and draws anew if they differ.
         on_disk: Whether inputs are stored in a temporary file in ``TMPDIR`` and read from there,

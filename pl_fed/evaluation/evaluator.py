@@ -310,7 +310,9 @@ class Evaluator:
     ) -> Tables:
         """Return the results of a model for each client; by default its current models."""
         evaluation = self._evaluate_steps(data, part, clients, model)
-        for position in self.runner.load_clients(clients, evaluation.samples.sizes, model, rows):
+        sizes = evaluation.samples.sizes
+        evaluation.read_ahead(self.runner.order_clients(sizes, model, rows))
+        for position in self.runner.load_clients(clients, sizes, model, rows):
             evaluation.evaluate(position, part)
         return evaluation.tables
 
@@ -320,6 +322,7 @@ class Evaluator:
         """Return the mean loss of the global model over each client's training data."""
         evaluation = self._evaluate_steps(data, "train", clients, "global")
         with torch.no_grad(), evaluation_mode(self.client), self._restored.watch():
+            evaluation.read_ahead(range(len(clients)))
             for position, client in enumerate(clients.tolist()):
                 evaluation.measure_training_loss(position, poison.get(client))
                 self._restored.restore()
@@ -330,9 +333,11 @@ class Evaluator:
     ) -> list[dict[str, Any]]:
         """Return each client's predictions on its own test samples."""
         evaluation = self._evaluate_steps(data, "test", clients, model)
+        sizes = evaluation.samples.sizes
+        evaluation.read_ahead(self.runner.order_clients(sizes, model))
         outputs = {
             position: evaluation.predict(position)
-            for position in self.runner.load_clients(clients, evaluation.samples.sizes, model)
+            for position in self.runner.load_clients(clients, sizes, model)
         }
         return [
             self._predictions(data, client, outputs.get(position))

@@ -69,7 +69,7 @@ class ModelRunner:
             rows: The clients' models; by default those at the start of an evaluation.
         """
         if model == "global" and rows is None:
-            for position in sizes.nonzero().flatten().tolist():
+            for position in self.order_clients(sizes, model):
                 yield position
                 self.restored.restore()
             return
@@ -80,6 +80,13 @@ class ModelRunner:
                     self.load_rows(model, own[number])
                     yield position
                     self.restored.restore()
+
+    def order_clients(self, sizes: Tensor, model: str, rows: ModelRows | None = None) -> list[int]:
+        """Return the positions of the clients with samples, in the order of `load_clients`."""
+        if model == "global" and rows is None:
+            order: list[int] = sizes.nonzero().flatten().tolist()
+            return order
+        return [p for positions in self.split_clients(sizes) for p in positions.tolist()]
 
     def run(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]

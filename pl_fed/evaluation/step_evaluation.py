@@ -1,8 +1,8 @@
 """The evaluation of clients by the steps of a LightningModule, one client after the other."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,18 @@ class StepEvaluation:
         self._loss = torch.zeros(len(sizes), dtype=torch.float64, device=device)
         self._values = self._loss.new_full((len(sizes), len(task.facts.measures)), torch.nan)
         self._further_metrics = local_metrics(task, device)
+
+    def read_ahead(self, positions: Iterable[int]) -> None:
+        """Let the workers of a data set with own batches read those of clients, in this order."""
+        own, samples = self.samples.data.own_batches, self.samples
+        if own is not None:
+            own.read_ahead(
+                lambda: (
+                    cast(Tensor, samples.data.inputs_of(index))
+                    for position in positions
+                    for _, index in samples.client_batches(position)
+                )
+            )
 
     def evaluate(self, position: int, part: str) -> None:
         """Evaluate the client at a position on its samples of a part of the data."""

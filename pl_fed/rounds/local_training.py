@@ -190,6 +190,9 @@ class LocalTraining:
         metrics: dict[str, Tensor] = {}
         if chunk.batches.max_steps:
             metrics = self.engine.run(self.client, work.optimizer, chunk)
+        is_alone = len(work.share.cohort) == 1 and self.states.processes.size == 1
+        if is_alone and "global" in chunk.round.models:
+            work.own.lone_model = chunk.round.models["global"].parameters[0].clone()
         return self._end_chunk(chunk, positions, _complete_steps(chunk, metrics))
 
     def _recover(

@@ -173,6 +173,7 @@ class RoundRunner:
             is_small = self._must_skip(uploads)
             if not is_small:
                 report |= self._merge(uploads, trained.proposed, hooks, notes)
+                self._adopt_lone_model(trained)
         # 6. The states of all valid clients are stored: those of the whole round, or none.
         if is_small:
             notes("small_cohort", 1.0)
@@ -402,6 +403,20 @@ class RoundRunner:
         uploads.update_server_states(self.client, self._server_states, proposed, server.aggregator)
         self.client.update_body(self._server_states)
         return {"train/update_norm": row_norm(update)}
+
+    def _adopt_lone_model(self, trained: TrainedCohort) -> None:
+        """Make the model of the only client w^{t+1}, where it is that but for rounding.
+
+        An upload is a difference from w^t, and w^t plus the difference may differ from the model in
+        the last bit. With this step, a federation of one client has the bits of a plain Lightning
+        fit.
+        """
+        model, row = trained.own.lone_model, self.client.row("global").data
+        if model is None or self.privacy is not None:
+            return
+        broadcast = trained.broadcast
+        if torch.equal(row, broadcast + (model - broadcast)):
+            row.copy_(model)
 
     def _merge_privately(
         self, privacy: RoundPrivacy, uploads: Uploads, hooks: RoundHooks, notes: "_Notes"

@@ -112,11 +112,14 @@ class CohortResults:
         states: The clients' ids and new states, for each chunk.
         errors: The exceptions of clients that failed, by id.
         num_done: The number of clients whose results are added.
+        lone_model: The global model of the cohort's only client after its local steps, [numel];
+            ``None`` for a larger cohort, and in several processes.
     """
 
     def __init__(self, num_clients: int, buffer: Tensor | None) -> None:
         self.num_clients = num_clients
         self.buffer = buffer
+        self.lone_model: Tensor | None = None
         self.metrics: dict[str, Tensor] = {}
         self.status: Tensor | None = None
         self.has_upload = torch.zeros(num_clients, dtype=torch.bool)

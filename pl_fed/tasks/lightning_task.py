@@ -31,6 +31,7 @@ from pl_fed.types import Batch, SampleEntries
 
 BatchStructure = Literal["pair", "joint"]
 
+
 class LightningTask(Task):
     """Lightning task: a LightningModule's own steps, unchanged, are the learning problem.
 
@@ -128,8 +129,9 @@ class LightningTask(Task):
     def _call(self, net: Callable[..., Any], step: str, batch: Batch, batch_idx: Any) -> Any:
         """Return the result of a step on a batch."""
         example = self.build_batch(batch.inputs, batch.targets)
-        device = batch.device if isinstance(self.entries, OwnBatches) else None
-        return call_step(net, step, example, batch_idx, device)
+        if not isinstance(self.entries, OwnBatches):
+            return call_step(net, step, example, batch_idx)
+        return call_step(net, step, example, batch_idx, batch.device, self.entries.datamodule)
 
     # Training
 

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, cast
 
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
@@ -15,11 +16,11 @@ from pl_fed.text import first_line
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step")
-_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _CALLED = (
     *STEPS,
     *GRADIENT_HOOKS,
-    *_BATCH_HOOKS,
+    *BATCH_HOOKS,
     *("configure_model", "configure_optimizers"),
     *("on_validation_epoch_start", "on_validation_epoch_end"),
     *("on_test_epoch_start", "on_test_epoch_end"),
@@ -142,8 +143,9 @@ def call_step(
     batch: Any,
     batch_idx: Any,
     device: torch.device | None = None,
+    datamodule: Any = None,
 ) -> Any:
-    """Return the result of a step, on the batch that the module's batch hooks return.
+    """Return the result of a step, on the batch that the batch hooks return.
 
     A step belongs to one client: it sees a run of one process.
 
@@ -153,11 +155,12 @@ def call_step(
         batch: The batch, in the module's own structure.
         batch_idx: The index of the batch.
         device: The device to which a batch of the user's own is moved; ``None`` if it is there.
+        datamodule: A LightningDataModule; the batch hooks that it defines replace the module's.
     """
     module = cast(nn.Module, net.module if isinstance(net, Net) else net)
     function, kind = getattr(module, step), cast(Any, type(module))
     with one_process():
-        batch = _transfer(module, batch, device)
+        batch = _transfer(module, batch, device, datamodule)
         arguments = (batch, batch_idx, 0)[: _count_arguments(kind, step)]
         if not isinstance(net, Net):
             return function(*arguments)
@@ -165,20 +168,23 @@ def call_step(
         return functional_call(_Step(net.module, step), tensors, arguments)
 
 
-def _transfer(module: nn.Module, batch: Any, device: torch.device | None) -> Any:
-    """Return the batch that the module's batch hooks return; they run as in Lightning."""
-    hooks = _list_class_hooks(cast(Any, type(module)))
+def _transfer(module: nn.Module, batch: Any, device: torch.device | None, datamodule: Any) -> Any:
+    """Return the batch that the batch hooks return; they run as in Lightning."""
+    owners: dict[str, Any] = dict.fromkeys(_list_class_hooks(cast(Any, type(module))), module)
+    if datamodule is not None:
+        owners |= {hook: datamodule for hook in BATCH_HOOKS if is_overridden(hook, datamodule)}
     if device is not None:
         dtype = next(module.parameters()).dtype
         if dtype != torch.float32:  # as Lightning's precision plugins
             batch = apply_to_collection(batch, Tensor, _convert_reals, dtype)
-    if "on_before_batch_transfer" in hooks:
-        batch = module.on_before_batch_transfer(batch, 0)  # type: ignore[operator]
-    if device is not None or "transfer_batch_to_device" in hooks:
+    if "on_before_batch_transfer" in owners:
+        batch = owners["on_before_batch_transfer"].on_before_batch_transfer(batch, 0)
+    if device is not None or "transfer_batch_to_device" in owners:
+        owner = owners.get("transfer_batch_to_device", module)
         target = device or next(module.parameters()).device
-        batch = module.transfer_batch_to_device(batch, target, 0)  # type: ignore[operator]
-    if "on_after_batch_transfer" in hooks:
-        batch = module.on_after_batch_transfer(batch, 0)  # type: ignore[operator]
+        batch = owner.transfer_batch_to_device(batch, target, 0)
+    if "on_after_batch_transfer" in owners:
+        batch = owners["on_after_batch_transfer"].on_after_batch_transfer(batch, 0)
     return batch
 
 

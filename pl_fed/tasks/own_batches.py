@@ -1,6 +1,6 @@
 """Own batches: minibatches as a data set and its collate function make them, read in each step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.random import fork_all_generators, key
+from pl_fed.tasks.batch_workers import BatchWorkers, Samples
 from pl_fed.trees import join, leaves
 
 
@@ -30,9 +31,13 @@ class OwnBatches:
             or python.
         reason: Why the samples are no tensors, for messages; empty if the user asked for own
             batches.
+        num_workers: Number of processes that read ahead what :meth:`read_ahead` announces; 0 reads
+            each batch when a step asks for it. It changes no number.
 
     Attributes:
         size: The number of samples in a batch of an evaluation.
+        datamodule: A LightningDataModule, whose batch hooks replace those of the module as in
+            Lightning; ``None`` for a data set without one.
 
     Example:
         >>> batches = OwnBatches(["ab", "c", "def"], " ".join)
@@ -46,13 +51,20 @@ class OwnBatches:
         collate: Callable[[list[Any]], Any],
         draws: bool = False,
         reason: str = "",
+        num_workers: int = 0,
     ) -> None:
         self.dataset = dataset
         self.collate = collate
         self.draws = draws
         self.reason = reason
         self.size = 1
-        self._last: tuple[list[list[int]], Any] = ([], None)
+        self.datamodule: Any = None
+        self._last: tuple[Samples, Any] = ([], None)
+        self.set_workers(num_workers)
+
+    def set_workers(self, number: int) -> None:
+        """Let another number of processes read ahead; 0 for none."""
+        self._workers = BatchWorkers(self._read, number)
 
     def rows(self) -> Tensor:
         """Return the rows of all samples, int64 [samples, 2]: position, and key in evaluations."""
@@ -69,6 +81,21 @@ class OwnBatches:
         """Drop the samples of the last batch."""
         self._last = ([], None)
 
+    def read_ahead(self, order: Callable[[], Iterator[Tensor]]) -> None:
+        """Let the workers, if there are any, read the batches that steps will ask for next.
+
+        Args:
+            order: Returns the rows of each batch, int64 [batch, 2], in the order of use. Workers
+                that already read the first one go on as they are.
+        """
+        if not self._workers.num_workers:
+            return
+        rows = order()
+        first = next(rows, None)
+        if first is not None and not self._workers.expects(first.tolist()):
+            upcoming = (batch.tolist() for batch in chain([first], rows))
+            self._workers.begin(upcoming)
+
     def join(self, rows: Tensor, targets: Any) -> Any:
         """Return the batch of some samples, on the CPU.
 
@@ -76,15 +103,16 @@ class OwnBatches:
             rows: Rows of the samples, int64 [batch, 2].
             targets: Left out: the batch has the data set's own.
         """
-        samples: list[list[int]] = rows.tolist()
+        samples: Samples = rows.tolist()
         try:
-            return self._read(samples)
+            prepared = self._workers.take(samples)
+            return self._read(samples) if prepared is None else prepared[0]
         except Exception as error:
             positions = [position for position, _ in samples]
             error.add_note(f"pl_fed read samples {positions} of {type(self.dataset).__name__}.")
             raise
 
-    def _read(self, samples: list[list[int]]) -> Any:
+    def _read(self, samples: Samples) -> Any:
         """Read and join samples; for several models of a step, read them once."""
         positions = [position for position, _ in samples]
         if not self.draws:

@@ -1,10 +1,13 @@
 """Own batches: a step gets what the data set's collate function makes of its client's samples."""
 
 import copy
+import os
 import re
 import warnings
 from dataclasses import dataclass
+from itertools import chain
 
+import lightning
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -13,6 +16,7 @@ from tables import table_test
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, default_collate
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 import pl_fed
@@ -23,6 +27,7 @@ from pl_fed.data import FederatedData, LightningData, TorchDataset
 from pl_fed.partitioners import Shards
 from pl_fed.samplers import All
 from pl_fed.tasks import OwnBatches
+from pl_fed.tasks.batch_workers import BatchWorkers
 
 CLIENTS, SAMPLES = 3, 36
 
@@ -316,6 +321,41 @@ def test_batches_take_the_type_of_the_module(tmp_path):
     assert {batch[1].dtype for batch in BATCHES} == {torch.int64}
 
 
+class TransferringModule(LightningDataModule):
+    """Has the batch hooks of Lightning; those of a data module replace the module's."""
+
+    def train_dataloader(self):
+        return DataLoader(Sets(), batch_size=4, collate_fn=join_sets, num_workers=2)
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return Set(2 * batch.points, batch.label, batch.place)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return Set(batch.points + 1, batch.label, batch.place)
+
+
+class Recording(SetNet):
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        raise AssertionError("the data module's hook replaces this one")
+
+    def forward(self, batch):
+        SEEN.append(batch)
+        return super().forward(batch)
+
+
+SEEN = []
+
+
+def test_batch_hooks_of_a_data_module_replace_those_of_the_module(tmp_path):
+    source = LightningData(TransferringModule(), client=OWNERS, num_workers=0)
+    SEEN.clear()
+    _, trainer, _ = fit(seeded(Recording), source, rounds=1, folder=tmp_path)
+    batch = SEEN[-1]  # of the test
+    data, test = Sets(), trainer.datamodule.clients.test
+    own = join_sets([data[i] for i in test.samples(CLIENTS - 1).tolist()[-len(batch.label) :]])
+    assert torch.equal(batch.points, 2 * own.points + 1)
+
+
 class SetModule(LightningDataModule):
     def train_dataloader(self):
         return DataLoader(Sets(), batch_size=4, collate_fn=join_sets)
@@ -381,3 +421,235 @@ def test_wrong_arguments_are_one_sentence(arguments, match):
         TorchDataset(
             Sets(), **{"client": OWNERS, "collate_fn": join_sets, "batches": "own", **arguments}
         ).load()
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, Ditto])
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_workers_that_read_ahead_change_no_number(tmp_path, algorithm, noise, monkeypatch):
+    taken, take = [], BatchWorkers.take
+
+    def count(workers, samples):
+        batch = take(workers, samples)
+        taken.append(batch is not None)
+        return batch
+
+    monkeypatch.setattr(BatchWorkers, "take", count)
+    outcomes = {}
+    for number in (0, 2):
+        source = TorchDataset(
+            Pairs(noise), client=OWNERS, batches="own", num_workers=number, redraw=noise > 0
+        )
+        client, trainer, metrics = fit(
+            seeded(PairNet), source, algorithm, 2, tmp_path / f"{number}"
+        )
+        outcomes[number] = client.row("global").data, metrics
+        assert number or not any(taken)
+    assert torch.equal(outcomes[0][0], outcomes[2][0])
+    assert outcomes[0][1] == outcomes[2][1]
+    data = trainer.datamodule.clients
+    train, val, test = (
+        sum(-(-size // 4) for size in part.sizes.tolist())
+        for part in (data.train, data.val, data.test)
+    )
+    models = len(client.trained)
+    assert sum(taken) >= models * (2 * 2 * train + 2 * val + test), "all but the trials"
+
+
+def test_workers_are_those_of_the_training_dataloader():
+    loaded = LightningData(TransferringModule(), client=OWNERS).load()
+    assert loaded.entries._workers.num_workers == 2
+    loaded = LightningData(TransferringModule(), client=OWNERS, num_workers=1).load()
+    assert loaded.entries._workers.num_workers == 1
+
+
+class Fragile(Sets):
+    """A sample cannot be read."""
+
+    def __getitem__(self, index):
+        if index == 3:
+            raise OSError("no such image")
+        return super().__getitem__(index)
+
+
+class Deadly(Sets):
+    """A sample ends its process."""
+
+    def __getitem__(self, index):
+        if index == 3:
+            os._exit(1)
+        return super().__getitem__(index)
+
+
+def read_ahead(batches, positions):
+    rows = batches.rows()
+    batches.read_ahead(lambda: (rows[[position]] for position in positions))
+    return [batches.join(rows[[position]], None).label for position in positions]
+
+
+def test_error_of_a_worker_is_that_of_the_data_set():
+    batches = OwnBatches(Fragile(), join_sets, num_workers=1)
+    with pytest.raises(OSError, match="no such image") as caught:
+        read_ahead(batches, range(6))
+    assert caught.value.__notes__ == ["pl_fed read samples [3] of Fragile."]
+    assert len(read_ahead(batches, [4, 5])) == 2, "workers go on"
+
+
+def test_lost_worker_has_a_sentence():
+    batches = OwnBatches(Deadly(), join_sets, num_workers=1)
+    with pytest.raises(RuntimeError, match="num_workers` to go on but one has ended"):
+        read_ahead(batches, range(6))
+
+
+def test_batch_in_another_order_is_read_here():
+    batches, rows = OwnBatches(Sets(), join_sets, num_workers=1), OwnBatches(Sets(), list).rows()
+    batches.read_ahead(lambda: iter(rows[:6].split(1)))
+    for position in (0, 4, 1, 2):
+        points = batches.join(rows[[position]], None).points
+        assert torch.equal(points, Sets()[position].points)
+
+
+class Adaptive(SetNet):
+    def __init__(self, momentum=None):
+        super().__init__()
+        self.momentum = momentum
+
+    def configure_optimizers(self):
+        if self.momentum is None:
+            return torch.optim.Adam(self.parameters(), lr=0.05)
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=self.momentum)
+
+
+@table_test("momentum, precision", [(None, 64), (0.9, 64), (None, 32), (0.9, 32)])
+def test_one_client_has_the_bits_of_a_lightning_fit(tmp_path, momentum, precision):
+    """Three rounds of an epoch, beside a fit on the same minibatches."""
+    steps = []
+
+    def join(sets):
+        steps.append([sample.index for sample in sets])
+        return cast(sets)
+
+    def cast(sets):
+        joined = join_sets(sets)
+        return joined if precision == 64 else joined.to(torch.float32)
+
+    class Indexed(Sets):
+        def __getitem__(self, index):
+            sample = super().__getitem__(index)
+            sample.index = index
+            return sample
+
+    class PlainLabels(Adaptive):
+        def training_step(self, batch, batch_idx):
+            return functional.cross_entropy(self(batch), batch.label.long())
+
+    net = seeded(lambda: PlainLabels(momentum))
+    net = net if precision == 64 else net.float()
+    plain = copy.deepcopy(net)
+    source = TorchDataset(Indexed(), client=[0] * SAMPLES, collate_fn=join, batches="own")
+    data = FederatedData(source, seed=0, batch_size=4, val_fraction=0.0, test_fraction=0.0)
+    engine = EngineOptions("one_by_one", keep_optimizer_state=True)
+    options = {
+        "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False,
+        "logger": False, "limit_val_batches": 0,
+    }  # fmt: skip
+    client = FedAvg(net, local_epochs=1)
+    pl_fed.Trainer(
+        Federation(engine=engine, model_selection=None), max_epochs=3, run_dir=tmp_path,
+        precision=f"{precision}-true", **options,
+    ).fit(client, data)  # fmt: skip
+    loader = DataLoader(Sets(), batch_sampler=steps[-27:], collate_fn=cast)
+    lightning.Trainer(
+        max_epochs=1, enable_checkpointing=False, default_root_dir=tmp_path, **options
+    ).fit(plain, loader)
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(client.row("global").tensors[name], parameter.detach())
+    assert sorted(chain(*steps[-27:-18])) == [*range(SAMPLES)]
+
+
+class Dictionary(Metric):
+    """Counts points; a dict of results, as of a detector's mean average precision."""
+
+    higher_is_better = False
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, sets):
+        self.total += sum(len(points) for points in sets)
+
+    def compute(self):
+        return {"points": self.total, "half": self.total / 2}
+
+
+class Counting(SetNet):
+    """Logs entries of a metric with lists as inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = Dictionary()
+
+    def test_step(self, batch, batch_idx):
+        self.count.update([batch.points[batch.place == i] for i in range(len(batch.label))])
+
+    def on_test_epoch_end(self):
+        results = self.count.compute()
+        self.log("test_points", results["points"])
+        self.log("test_half", results["half"] * 1)
+
+
+def test_entry_of_a_metric_s_results_has_its_direction(tmp_path):
+    source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
+    _, trainer, metrics = fit(seeded(Counting), source, rounds=1, folder=tmp_path)
+    test = trainer.datamodule.clients.test
+    counts = [sum(len(Sets()[i].points) for i in test.samples(k).tolist()) for k in range(CLIENTS)]
+    assert metrics["test/global/points"] == pytest.approx(sum(counts) / CLIENTS)
+    assert metrics["test/global/points_worst10"] == max(counts), "lower is better"
+    assert "test/global/half_worst10" not in metrics, "computed from an entry: unknown"
+
+
+def test_mean_average_precision_of_clients(tmp_path):
+    pytest.importorskip("pycocotools")
+    from torchmetrics.detection import MeanAveragePrecision
+
+    class Boxes(Dataset):
+        def __len__(self):
+            return SAMPLES
+
+        def __getitem__(self, index):
+            corner = torch.rand(1 + index % 3, 2, generator=torch.Generator().manual_seed(index))
+            return torch.cat([corner, corner + 1], 1)
+
+    class Detector(LightningModule):
+        """Finds the boxes of a client's samples; those of others are moved."""
+
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(2))
+            self.map = MeanAveragePrecision()
+
+        def training_step(self, batch, batch_idx):
+            return sum((boxes[:, :2] - self.shift).square().mean() for boxes in batch)
+
+        def test_step(self, batch, batch_idx):
+            labels = [torch.zeros(len(boxes), dtype=torch.int64) for boxes in batch]
+            found = [
+                {"boxes": boxes, "scores": torch.ones(len(boxes)), "labels": label}
+                for boxes, label in zip(batch, labels)
+            ]
+            true = [{"boxes": boxes, "labels": label} for boxes, label in zip(batch, labels)]
+            self.map.update(found, true)
+
+        def on_test_epoch_end(self):
+            results = self.map.compute()
+            self.log_dict({"test_map": results["map"], "test_map_75": results["map_75"]})
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    source = TorchDataset(Boxes(), client=OWNERS, collate_fn=list)
+    *_, metrics = fit(seeded(Detector), source, rounds=1, folder=tmp_path)
+    for name in ("map", "map_75"):
+        for suffix in ("", "_worst10", "_best10"):
+            assert metrics[f"test/global/{name}{suffix}"] == pytest.approx(1)
+        assert metrics[f"test/global/{name}_std"] == pytest.approx(0, abs=1e-6)
