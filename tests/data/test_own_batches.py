@@ -530,7 +530,8 @@ def test_one_client_has_the_bits_of_a_lightning_fit(tmp_path, momentum, precisio
 
     def cast(sets):
         joined = join_sets(sets)
-        return joined if precision == 64 else joined.to(torch.float32)
+        joined.points = joined.points.to(torch.float64 if precision == 64 else torch.float32)
+        return joined
 
     class Indexed(Sets):
         def __getitem__(self, index):
@@ -538,11 +539,7 @@ def test_one_client_has_the_bits_of_a_lightning_fit(tmp_path, momentum, precisio
             sample.index = index
             return sample
 
-    class PlainLabels(Adaptive):
-        def training_step(self, batch, batch_idx):
-            return functional.cross_entropy(self(batch), batch.label.long())
-
-    net = seeded(lambda: PlainLabels(momentum))
+    net = seeded(lambda: Adaptive(momentum))
     net = net if precision == 64 else net.float()
     plain = copy.deepcopy(net)
     source = TorchDataset(Indexed(), client=[0] * SAMPLES, collate_fn=join, batches="own")
@@ -554,7 +551,7 @@ def test_one_client_has_the_bits_of_a_lightning_fit(tmp_path, momentum, precisio
     }  # fmt: skip
     client = FedAvg(net, local_epochs=1)
     pl_fed.Trainer(
-        Federation(engine=engine, model_selection=None), max_epochs=3, run_dir=tmp_path,
+        Federation(engine=engine, model_selection=None), max_epochs=3, run_dir=tmp_path / f"{momentum} {precision}",
         precision=f"{precision}-true", **options,
     ).fit(client, data)  # fmt: skip
     loader = DataLoader(Sets(), batch_sampler=steps[-27:], collate_fn=cast)
