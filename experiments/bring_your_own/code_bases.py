@@ -67,5 +67,22 @@ CODE_BASES = {
             "iou",
             ("--data.dataset.client cameras", "--federation.higher_is_better [iou]"),
         ),
+        CodeBase("molecules", "Molecules", "acc", ("--data.dataset.client laboratories",)),
+        CodeBase("point_sets", "PointSets", "acc", ("--data.dataset.client site",)),
+        CodeBase(
+            "sentences",
+            "Sentences",
+            "acc",
+            ("--data.dataset.client paper", "--data.dataset.batches own"),
+        ),
+        CodeBase(
+            "volumes",
+            "Volumes",
+            "recall",
+            (
+                f"--data.dataset.client_fn {__package__}.volumes.read_scanner",
+                "--federation.higher_is_better [recall]",
+            ),
+        ),
     )
 }

@@ -1,4 +1,4 @@
-"""Thirteen code bases of plain Lightning: first fitted as they are, then federated.
+"""Seventeen code bases of plain Lightning: first fitted as they are, then federated.
 
 python -m experiments.bring_your_own.run
 

@@ -33,6 +33,7 @@ def read_data_sets(
     collate_fn: Collate | None = None,
     num_classes: int | None = None,
     options: ReadingOptions = _DEFAULTS,
+    collates: Mapping[int, Collate] | None = None,
 ) -> Arrays:
     """Return the samples of data sets, one data set after another.
 
@@ -45,6 +46,7 @@ def read_data_sets(
         collate_fn: Joins samples into a batch; ``None`` for torch's ``default_collate``.
         num_classes: Number of classes; ``None`` uses the largest class id + 1.
         options: How the samples are read and stored.
+        collates: The function of each official part, if they differ: only own batches take them.
 
     Raises:
         TypeError: If a data set is not map-style.
@@ -53,14 +55,28 @@ def read_data_sets(
     pieces = list(data_sets.values())
     for piece in pieces:
         _check_map_style(piece)
+    collates = collates or dict.fromkeys(data_sets, collate_fn or default_collate)
     if options.own:
-        return read_own_batches(data_sets, roles, collate_fn or default_collate, options)
+        return read_own_batches(data_sets, roles, collates, options)
     try:
         return _read_tensors(data_sets, roles, collate_fn, num_classes, options)
     except ValueError as error:
         if collate_fn is None or not isinstance(error.__cause__, UnstackableError):
             raise
-        return read_own_batches(data_sets, roles, collate_fn, options, reason=str(error))
+        return read_own_batches(data_sets, roles, collates, options, reason=str(error))
+
+
+def find_no_tensors(dataset: Any, roles: BatchRoles, collate_fn: Collate) -> bool:
+    """Return whether a collate function makes no tensors with a row for each of a few samples."""
+    with fork_all_generators() as seed:
+        seed(0)
+        try:
+            SampleReader(roles, collate_fn)([dataset[k] for k in range(min(_FIRST, len(dataset)))])
+        except UnstackableError:
+            return True
+        except Exception:  # it comes again, with a sentence, when all samples are read
+            return False
+    return False
 
 
 def _read_tensors(

@@ -1,6 +1,6 @@
 """Your own data from a ``LightningDataModule``."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -19,12 +19,12 @@ from torch.utils.data import (
 )
 
 from pl_fed.arguments import check_choice, check_instances, check_integers
-from pl_fed.data.dataset_reading import read_data_sets
+from pl_fed.data.dataset_reading import find_no_tensors, read_data_sets
 from pl_fed.data.reading_options import ReadingOptions
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.data.torch_dataset import build_roles, choose_collation
 from pl_fed.tasks.module_steps import BATCH_HOOKS
-from pl_fed.tasks.own_batches import OwnBatches
+from pl_fed.tasks.own_batches import Collate, OwnBatches
 from pl_fed.text import first_line
 
 _HOOKS = {TRAIN: "train_dataloader", VAL: "val_dataloader", TEST: "test_dataloader"}
@@ -130,9 +130,16 @@ class LightningData(DataSource):
                 " without one."
             )
         self.minibatches = _find_minibatches(loaders[TRAIN])
-        collate_fn = self._find_collation(loaders)
         data_sets = {part: self._select(part, loader) for part, loader in loaders.items()}
-        arrays = read_data_sets(data_sets, self.roles, collate_fn, self.num_classes, self.options)
+        collates = {part: loader.collate_fn for part, loader in loaders.items()}
+        self._check_collation(collates, data_sets[TRAIN])
+        first = collates[TRAIN]
+        collate_fn = choose_collation(None if first is default_collate else first, self.padding)
+        if collate_fn is not None and self.padding is not None:
+            collates = dict.fromkeys(collates, collate_fn)
+        arrays = read_data_sets(
+            data_sets, self.roles, collate_fn, self.num_classes, self.options, collates
+        )
         if isinstance(arrays.entries, OwnBatches):
             arrays.entries.datamodule = self.datamodule
             if self.num_workers is None:
@@ -169,16 +176,18 @@ class LightningData(DataSource):
                 " one with batch_size=None, whose data set makes batches: set a batch size."
             )
 
-    def _find_collation(self, loaders: dict[int, Any]) -> Callable[[list[Any]], Any] | None:
-        first = loaders[TRAIN].collate_fn
-        for part, loader in loaders.items():
-            if loader.collate_fn != first:
-                raise ValueError(
-                    f"Expected all dataloaders of {self.name} to have one `collate_fn` but"
-                    f" `{_HOOKS[part]}` has another than `{_HOOKS[TRAIN]}`: give them the same, and"
-                    " set `data.augment` for changes of training batches."
-                )
-        return choose_collation(None if first is default_collate else first, self.padding)
+    def _check_collation(self, collates: Mapping[int, Collate], dataset: Any) -> None:
+        """Refuse several collate functions, unless batches are own."""
+        first = collates[TRAIN]
+        for part, collate in collates.items():
+            if collate == first or self.options.own or find_no_tensors(dataset, self.roles, first):
+                continue
+            raise ValueError(
+                f"Expected all dataloaders of {self.name} to have one `collate_fn` but"
+                f" `{_HOOKS[part]}` has another than `{_HOOKS[TRAIN]}`: give them the same, and"
+                " set `data.augment` for changes of training batches, or set"
+                " `data.dataset.batches: own`."
+            )
 
     def _select(self, part: int, loader: Any) -> Any:
         """Return the data set of a loader, or the samples that its sampler selects."""

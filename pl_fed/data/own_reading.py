@@ -1,6 +1,8 @@
 """Reading of a map-style data set with minibatches of its own, of any type."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,20 +12,18 @@ from torch.utils.data import ConcatDataset
 from pl_fed.data.batch_roles import BatchRoles
 from pl_fed.data.reading_options import ReadingOptions
 from pl_fed.data.redraw import explain_errors, name_of, spaced_positions
-from pl_fed.data.sample_owners import list_parts, number_sample_owners, read_labels
+from pl_fed.data.sample_owners import list_parts, number_labels, number_sample_owners
 from pl_fed.data.sample_structure import to_entries
 from pl_fed.data.source import Arrays
 from pl_fed.nets.fingerprints import Fingerprints
 from pl_fed.random import fork_all_generators
-from pl_fed.tasks.own_batches import OwnBatches
-
-Collate = Callable[[list[Any]], Any]
+from pl_fed.tasks.own_batches import Collate, OwnBatches
 
 
 def read_own_batches(
     data_sets: Mapping[int, Any],
     roles: BatchRoles,
-    collate: Collate,
+    collates: Mapping[int, Collate],
     options: ReadingOptions,
     reason: str = "",
 ) -> Arrays:
@@ -35,7 +35,7 @@ def read_own_batches(
     Args:
         data_sets: Map-style data sets by their official part. A single one has no official part.
         roles: The owner and the label of a sample; its inputs and target are left out.
-        collate: Joins samples into a batch.
+        collates: Joins samples into a batch, for each official part.
         options: How samples are read.
         reason: Why samples are no tensors; empty if the user asked for own batches.
 
@@ -47,10 +47,10 @@ def read_own_batches(
     name = " and ".join(dict.fromkeys(map(name_of, pieces)))
     with fork_all_generators() as seed, explain_errors(name):
         seed(0)
-        owners, labels = _read_owners_and_labels(dataset, roles)
-        if options.labels is not None:
-            labels = read_labels(dataset, options.labels)
-        random = [piece for piece in pieces if _draws(piece, collate)]
+        owners, labels = _read_owners_and_labels(dataset, roles, options.labels)
+        random = [data_sets[part] for part in data_sets if _draws(data_sets[part], collates[part])]
+    starts = [0, *accumulate(map(len, pieces))]
+    collate = {start: collates[part] for start, part in zip(starts, data_sets)}
     batches = OwnBatches(dataset, collate, bool(random), reason, options.num_workers)
     redraws = options.redraw is not False and any(piece is pieces[0] for piece in random)
     if random and not _repeats(batches):
@@ -79,32 +79,44 @@ def read_own_batches(
 
 
 def _read_owners_and_labels(
-    dataset: Any, roles: BatchRoles
+    dataset: Any, roles: BatchRoles, labels: Callable[[Any], Any] | Sequence[Any] | None
 ) -> tuple[Sequence[Any] | None, torch.Tensor | None]:
-    """Return the owners and the labels that samples hold; ``None`` for those that they do not."""
+    """Return the owners and the labels of all samples; ``None`` for what they do not hold.
+
+    Samples are read once, and only if they hold one of both.
+    """
+    if labels is None and roles.labels is not None:
+        labels = partial(_read_entry, name=roles.labels)
     in_samples = callable(roles.client) or isinstance(roles.client, int)
     if isinstance(roles.client, str):
         in_samples = len(dataset) > 0 and roles.owner(dataset[0]) is not None
-    owners = None
-    if in_samples:
-        owners = [roles.owner(dataset[position]) for position in range(len(dataset))]
-    if roles.labels is None:
-        return owners, None
-    return owners, read_labels(dataset, lambda sample: _read_entry(sample, roles.labels))
+    owners: list[Any] = []
+    values: list[Any] = []
+    if in_samples or callable(labels):
+        for position in range(len(dataset)):
+            sample = dataset[position]
+            if in_samples:
+                owners.append(roles.owner(sample))
+            if callable(labels):
+                values.append(labels(sample))
+    found = values if callable(labels) else labels
+    numbers = None if found is None else number_labels(found, len(dataset))
+    return owners if in_samples else None, numbers
 
 
-def _read_entry(sample: Any, name: Any) -> int:
+def _read_entry(sample: Any, name: Any) -> int | str:
     """Return the entry of a sample that is its label.
 
     Raises:
         ValueError: If there is none.
     """
     try:
-        return int(to_entries(sample)[name])
+        entry = to_entries(sample)[name]
+        return entry if isinstance(entry, str) else int(entry)
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(
-            "Expected argument `labels` to be the key or position of an integer in each sample but"
-            f" got {name!r} for {type(sample).__name__}."
+            "Expected argument `labels` to be the key or position of an integer, or a text, in each"
+            f" sample but got {name!r} for {type(sample).__name__}."
         ) from error
 
 

@@ -22,4 +22,4 @@ class ReadingOptions:
     on_disk: bool = False
     num_workers: int = 0
     own: bool = False
-    labels: Callable[[Any], int] | Sequence[int] | None = None
+    labels: Callable[[Any], Any] | Sequence[int] | Sequence[str] | None = None

@@ -1,6 +1,7 @@
 """The owner, the label and the official part of each sample of a map-style data set."""
 
 from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def number_sample_owners(
     return number_owners([*owners])
 
 
-def read_labels(dataset: Any, labels: Callable[[Any], int] | Sequence[int]) -> Tensor:
+def read_labels(dataset: Any, labels: Callable[[Any], Any] | Sequence[Any]) -> Tensor:
     """Return the label of each sample for partitioners, int64 [samples].
 
     Args:
@@ -43,17 +44,36 @@ def read_labels(dataset: Any, labels: Callable[[Any], int] | Sequence[int]) -> T
         labels: The labels of all samples, or a function that returns that of a sample.
 
     Raises:
-        ValueError: If there is not one integer for each sample.
+        ValueError: If there is not one integer, or one text, for each sample.
     """
     if callable(labels):
         labels = [labels(dataset[position]) for position in range(len(dataset))]
-    values = torch.as_tensor(labels)
-    if values.shape != (len(dataset),) or values.is_floating_point() or values.is_complex():
-        raise ValueError(
-            f"Expected argument `labels` to give an integer for each of {len(dataset)} samples but"
-            f" got {values.dtype} {list(values.shape)}."
-        )
-    return values.to(torch.int64)
+    return number_labels(labels, len(dataset))
+
+
+def number_labels(labels: Sequence[Any], samples: int) -> Tensor:
+    """Return labels as integers, int64 [samples]; texts are numbered in alphabetical order.
+
+    Raises:
+        ValueError: If there is not one integer, or one text, for each sample.
+
+    Example:
+        >>> number_labels(["dog", "cat", "dog"], 3)
+        tensor([1, 0, 1])
+    """
+    if len(labels) and all(isinstance(label, str) for label in labels):
+        labels = np.unique(labels, return_inverse=True)[1].tolist()
+    got = f"{len(labels)} values such as {labels[0]!r}" if len(labels) else "no values"
+    with suppress(TypeError, ValueError, RuntimeError):  # the sentence below
+        values = torch.as_tensor(labels)
+        got = f"{values.dtype} {list(values.shape)}"
+        is_integer = not values.is_floating_point() and not values.is_complex()
+        if values.shape == (samples,) and is_integer:
+            return values.to(torch.int64)
+    raise ValueError(
+        f"Expected argument `labels` to give an integer, or a text, for each of {samples} samples"
+        f" but got {got}."
+    )
 
 
 def list_parts(data_sets: Mapping[int, Any]) -> Tensor | None:

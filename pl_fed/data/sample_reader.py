@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -90,7 +91,13 @@ class SampleReader:
         owners = [self.roles.owner(sample) for sample in samples]
         length = len(samples[0]) if isinstance(samples[0], Sized) else 0
         batch = self.collate(samples)
-        inputs, targets, labels, entries = self.roles.separate(batch, length)
+        try:
+            inputs, targets, labels, entries = self.roles.separate(batch, length)
+        except ValueError as error:
+            is_own = self._is_users and self.roles.inputs is None and self.roles.target is None
+            if is_own and not _has_rows(batch, len(samples)):
+                raise UnstackableError(str(error)) from error
+            raise
         if hasattr(kind, "_fields") or is_dataclass(kind):
             entries = replace(entries, kind=kind)
         joined = Samples(
@@ -111,7 +118,7 @@ class SampleReader:
 
         A ``collate_fn`` of the user's own receives the samples as they are.
         """
-        if not self.pads and self.collate is not default_collate:
+        if self._is_users:
             return samples
         like = self._select_entries(samples[0])
         return [
@@ -134,8 +141,26 @@ class SampleReader:
         """Whether shorter samples are padded by ``padding``."""
         return isinstance(self.collate, PaddingCollation)
 
+    @property
+    def _is_users(self) -> bool:
+        """Whether the collate function is the user's own."""
+        return not self.pads and self.collate is not default_collate
+
     def lengthen(self, batch: Any) -> "SampleReader":
         """Return a reader that pads at least to the lengths of a joined batch."""
         if not isinstance(self.collate, PaddingCollation):
             return self
         return replace(self, collate=self.collate.lengthen(batch))
+
+
+def _has_rows(batch: Any, samples: int) -> bool:
+    """Return whether a batch has a row for each sample in all its tensors, and no nested lists."""
+    batch = to_entries(batch)
+    if isinstance(batch, Tensor | np.ndarray):
+        return batch.shape[:1] == (samples,)
+    if isinstance(batch, Mapping):
+        return all(_has_rows(part, samples) for part in batch.values())
+    if isinstance(batch, tuple | list):
+        is_nested = any(isinstance(part, Mapping | tuple | list) for part in batch)
+        return not is_nested and all(_has_rows(part, samples) for part in batch)
+    return True

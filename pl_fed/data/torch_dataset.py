@@ -73,7 +73,7 @@ class TorchDataset(DataSource):
         client: int | str | list[int] | list[str] | None = None,
         inputs: list[str] | list[int] | None = None,
         target: int | str | None = None,
-        labels: int | str | list[int] | Callable[[Any], int] | None = None,
+        labels: int | str | list[int] | list[str] | Callable[[Any], Any] | None = None,
         client_fn: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         padding: float | dict[str, float] | None = None,

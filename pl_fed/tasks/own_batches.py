@@ -1,6 +1,6 @@
 """Own batches: minibatches as a data set and its collate function make them, read in each step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,6 +10,8 @@ from torch import Tensor
 from pl_fed.random import fork_all_generators, key
 from pl_fed.tasks.batch_workers import BatchWorkers, Samples
 from pl_fed.trees import join, leaves
+
+Collate = Callable[[list[Any]], Any]
 
 
 class PerSample(list[Any]):
@@ -26,7 +28,9 @@ class OwnBatches:
 
     Args:
         dataset: The map-style data set, all parts one after another.
-        collate: Joins a list of samples into a batch.
+        collate: Joins a list of samples into a batch; or such a function for each part of the data
+            set, by the position of the part's first sample. A batch is joined by the function of
+            its first sample.
         draws: Whether reading or joining samples draws from the global generators of torch, numpy
             or python.
         reason: Why the samples are no tensors, for messages; empty if the user asked for own
@@ -48,13 +52,13 @@ class OwnBatches:
     def __init__(
         self,
         dataset: Any,
-        collate: Callable[[list[Any]], Any],
+        collate: Collate | Mapping[int, Collate],
         draws: bool = False,
         reason: str = "",
         num_workers: int = 0,
     ) -> None:
         self.dataset = dataset
-        self.collate = collate
+        self.collates = dict(collate) if isinstance(collate, Mapping) else {0: collate}
         self.draws = draws
         self.reason = reason
         self.size = 1
@@ -118,7 +122,7 @@ class OwnBatches:
         if not self.draws:
             if self._last[0] != samples:
                 self._last = samples, self._fetch(positions)
-            return self.collate([*self._last[1]])
+            return self._collate(positions[0])
         with fork_all_generators() as seed:
             if self._last[0] != samples:
                 drawn = []
@@ -127,7 +131,12 @@ class OwnBatches:
                     drawn.append(self.dataset[position])
                 self._last = samples, drawn
             seed(key(samples[0][1], "collate"))
-            return self.collate([*self._last[1]])
+            return self._collate(positions[0])
+
+    def _collate(self, first: int) -> Any:
+        """Join the samples of the last batch by the function of its first sample."""
+        start = max(start for start in self.collates if start <= first)
+        return self.collates[start]([*self._last[1]])
 
     def _fetch(self, positions: Sequence[int]) -> list[Any]:
         """Return samples, all at once if the data set can, as in a DataLoader."""

@@ -250,6 +250,10 @@ def test_partitioners_read_labels_and_owners_of_samples(labels):
         train = data.clients.train
         kinds = [{samples[i]["kind"] for i in train.samples(k).tolist()} for k in range(2)]
         assert sorted(map(len, kinds)) == [1, 1]
+    for sample in samples:
+        sample["name"] = "ab"[sample["kind"]]
+    named = TorchDataset(samples, labels="name", **options).load()
+    assert named.labels.tolist() == [index % 2 for index in range(SAMPLES)]
     for source in (
         TorchDataset(samples, client="site", labels=labels, **options),
         TorchDataset(samples, client_fn=lambda sample: sample["site"], labels=labels, **options),
@@ -356,6 +360,44 @@ def test_batch_hooks_of_a_data_module_replace_those_of_the_module(tmp_path):
     assert torch.equal(batch.points, 2 * own.points + 1)
 
 
+class Parts(LightningDataModule):
+    """Each part has a collate function of its own, as the loaders of PyTorch Geometric have."""
+
+    def build(self, seed):
+        return DataLoader(Sets(), 4, collate_fn=lambda sets: (seed, join_sets(sets)))
+
+    def train_dataloader(self):
+        return self.build("train")
+
+    def val_dataloader(self):
+        return self.build("val")
+
+    def test_dataloader(self):
+        return self.build("test")
+
+
+class Parted(SetNet):
+    """Notes which function has joined each batch."""
+
+    def training_step(self, batch, batch_idx):
+        assert batch[0] == "train"
+        return super().training_step(batch[1], batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        assert batch[0] == "val"
+        super().validation_step(batch[1], batch_idx)
+
+    def test_step(self, batch, batch_idx):
+        assert batch[0] == "test"
+        super().test_step(batch[1], batch_idx)
+
+
+def test_each_part_is_joined_by_its_own_function(tmp_path):
+    source = LightningData(Parts(), client=[*OWNERS] * 3)
+    *_, metrics = fit(seeded(Parted), source, rounds=1, folder=tmp_path)
+    assert 0 <= metrics["test/global/acc"] <= 1
+
+
 class SetModule(LightningDataModule):
     def train_dataloader(self):
         return DataLoader(Sets(), batch_size=4, collate_fn=join_sets)
@@ -409,7 +451,7 @@ def test_what_needs_tensors_is_refused_by_name(changes, match):
 @table_test(
     "arguments, match",
     [
-        ({"labels": [0, 1]}, "Expected argument `labels` to give an integer for each of 36"),
+        ({"labels": [0, 1]}, "to give an integer, or a text, for each of 36"),
         ({"labels": "kind"}, "Expected argument `labels` to be the key or position"),
         ({"client": [0, 1]}, "Expected argument `client` to give an owner for each of 36"),
         ({"batches": "mine"}, "Expected argument `batches`"),
@@ -551,9 +593,12 @@ def test_one_client_has_the_bits_of_a_lightning_fit(tmp_path, momentum, precisio
     }  # fmt: skip
     client = FedAvg(net, local_epochs=1)
     pl_fed.Trainer(
-        Federation(engine=engine, model_selection=None), max_epochs=3, run_dir=tmp_path / f"{momentum} {precision}",
-        precision=f"{precision}-true", **options,
-    ).fit(client, data)  # fmt: skip
+        Federation(engine=engine, model_selection=None),
+        max_epochs=3,
+        run_dir=tmp_path / f"{momentum} {precision}",
+        precision=f"{precision}-true",
+        **options,
+    ).fit(client, data)
     loader = DataLoader(Sets(), batch_sampler=steps[-27:], collate_fn=cast)
     lightning.Trainer(
         max_epochs=1, enable_checkpointing=False, default_root_dir=tmp_path, **options

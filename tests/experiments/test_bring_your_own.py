@@ -1,4 +1,4 @@
-"""Thirteen code bases of plain Lightning, federated by at most four lines."""
+"""Seventeen code bases of plain Lightning, federated by at most four lines."""
 
 import importlib
 import warnings
@@ -15,7 +15,7 @@ from pl_fed.clients import APFL, Ditto, FedAvg, FedRep
 from pl_fed.data import FederatedData, LightningData
 from pl_fed.partitioners import IID
 
-OPTIONAL = {"hugging_face": "transformers", "timm_net": "timm"}
+OPTIONAL = {"hugging_face": "transformers", "timm_net": "timm", "molecules": "torch_geometric"}
 
 
 def build(name):
@@ -24,7 +24,10 @@ def build(name):
     file = importlib.import_module(f"experiments.bring_your_own.{name}")
     module, datamodule = getattr(file, f"Lit{base.name}"), getattr(file, f"{base.name}Data")()
     options = dict(line.split() for line in base.lines)
-    roles = {role: options.get(f"--data.dataset.{role}") for role in ("client", "target")}
+    names = ("client", "target", "batches")
+    roles = {role: options.get(f"--data.dataset.{role}") for role in names}
+    if function := options.get("--data.dataset.client_fn"):
+        roles["client_fn"] = getattr(file, function.rpartition(".")[2])
     split = (IID(), 6) if "--data.num_clients" in options else (None, None)
     return module, FederatedData(
         LightningData(datamodule, **roles), *split, batch_size=4, drop_last=True, seed=0
