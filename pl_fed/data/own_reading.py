@@ -81,7 +81,7 @@ def read_own_batches(
 def _read_owners_and_labels(
     dataset: Any, roles: BatchRoles, labels: Callable[[Any], Any] | Sequence[Any] | None
 ) -> tuple[Sequence[Any] | None, torch.Tensor | None]:
-    """Return the owners and the labels of all samples; ``None`` for what they do not hold.
+    """Return the owners and the labels of all samples; ``None`` for missing ones.
 
     Samples are read once, and only if they hold one of both.
     """

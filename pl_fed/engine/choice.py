@@ -56,7 +56,7 @@ _STACK_BYTES = 5 << 20  # rows of a stack on a CPU: fastest if they fit into a c
 
 @dataclass(frozen=True)
 class Workload:
-    """Workload: the local work for which an engine is chosen.
+    """Workload: the local work of an engine.
 
     Attributes:
         client: The algorithm.

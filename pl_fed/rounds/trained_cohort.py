@@ -111,7 +111,7 @@ class CohortResults:
             ``None``.
         states: The clients' ids and new states, for each chunk.
         errors: The exceptions of clients that failed, by id.
-        num_done: The number of clients whose results are added.
+        num_done: The number of clients with results.
         lone_model: The global model of the cohort's only client after its local steps, [numel];
             ``None`` for a larger cohort, and in several processes.
     """

@@ -28,7 +28,7 @@ class _Upcoming(NamedTuple):
 
 
 class BatchWorkers:
-    """Batch workers: read batches in the background, in the order in which steps ask for them.
+    """Batch workers: read batches in the background, in the order of use by steps.
 
     Without such an order, or for a batch that is not in it, nothing is read ahead, and
     :meth:`take` returns ``None``. Batches come as bytes, since a batch of many tensors in shared

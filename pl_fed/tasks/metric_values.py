@@ -134,7 +134,7 @@ def find_source(value: Tensor, module: nn.Module) -> Metric | None:
     """Return the metric of a module that has just computed a value, or a dict with the value.
 
     Args:
-        value: A tensor. Only the very tensor that the metric returned is found: what is computed
+        value: A tensor. Only the very tensor that the metric returned is found: a number computed
             from it may have the opposite direction.
         module: The module.
     """

@@ -35,7 +35,7 @@ class OwnBatches:
             or python.
         reason: Why the samples are no tensors, for messages; empty if the user asked for own
             batches.
-        num_workers: Number of processes that read ahead what :meth:`read_ahead` announces; 0 reads
+        num_workers: Number of processes that read batches of :meth:`read_ahead`; 0 reads
             each batch when a step asks for it. It changes no number.
 
     Attributes:
