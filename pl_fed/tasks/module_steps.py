@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
@@ -48,14 +47,14 @@ def list_hooks(net: nn.Module) -> list[str]:
 
 
 @cache
-def _list_class_hooks(kind: type) -> tuple[str, ...]:
-    """Return the steps and hooks of Lightning that a class of modules defines."""
+def _list_class_hooks(kind: type, base: str = "LightningModule") -> tuple[str, ...]:
+    """Return the steps and hooks of Lightning that a class defines, below a base class of it."""
     bases = kind.__mro__
-    names = [base.__name__ for base in bases]  # pytorch_lightning has a class of its own
-    if "LightningModule" not in names:
+    names = [ancestor.__name__ for ancestor in bases]  # pytorch_lightning has a class of its own
+    if base not in names:
         return ()
-    place = names.index("LightningModule")
-    defined = dict.fromkeys(name for base in bases[:place] for name in vars(base))
+    place = names.index(base)
+    defined = dict.fromkeys(name for ancestor in bases[:place] for name in vars(ancestor))
     return tuple(
         name
         for name in defined
@@ -172,7 +171,8 @@ def _transfer(module: nn.Module, batch: Any, device: torch.device | None, datamo
     """Return the batch that the batch hooks return; they run as in Lightning."""
     owners: dict[str, Any] = dict.fromkeys(_list_class_hooks(cast(Any, type(module))), module)
     if datamodule is not None:
-        owners |= {hook: datamodule for hook in BATCH_HOOKS if is_overridden(hook, datamodule)}
+        own = _list_class_hooks(cast(Any, type(datamodule)), "LightningDataModule")
+        owners |= dict.fromkeys([hook for hook in BATCH_HOOKS if hook in own], datamodule)
     if device is not None:
         dtype = next(module.parameters()).dtype
         if dtype != torch.float32:  # as Lightning's precision plugins
