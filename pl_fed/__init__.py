@@ -24,7 +24,7 @@ _OBJECTS = {
 }
 _ROOMS = (
     *("aggregators", "attacks", "callbacks", "clients", "data", "loggers", "metrics", "models"),
-    *("optimizers", "partitioners", "privacy", "samplers", "skews"),
+    *("optimizers", "partitioners", "privacy", "samplers", "skews", "statistics"),
 )
 __all__ = [*_OBJECTS, *_ROOMS]
 

@@ -41,7 +41,7 @@ FLOORS = {
     0.3: ("nets",),
     0.1: ("types",),
     0: (
-        *("arguments", "configurable", "plain_yaml", "random", "state", "text"),
+        *("arguments", "configurable", "plain_yaml", "random", "state", "statistics", "text"),
         *("torch_internals", "trees"),
     ),
     -0.1: ("devices",),
