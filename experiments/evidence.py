@@ -1,178 +1,43 @@
-"""Evidence of a difference: intervals, paired tests, and clients that never took part.
+"""Verdicts on a paper's order of methods, their tables, and clients that never took part.
 
 Runs of one seed have the same clients, so that two methods are compared by pairs. Seeds are
 independent: each draws its own clients. The clients of one seed share a global model; a test over
-all clients of all seeds is about these runs, and counts dependent clients as independent ones.
+all clients of all seeds is about these runs, and counts dependent clients as independent ones. The
+intervals and tests are those of ``pl_fed.statistics``.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from experiments.tables import markdown
 from pl_fed.random import generator
 from pl_fed.samplers import Sampler
+from pl_fed.statistics import (
+    Interval,
+    PairedTest,
+    correct_by_holm,
+    format_p_value,
+    paired_differences,
+    paired_t_test,
+    t_interval,
+    wilcoxon_test,
+)
+from pl_fed.statistics.paired_tests import LARGEST_EXACT_WILCOXON
 
-LEVEL = 0.95
+ALPHA = 0.05
 SUPPORTED, NOISE, REVERSED = VERDICTS = ("supported", "within noise", "reversed")
-SWAPS_AT_ONCE = 500  # of a permutation test, to bound its memory
-DECIMALS = 10  # of a difference: results have about five digits, and equal steps must stay ties
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Mean of several numbers with a 95 % interval by Student's t distribution.
-
-    Args:
-        mean: The mean.
-        low: The lower end; minus infinity for a single number.
-        high: The upper end; infinity for a single number.
-    """
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def point(cls, number: float) -> "Interval":
-        """Return a number without an interval."""
-        return cls(number, -math.inf, math.inf)
-
-    def text(self, digits: int = 2, sign: bool = False) -> str:
-        """Return ``mean [low, high]``; the mean alone without an interval."""
-        numbers = [self.mean] if math.isinf(self.low) else [self.mean, self.low, self.high]
-        mean, *ends = (
-            f"{number:{'+' if sign else ''}.{digits}f}".replace("-", "−") for number in numbers
-        )
-        return f"{mean} [{ends[0]}, {ends[1]}]" if ends else mean
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Return the mean of the values of several seeds with its interval."""
-    mean = statistics.mean(values)
-    if len(values) < 2:
-        return Interval.point(mean)
-    quantile = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1))
-    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
+DECIMALS = 10  # of a paper's difference: those that are 0 but for rounding are no order
 
 
 def format_interval(values: Sequence[float], digits: int = 4) -> str:
     """Format the mean over seeds with its interval; a dash without values."""
-    return interval(values).text(digits) if values else "–"
-
-
-def paired_differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Return the differences of pairs, without the rounding errors of the subtraction.
-
-    Raises:
-        ValueError: If the numbers of values differ.
-    """
-    return [round(a - b, DECIMALS) for a, b in zip(first, second, strict=True)]
-
-
-def paired_p_value(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the p-value of a paired t-test over seeds; NaN for fewer than two pairs.
-
-    Equal differences other than 0 give 0; no difference at all gives 1.
-
-    Raises:
-        ValueError: If the numbers of values differ.
-    """
-    differences = paired_differences(first, second)
-    if len(differences) < 2:
-        return math.nan
-    if len(set(differences)) == 1:
-        return 0.0 if differences[0] else 1.0
-    return float(stats.ttest_1samp(differences, 0).pvalue)
-
-
-def paired_rank_p_value(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the p-value of Wilcoxon's signed-rank test over clients; 1 without any difference.
-
-    Raises:
-        ValueError: If the numbers of values differ.
-    """
-    differences = paired_differences(first, second)
-    if not any(differences):
-        return 1.0
-    return float(stats.wilcoxon(differences).pvalue)
-
-
-def rank_direction(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return W⁺ − W⁻ of Wilcoxon's test: above 0 if the first tends to be larger, by ranks.
-
-    Its sign can differ from that of the mean difference.
-
-    Raises:
-        ValueError: If the numbers of values differ.
-    """
-    differences = [d for d in paired_differences(first, second) if d]
-    ranks = stats.rankdata([abs(d) for d in differences])
-    return float(sum(math.copysign(rank, d) for rank, d in zip(ranks, differences)))
-
-
-def swap_p_value(
-    first: Tensor,
-    second: Tensor,
-    statistic: Callable[[Tensor], Tensor],
-    draws: int = 10_000,
-    seed: int = 0,
-) -> float:
-    """Return the p-value of a paired permutation test for a statistic of all clients.
-
-    Null hypothesis: the two methods of a client can be swapped. The test compares the mean over
-    seeds of the two statistics' difference with those after random swaps. It is two-sided. For a
-    deviation, it loses power where the means of the two methods differ: swaps then mix two means.
-
-    Args:
-        first: Results of the first method, float64 [seeds, clients].
-        second: Results of the second method on the same seeds and clients, of the same shape.
-        statistic: Maps results [..., clients] to statistics [...], such as a deviation over them.
-        draws: Number of random swaps.
-        seed: Seed of the swaps. Equal arguments give equal numbers.
-
-    Returns:
-        (1 + number of swaps at least as extreme) / (1 + ``draws``); 1 without any difference.
-
-    Raises:
-        ValueError: If the shapes differ.
-    """
-    if first.shape != second.shape:
-        raise ValueError(f"Expected results of equal shape but got {first.shape}, {second.shape}.")
-    both = torch.stack([first, second]).double()
-    observed = statistic(both[0]) - statistic(both[1])
-    distance = float(observed.mean().abs()) - 10**-DECIMALS  # equal distances count
-    draw, extreme = generator(seed, "swaps"), 0
-    for start in range(0, draws, SWAPS_AT_ONCE):
-        size = min(SWAPS_AT_ONCE, draws - start)
-        swap = torch.rand((size, *first.shape), generator=draw) < 0.5
-        swapped = torch.where(swap, both.flip(0)[:, None], both[:, None])
-        differences = statistic(swapped[0]) - statistic(swapped[1])
-        extreme += int((differences.mean(-1).abs() >= distance).sum())
-    return (1 + extreme) / (1 + draws)
-
-
-def correct_by_holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number by Holm's method; NaN stays NaN and is no test.
-
-    The smallest of m p-values is multiplied by m, the next one by m − 1, and so on. No corrected
-    value is below an earlier one, or above 1.
-
-    Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal
-    of Statistics 6, 1979.
-    """
-    tests = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
-    corrected, largest = [math.nan] * len(p_values), 0.0
-    for rank, (p_value, place) in enumerate(tests):
-        largest = max(largest, min(1.0, (len(tests) - rank) * p_value))
-        corrected[place] = largest
-    return corrected
+    return t_interval(values).text(digits) if values else "–"
 
 
 @dataclass(frozen=True)
@@ -198,26 +63,27 @@ class Pairs:
     @property
     def difference(self) -> Interval:
         """The first method's mean minus the second's, with its interval over seeds."""
-        return interval(paired_differences(self.first, self.second))
+        return t_interval(paired_differences(self.first, self.second))
 
     @property
     def p_value(self) -> float:
         """The p-value over seeds, without a correction; NaN for a single seed."""
-        return paired_p_value(self.first, self.second)
+        return paired_t_test(self.first, self.second).p_value
 
     @property
-    def client_p_value(self) -> float:
-        """The p-value over clients, without a correction; NaN without clients."""
-        if not self.first_clients:
-            return math.nan
-        return paired_rank_p_value(self.first_clients, self.second_clients)
+    def client_test(self) -> PairedTest:
+        """Wilcoxon's test over clients, without a correction; NaN without clients.
 
-    @property
-    def client_direction(self) -> float:
-        """Above 0 if clients tend to have more by the first method, by ranks; NaN without them."""
+        The committed tables take the normal distribution above 50 clients, and above 13 clients
+        with ties.
+        """
         if not self.first_clients:
-            return math.nan
-        return rank_direction(self.first_clients, self.second_clients)
+            return PairedTest(math.nan, math.nan, 0, exact=False)
+        differences = paired_differences(self.first_clients, self.second_clients)
+        tied = 0 in differences or len({*np.abs(differences)}) < len(differences)
+        largest = 13 if tied else LARGEST_EXACT_WILCOXON
+        exact_up_to = largest if len(differences) <= largest else 0
+        return wilcoxon_test(self.first_clients, self.second_clients, exact_up_to)
 
     @property
     def clients_up_and_down(self) -> str:
@@ -225,7 +91,7 @@ class Pairs:
         if not self.first_clients:
             return "–"
         differences = paired_differences(self.first_clients, self.second_clients)
-        up, down = (100 * statistics.mean(sign * d > 0 for d in differences) for sign in (1, -1))
+        up, down = 100 * (differences > 0).mean(), 100 * (differences < 0).mean()
         return f"{up:.0f} % / {down:.0f} %"
 
 
@@ -242,7 +108,7 @@ def judge(difference: float, p_value: float, paper: float | None) -> str:
     """
     if math.isnan(p_value) or not round(paper or 0.0, DECIMALS):
         return ""
-    if p_value >= 1 - LEVEL:
+    if p_value >= ALPHA:
         return NOISE
     return SUPPORTED if difference * paper > 0 else REVERSED
 
@@ -267,7 +133,7 @@ def tabulate_pairs(head: Sequence[str], pairs: Sequence[Pairs], digits: int = 3)
     if any(pair.first_clients for pair in pairs):
         columns["clients"] = [str(len(pair.first_clients) or "–") for pair in pairs]
         columns["up / down"] = [pair.clients_up_and_down for pair in pairs]
-        columns["p over clients"] = _format_corrected(pair.client_p_value for pair in pairs)
+        columns["p over clients"] = _format_corrected(pair.client_test.p_value for pair in pairs)
     if all(cell == "–" for cell in columns["p over seeds"]):
         del columns["p over seeds"]
     return markdown(list(columns), zip(*columns.values()))
@@ -279,15 +145,6 @@ def _format_difference(difference: float | None, digits: int) -> str:
 
 def _format_corrected(p_values: Iterable[float]) -> list[str]:
     return [format_p_value(p_value) for p_value in correct_by_holm(list(p_values))]
-
-
-def format_p_value(p_value: float) -> str:
-    """Format a p-value with two digits, and three decimals at most; a dash for NaN."""
-    if math.isnan(p_value):
-        return "–"
-    if p_value < 0.001:
-        return "< 0.001"
-    return f"{p_value:.3f}" if p_value < 0.1 else f"{p_value:.2f}"
 
 
 @dataclass(frozen=True)
@@ -311,11 +168,11 @@ def judge_groups(groups: Mapping[str, Sequence[Pairs]]) -> dict[str, Verdicts]:
     """
     pairs = [pair for group in groups.values() for pair in group]
     seeds = iter(correct_by_holm([pair.p_value for pair in pairs]))
-    clients = iter(correct_by_holm([pair.client_p_value for pair in pairs]))
+    clients = iter(correct_by_holm([pair.client_test.p_value for pair in pairs]))
     return {
         name: Verdicts(
-            [judge(pair.difference.mean, next(seeds), pair.paper) for pair in group],
-            [judge(pair.client_direction, next(clients), pair.paper) for pair in group],
+            [judge(pair.difference.estimate, next(seeds), pair.paper) for pair in group],
+            [judge(pair.client_test.statistic, next(clients), pair.paper) for pair in group],
         )
         for name, group in groups.items()
     }
@@ -335,7 +192,7 @@ def tabulate_rankings(groups: Mapping[str, Sequence[Pairs]], digits: int = 3) ->
     p_values = _format_corrected(mean.p_value for mean in means)
     rows = []
     for (name, verdicts), mean, p_value in zip(judge_groups(groups).items(), means, p_values):
-        differences = [pair.difference.mean for pair in groups[name]]
+        differences = [pair.difference.estimate for pair in groups[name]]
         rows.append(
             [
                 name,

@@ -14,21 +14,19 @@ from experiments.ditto.results import (
     results_of,
 )
 from experiments.evidence import (
-    LEVEL,
-    Interval,
     Pairs,
-    correct_by_holm,
     count_same_signs,
     count_tests,
     count_verdicts,
     explain_tests,
-    format_p_value,
     judge,
     tabulate_pairs,
     tabulate_rankings,
 )
 from experiments.grid import Row
 from experiments.tables import fold, markdown
+from pl_fed.statistics import Interval, correct_by_holm, format_p_value
+from pl_fed.statistics.intervals import LEVEL
 
 OWN, FIXED = "dynamic_lambda", "Ditto, lambda=1"  # Ditto's row, and its stand-in without choices
 BASELINES = ["global", *(row for row in ROWS if not row.startswith("Ditto"))]
@@ -217,7 +215,7 @@ def tabulate_unpaired(compared: Sequence[Unpaired]) -> str:
     tests = [comparison.test for comparison in compared]
     corrected = correct_by_holm([p_value for _, p_value in tests])
     verdicts = [
-        judge(difference.mean, p_value, comparison.paper)
+        judge(difference.estimate, p_value, comparison.paper)
         for comparison, (difference, _), p_value in zip(compared, tests, corrected)
     ]
     rows = [
@@ -237,7 +235,7 @@ def tabulate_unpaired(compared: Sequence[Unpaired]) -> str:
     for method in dict.fromkeys(comparison.names[0] for comparison in compared):
         own = [place for place, c in enumerate(compared) if c.names[0] == method]
         signs = count_same_signs(
-            [tests[place][0].mean for place in own], [compared[place].paper for place in own]
+            [tests[place][0].estimate for place in own], [compared[place].paper for place in own]
         )
         short.append([method, signs, count_verdicts([verdicts[place] for place in own])])
     details = markdown([*HEAD, "the paper", "ours", "devices", "p over devices", "verdict"], rows)

@@ -6,17 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from experiments.evidence import (
-    correct_by_holm,
-    format_p_value,
-    interval,
-    paired_differences,
-    paired_p_value,
-    swap_p_value,
-)
 from experiments.fedtilt.limits import LEVEL, PAIRS
 from experiments.fedtilt.noise import expect
 from experiments.fedtilt.paper import BAND, METRICS, SPREADS, Figures, describe, read_all_rows
@@ -32,12 +26,23 @@ from experiments.fedtilt.readings import (
     rate_cohorts_in_band,
 )
 from experiments.tables import DATA_NAMES, Comparison, fold, markdown
+from pl_fed.random import generator
+from pl_fed.statistics import (
+    correct_by_holm,
+    format_p_value,
+    paired_differences,
+    paired_t_test,
+    swap_test,
+    t_interval,
+)
 
 TEMPLATE = Path(__file__).parent / "own.md"
 PUBLISHED = {(row["setting"], row["method"]): Figures.from_row(row) for row in read_all_rows()}
 PERSONAL = {"FedAvg": "FedAvg, w_n after 10 local passes", "Ditto": "Ditto", "FedTilt": "FedTilt"}
 SYMBOLS = {metric: title.split()[0].strip(",") for metric, title in METRICS.items()}
 TWO_CLASSES = READINGS[0]
+SWAPS = 10_000  # of a permutation test
+Floats = NDArray[np.float64]
 Compared = dict[tuple[str, str], dict[str, Comparison]]  # by setting and row, then by figure
 
 
@@ -142,7 +147,7 @@ def tabulate_reading(results: ClientResults, reading: Reading) -> str:
 def interval_cells(comparison: Comparison) -> list[str]:
     """Return three cells: the paper's figure, ours with its interval over seeds, the difference."""
     paper, _, difference = comparison.cells(2)
-    return [paper, interval(comparison.ours).text(2), difference]
+    return [paper, t_interval(comparison.ours).text(2), difference]
 
 
 def tabulate_cohorts(results: ClientResults) -> str:
@@ -213,8 +218,8 @@ class PairTest:
     @property
     def is_worse(self) -> bool:
         """Whether the first method is less accurate, or has the larger spread."""
-        difference = statistics.mean(paired_differences(self.first, self.second))
-        return difference < 0 if self.metric == "accuracy" else difference > 0
+        difference = paired_differences(self.first, self.second).mean()
+        return bool(difference < 0 if self.metric == "accuracy" else difference > 0)
 
 
 def compare_pairs(results: ClientResults) -> list[PairTest]:
@@ -245,10 +250,12 @@ def compare_pair(
     first_runs = [first for first, _ in runs]
     second_runs = [second for _, second in runs]
     first_paper, second_paper = (getattr(PUBLISHED[setting, method], metric) for method in methods)
-    p_value = swap_p_value(
+    test = swap_test(
         _client_values(first_runs, metric),
         _client_values(second_runs, metric),
         _deviation if metric in ("accuracy_std", "class_std_std") else _mean,
+        draws=SWAPS,
+        seed=TorchUniforms(),
     )
     return PairTest(
         setting,
@@ -257,7 +264,7 @@ def compare_pair(
         paper=first_paper - second_paper,
         first=[_figure(run, metric) for run in first_runs],
         second=[_figure(run, metric) for run in second_runs],
-        client_p_value=p_value,
+        client_p_value=test.p_value,
     )
 
 
@@ -273,24 +280,35 @@ def _client_values(runs: Iterable[ClientRun], metric: str) -> Tensor:
     return torch.stack([run.accuracies("personal") for run in runs])
 
 
-def _mean(values: Tensor) -> Tensor:
-    return values.mean(-1)
+def _mean(values: Floats) -> Floats:
+    return np.asarray(values.mean(-1))
 
 
-def _deviation(values: Tensor) -> Tensor:
-    return values.std(-1, correction=0)
+def _deviation(values: Floats) -> Floats:
+    return np.asarray(values.std(-1))
+
+
+class TorchUniforms:
+    """Uniform numbers of torch's generator, with which the committed p-values were drawn."""
+
+    def __init__(self) -> None:
+        self._generator = generator(0, "swaps")
+
+    def random(self, size: tuple[int, ...]) -> NDArray[np.float32]:
+        """Return numbers that are uniform on [0, 1), of the given shape."""
+        return torch.rand(size, generator=self._generator).numpy()
 
 
 def tabulate_pairs(tests: Sequence[PairTest]) -> str:
     """Return the table of tests, with p-values corrected by Holm's method for each kind."""
-    seeds = correct_by_holm([paired_p_value(test.first, test.second) for test in tests])
+    seeds = correct_by_holm([paired_t_test(test.first, test.second).p_value for test in tests])
     clients = correct_by_holm([test.client_p_value for test in tests])
     rows = [
         [
             f"{describe(test.setting)}: {' − '.join(test.methods)}",
             SYMBOLS[test.metric],
             f"{test.paper:+.2f}".replace("-", "−"),
-            interval(paired_differences(test.first, test.second)).text(2, sign=True),
+            t_interval(paired_differences(test.first, test.second)).text(2, sign=True),
             str(len(test.first)),
             format_p_value(over_seeds),
             format_p_value(over_clients),
@@ -348,7 +366,7 @@ def describe_own(results: ClientResults) -> str:
         covered=sum(smaller),
         differences=len(smaller),
         level=LEVEL,
-        small_seeds=count_small(paired_p_value(test.first, test.second) for test in tests),
+        small_seeds=count_small(paired_t_test(test.first, test.second).p_value for test in tests),
         small_clients=count_small(test.client_p_value for test in tests),
         against=count_disadvantages(tests, "FedTilt"),
         pairs=fold("All paired tests", tabulate_pairs(tests)),

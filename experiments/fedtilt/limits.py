@@ -8,7 +8,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.evidence import format_p_value
 from experiments.fedtilt.bounds import (
     bound_mean,
     bound_minority_share,
@@ -37,6 +36,7 @@ from experiments.fedtilt.paper import (
 )
 from experiments.grid import Row
 from experiments.tables import COLOURS, DATA_NAMES, MARKERS, fold, markdown
+from pl_fed.statistics import format_p_value
 
 TEMPLATE = Path(__file__).parent / "published.md"
 ROWS = read_all_rows()
@@ -229,9 +229,11 @@ def describe_slope() -> str:
     for groups, words in GROUP_WORDS.items():
         designs = [Design(100, images_of(row), groups) for row in ROWS]
         noise = [expect(f.accuracy, design) for f, design in zip(FIGURES, designs)]
-        texts.append(f"{fit_slope(noise)[0].mean:.2f} for identical clients in {words}")
+        texts.append(f"{fit_slope(noise)[0].estimate:.2f} for identical clients in {words}")
     proportional = [replace(f, class_std_mean=100 - f.accuracy) for f in FIGURES]
-    texts.append(f"{fit_slope(proportional)[0].mean:.2f} for spreads in proportion to the errors")
+    texts.append(
+        f"{fit_slope(proportional)[0].estimate:.2f} for spreads in proportion to the errors"
+    )
     return f"{line.text(2)}, r = {r:.2f}. Others: {', '.join(texts)}"
 
 

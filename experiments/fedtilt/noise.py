@@ -12,10 +12,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from experiments.evidence import LEVEL, Interval
 from experiments.fedtilt.paper import METRICS, SPREADS, Figures
 from pl_fed.functional.fairness import class_std
 from pl_fed.random import generator
+from pl_fed.statistics import Interval
+from pl_fed.statistics.intervals import LEVEL
 
 SEED = 0
 DRAWS = 1000

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.evidence import Pairs, interval, tabulate_pairs
+from experiments.evidence import Pairs, tabulate_pairs
 from experiments.fedtilt_levels.run import (
     DITTO,
     LOSSES,
@@ -28,6 +28,7 @@ from experiments.fedtilt_levels.run import (
 )
 from experiments.grid import Row, finished_rows, group_rows, read
 from experiments.tables import COLOURS, MARKERS, fold, markdown
+from pl_fed.statistics import t_interval
 
 HERE = Path(__file__).parent
 DECISIVE = "FedTilt, τ = 3"
@@ -99,7 +100,7 @@ def pairs(results: Results, setting: Setting, method: str) -> list[tuple[SeedRes
 def tabulate_setting(results: Results, setting: Setting) -> str:
     """Return the table of a setting: Ditto's figures, and the others' differences from them."""
     base = results[(*setting, DITTO)]
-    own = [interval([run.figure(name) for run in base]).text() for name in FIGURES]
+    own = [t_interval([run.figure(name) for run in base]).text() for name in FIGURES]
     rows = [[DITTO, *own]]
     for method in TILTS:
         both = pairs(results, setting, method)
@@ -110,7 +111,7 @@ def tabulate_setting(results: Results, setting: Setting) -> str:
 
 def _difference(both: Sequence[tuple[SeedResult, SeedResult]], name: str) -> str:
     differences = [run.figure(name) - base.figure(name) for base, run in both]
-    return interval(differences).text(sign=True)
+    return t_interval(differences).text(sign=True)
 
 
 def tabulate_decisive(results: Results, settings: Iterable[Setting] = LETTERS) -> str:
@@ -177,11 +178,11 @@ def _draw_method(
     if not both:
         return
     x, y = (
-        interval([run.figure(name) - base.figure(name) for base, run in both])
+        t_interval([run.figure(name) - base.figure(name) for base, run in both])
         for name in ("accuracy", "class_std")
     )
-    error = {"xerr": x.high - x.mean, "yerr": y.high - y.mean} if len(both) > 1 else {}
-    axes.errorbar(x.mean, y.mean, **error, **style)
+    error = {"xerr": x.high - x.estimate, "yerr": y.high - y.estimate} if len(both) > 1 else {}
+    axes.errorbar(x.estimate, y.estimate, **error, **style)
 
 
 def tabulate_rates() -> str:

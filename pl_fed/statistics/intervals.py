@@ -1,6 +1,7 @@
 """Intervals of a mean, or of another statistic, over independent runs."""
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -85,18 +86,13 @@ def t_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
 
 
 def compute_mean(sample: Floats) -> float:
-    """Return the mean. The sum is exact, so the order of the values does not matter."""
-    return math.fsum(sample) / len(sample)
+    """Return the mean, rounded once: the order of the values does not matter."""
+    return float(statistics.mean(sample.tolist()))
 
 
 def compute_deviation(sample: Floats) -> float:
-    """Return the sample standard deviation (n − 1); exactly 0 for equal values."""
-    if (sample == sample[0]).all():
-        return 0.0
-    scale = float(np.abs(sample).max())  # squares neither overflow nor vanish
-    scaled = sample / scale
-    mean = compute_mean(scaled)
-    return scale * math.sqrt(math.fsum((scaled - mean) ** 2) / (len(sample) - 1))
+    """Return the sample standard deviation (n − 1), rounded once; 0 for equal values."""
+    return float(statistics.stdev(sample.tolist()))
 
 
 def mean_statistic(values: Floats) -> Floats:
@@ -146,21 +142,21 @@ def bootstrap_interval(
     estimate = float(statistic(sample))
     if len(sample) < 2:
         return Interval(estimate, -math.inf, math.inf, level)
-    generator, resampled = np.random.default_rng(seed), []
+    generator, chunks = np.random.default_rng(seed), []
     for size in split_draws(draws, len(sample)):
         places = generator.integers(len(sample), size=(size, len(sample)))
-        resampled.append(statistic(sample[places]))
-    statistics = np.concatenate(resampled)
+        chunks.append(statistic(sample[places]))
+    resampled = np.concatenate(chunks)
     probabilities = np.array([(1 - level) / 2, (1 + level) / 2])
     if method == "bca":
-        probabilities = _correct_probabilities(probabilities, statistics, sample, statistic)
-    low, high = np.quantile(statistics, probabilities)
+        probabilities = _correct_probabilities(probabilities, resampled, sample, statistic)
+    low, high = np.quantile(resampled, probabilities)
     return Interval(estimate, float(low), float(high), level)
 
 
 def _correct_probabilities(
     probabilities: Floats,
-    statistics: Floats,
+    resampled: Floats,
     sample: Floats,
     statistic: Callable[[Floats], Floats],
 ) -> Floats:
@@ -169,8 +165,8 @@ def _correct_probabilities(
     The bias z₀ comes from the share of smaller statistics, with half of the equal ones. The share
     stays off 0 and 1 by half a draw, so that z₀ is finite.
     """
-    estimate, count = float(statistic(sample)), len(statistics)
-    below = (statistics < estimate).sum() + (statistics == estimate).sum() / 2
+    estimate, count = float(statistic(sample)), len(resampled)
+    below = (resampled < estimate).sum() + (resampled == estimate).sum() / 2
     bias = special.ndtri(np.clip(below / count, 0.5 / count, 1 - 0.5 / count))
     others = ~np.eye(len(sample), dtype=bool)
     jackknife = statistic(np.stack([sample[mask] for mask in others]))

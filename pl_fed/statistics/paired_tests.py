@@ -101,7 +101,9 @@ def paired_t_test(first: ArrayLike, second: ArrayLike) -> PairedTest:
     return PairedTest(statistic, p_value, number, exact=True)
 
 
-def wilcoxon_test(first: ArrayLike, second: ArrayLike) -> PairedTest:
+def wilcoxon_test(
+    first: ArrayLike, second: ArrayLike, exact_up_to: int = LARGEST_EXACT_WILCOXON
+) -> PairedTest:
     """Return Wilcoxon's signed-rank test of differences that are symmetric about 0.
 
     Assumes independent pairs. It needs no normal distribution, and with fewer than six pairs, no
@@ -112,15 +114,16 @@ def wilcoxon_test(first: ArrayLike, second: ArrayLike) -> PairedTest:
     Args:
         first: Results of the first method, [pairs].
         second: Results of the second method on the same seeds or clients, [pairs].
+        exact_up_to: Largest number of differences other than 0 for an exact p-value, at most 50.
 
     Returns:
         The test with the statistic W⁺ − W⁻, the sum of the signed ranks. Its sign can differ from
-        that of the mean difference. Up to 50 differences other than 0, the p-value is exact, also
-        with ties; above, it is that of the normal distribution with the variance for ties. Without
-        any difference it is 1.
+        that of the mean difference. An exact p-value is exact with ties, too. Otherwise it is that
+        of the normal distribution with the variance for ties. Without any difference it is 1.
 
     Raises:
-        ValueError: If the numbers of values differ, or a value is not finite.
+        ValueError: If the numbers of values differ, a value is not finite, or ``exact_up_to`` is
+            above 50.
 
     Source: F. Wilcoxon, "Individual Comparisons by Ranking Methods", Biometrics Bulletin 1, 1945.
 
@@ -128,6 +131,11 @@ def wilcoxon_test(first: ArrayLike, second: ArrayLike) -> PairedTest:
         >>> wilcoxon_test([1, 2, 3, 4, 5], [0, 0, 0, 0, 0])
         PairedTest(statistic=15.0, p_value=0.0625, pairs=5, exact=True)
     """
+    if exact_up_to > LARGEST_EXACT_WILCOXON:
+        raise ValueError(
+            f"Expected argument `exact_up_to` to be at most {LARGEST_EXACT_WILCOXON} but got"
+            f" {exact_up_to}."
+        )
     differences = paired_differences(first, second)
     differences = differences[differences != 0]
     number = len(differences)
@@ -135,7 +143,7 @@ def wilcoxon_test(first: ArrayLike, second: ArrayLike) -> PairedTest:
         return PairedTest(0.0, 1.0, 0, exact=True)
     ranks = mid_ranks(np.abs(differences))
     statistic = float((np.sign(differences) * ranks).sum())
-    exact = number <= LARGEST_EXACT_WILCOXON
+    exact = number <= exact_up_to
     if exact:
         p_value = _count_signed_ranks(ranks, statistic)
     else:

@@ -1,8 +1,6 @@
-"""Intervals, paired tests and the cohorts that follow from a seed."""
+"""Tables of paired comparisons, and the cohorts that follow from a seed."""
 
 import csv
-import itertools
-import math
 
 import pytest
 import torch
@@ -12,16 +10,10 @@ from small_federations import classes, mlp, seeded, sgd, shared_out
 import pl_fed
 from experiments.evidence import (
     Pairs,
-    correct_by_holm,
     count_draws,
     count_tests,
     draw_cohort,
-    format_p_value,
-    interval,
-    paired_p_value,
-    paired_rank_p_value,
-    rank_direction,
-    swap_p_value,
+    format_interval,
     tabulate_pairs,
 )
 from experiments.grid import build_trainer
@@ -30,107 +22,34 @@ from pl_fed.clients import Ditto
 from pl_fed.samplers import BySize, Uniform
 
 
-def test_interval_of_three_seeds_is_students():
-    found = interval([1.0, 2.0, 3.0])
-    half = 4.302652729911275 / math.sqrt(3)  # the 0.975 quantile of t with 2 degrees of freedom
-    assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2 - half, 2 + half))
-    assert found.text(sign=True) == "+2.00 [−0.48, +4.48]"
-
-
-def test_single_seed_has_no_interval():
-    assert interval([1.5]).text() == "1.50"
-
-
-def test_paired_p_values_are_scipys():
-    first, second = [0.91, 0.93, 0.96, 0.99], [0.90, 0.91, 0.97, 0.95]
-    assert paired_p_value(first, second) == pytest.approx(stats.ttest_rel(first, second).pvalue)
-    assert paired_rank_p_value(first, second) == stats.wilcoxon(first, second).pvalue
-
-
-@pytest.mark.parametrize(("second", "p_value"), [([1.0, 2.0], 1.0), ([0.0, 1.0], 0.0)])
-def test_equal_differences_need_no_distribution(second, p_value):
-    assert paired_p_value([1.0, 2.0], second) == p_value
-
-
-def test_one_seed_gives_no_paired_p_value():
-    assert math.isnan(paired_p_value([1.0], [2.0]))
-    assert paired_rank_p_value([1.0, 2.0], [1.0, 2.0]) == 1.0
-
-
-def test_different_numbers_of_values_are_refused():
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        paired_p_value([1.0, 2.0], [1.0])
-
-
-def test_equal_steps_of_accuracies_stay_ties():
-    """0.3 − 0.2 and 0.2 − 0.1 differ by a rounding error, which must not decide about ranks."""
-    first, second = [0.3, 0.2, 0.1, 0.9, 0.8], [0.2, 0.1, 0.2, 0.6, 0.4]
-    exact = stats.wilcoxon([1, 1, -1, 3, 4]).pvalue
-    assert paired_rank_p_value(first, second) == exact
-    assert paired_p_value([0.3, 0.2], [0.2, 0.1]) == 0.0
-
-
-def test_holms_correction_multiplies_by_the_number_of_remaining_tests():
-    nan = math.nan
-    corrected = correct_by_holm([0.01, nan, 0.04, 0.03, 0.005])
-    assert corrected[:1] + corrected[2:] == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert math.isnan(corrected[1])
-    assert correct_by_holm([0.9, 0.8]) == [1.0, 1.0]
-
-
 def test_ranks_can_point_to_the_other_side_than_the_mean():
     """Seven clients gain a little and one loses much: W⁺ = 28 and W⁻ = 8."""
     first, second = [0.51] * 7 + [0.0], [0.5] * 7 + [0.9]
-    assert rank_direction(first, second) == 7 * 4 - 8
-    assert rank_direction(second, first) == 8 - 7 * 4
-    assert rank_direction(first, first) == 0
     pair = Pairs([], [0.4], [0.5], first, second, paper=-0.1)
     assert pair.clients_up_and_down == "88 % / 12 %"
+    assert pair.client_test.statistic == 7 * 4 - 8
+    assert pair.difference.estimate == -0.1
 
 
-def deviation(values):
-    return values.std(-1, correction=0)
+@pytest.mark.parametrize("number", [13, 14, 50, 51])
+@pytest.mark.parametrize("ties", ["none", "ties", "zero"])
+def test_tests_over_clients_are_those_of_the_committed_tables(number, ties):
+    """They were made by scipy 1.17, which chooses between exact and approximate p-values."""
+    draw = torch.Generator().manual_seed(number)
+    values = (torch.randn(number, generator=draw).double() + 0.4).round(decimals=6)
+    values = (values.round(decimals=1) if ties == "ties" else values).tolist()
+    values[0] = 0.0 if ties == "zero" else values[0]
+    test = Pairs([], [1.0], [0.0], values, [0.0] * number).client_test
+    assert test.exact == (number <= (50 if ties == "none" else 13))
+    if not test.exact:
+        assert test.p_value == pytest.approx(stats.wilcoxon(values, method="asymptotic").pvalue)
+    elif ties == "none":
+        assert test.p_value == pytest.approx(stats.wilcoxon(values, method="exact").pvalue)
 
 
-def test_swaps_are_those_of_the_full_enumeration():
-    first = torch.tensor([[0.1, 0.9, 0.4], [0.7, 0.2, 0.2]], dtype=torch.float64)
-    second = torch.tensor([[0.5, 0.6, 0.2], [0.4, 0.8, 0.3]], dtype=torch.float64)
-    observed = abs(float((deviation(first) - deviation(second)).mean()))
-    swaps = torch.tensor(list(itertools.product([True, False], repeat=6))).view(-1, 2, 3)
-    swapped = deviation(first.where(swaps, second)) - deviation(second.where(swaps, first))
-    exact = float((swapped.mean(-1).abs() >= observed - 1e-10).double().mean())
-    assert 0.05 < exact < 0.95
-    found = swap_p_value(first, second, deviation, draws=20_000)
-    assert found == pytest.approx(exact, abs=0.02)
-    assert swap_p_value(second, first, deviation, draws=20_000) == pytest.approx(exact, abs=0.02)
-
-
-def test_swaps_of_means_flip_signs():
-    """Five equal steps: of 32 swaps, two are as extreme."""
-    first = torch.arange(5, dtype=torch.float64)[None]
-    found = swap_p_value(first + 1, first, lambda values: values.mean(-1))
-    assert found == pytest.approx(2 / 32, abs=0.01)
-    assert swap_p_value(first, first, deviation) == 1.0
-    with pytest.raises(ValueError, match="equal shape"):
-        swap_p_value(first, first[:, 1:], deviation)
-
-
-def test_swaps_are_about_uniform_without_a_difference():
-    draw = torch.Generator().manual_seed(0)
-    p_values = [
-        swap_p_value(
-            *torch.randn(2, 2, 20, generator=draw, dtype=torch.float64), deviation, draws=199
-        )
-        for _ in range(200)
-    ]
-    assert stats.kstest(p_values, "uniform").pvalue > 0.01
-
-
-@pytest.mark.parametrize(
-    ("p_value", "text"), [(math.nan, "–"), (0.0009, "< 0.001"), (0.004, "0.004"), (0.25, "0.25")]
-)
-def test_p_values_have_at_most_three_decimals(p_value, text):
-    assert format_p_value(p_value) == text
+def test_values_of_no_seed_are_a_dash():
+    assert format_interval([]) == "–"
+    assert format_interval([0.5]) == "0.5000"
 
 
 def test_table_of_pairs_corrects_seeds_and_clients_separately():

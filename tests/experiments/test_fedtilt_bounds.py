@@ -237,7 +237,7 @@ def test_equal_arguments_draw_equal_clients():
 
 def test_slope_of_the_published_spreads():
     line, r = fit_slope(PUBLISHED)
-    assert (line.mean, line.low, line.high) == pytest.approx((0.528, 0.452, 0.605), abs=1e-3)
+    assert (line.estimate, line.low, line.high) == pytest.approx((0.528, 0.452, 0.605), abs=1e-3)
     assert r == pytest.approx(0.943, abs=1e-3)
 
 
@@ -245,7 +245,7 @@ def test_slope_recovers_a_power_law():
     shares = [0.7, 0.8, 0.9, 0.97]
     rows = [Figures(100 * p, 0.0, 30 * (p * (1 - p)) ** 0.75, 0.0) for p in shares]
     line, r = fit_slope(rows)
-    assert line.mean == pytest.approx(0.75)
+    assert line.estimate == pytest.approx(0.75)
     assert r == pytest.approx(1)
 
 

@@ -87,6 +87,10 @@ def test_exact_and_approximate_wilcoxon_meet_at_fifty_pairs():
     assert exact.exact
     assert not longer.exact
     assert longer.p_value == pytest.approx(exact.p_value, rel=0.1)
+    approximate = wilcoxon_test(values, zeros(values), exact_up_to=49)
+    assert approximate.p_value == stats.wilcoxon(values, method="asymptotic").pvalue
+    with pytest.raises(ValueError, match="`exact_up_to` to be at most 50 but got 51"):
+        wilcoxon_test(values, zeros(values), exact_up_to=51)
 
 
 @several
