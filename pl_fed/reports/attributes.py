@@ -17,7 +17,7 @@ def compare_attributes(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
     for group in groups:
         model = main_model(group)
         column = f"{model}_{metric}"
-        runs = [run for run in group.tested_runs if column in run.clients]
+        runs = group.first_of_seeds(run for run in group.tested_runs if column in run.clients)
         for attribute in dict.fromkeys(name for run in runs for name in run.attributes):
             results: dict[str, list[float]] = {}
             for run in runs:

@@ -62,9 +62,10 @@ def draw_class_accuracy(groups: Sequence[Group]) -> Iterator[Picture]:
 
 
 def class_accuracy(group: Group, model: str) -> Classes | None:
-    """Return a model's accuracy by class, averaged over a group's runs, or ``None`` without any."""
+    """Return a model's accuracy by class, the mean over a group's seeds; ``None`` without any."""
     column = f"{model}_accuracy"
-    tables = [_run_accuracy(run, column) for run in group.tested_runs if column in run.classes]
+    runs = group.first_of_seeds(run for run in group.tested_runs if column in run.classes)
+    tables = [_run_accuracy(run, column) for run in runs]
     if not tables:
         return None
     names = np.unique(np.concatenate([table.names for table in tables]))

@@ -115,7 +115,8 @@ def rank_clients(group: Group, column: str) -> Ranks | None:
 
     Runs with fewer clients are stretched to the largest number of clients in the group.
     """
-    rows = [values for run in group.tested_runs if len(values := benign_results(run, column))]
+    runs = [run for run in group.tested_runs if len(benign_results(run, column))]
+    rows = [benign_results(run, column) for run in group.first_of_seeds(runs)]
     if not rows:
         return None
     num_ranks = max(map(len, rows))

@@ -60,7 +60,7 @@ def compare_own_to_global(groups: Sequence[Group]) -> _Rows:
         if pairs is None:
             continue
         worse = pairs.gains < 0
-        untrained = sum(run.untrained_clients for run in group.tested_runs)
+        untrained = sum(r.untrained_clients for r in group.first_of_seeds(group.tested_runs))
         yield {
             "group": group.number,
             "name": group.label,

@@ -68,5 +68,8 @@ def _mean_gain(reference: Group, group: Group, name: str, metric: str) -> float 
 
 
 def _values_by_seed(group: Group, name: str) -> dict[str, float]:
-    values = {configs.describe_seeds(run.config): run.final(name) for run in group.tested_runs}
-    return {seed: value for seed, value in values.items() if value is not None}
+    values: dict[str, list[float]] = {}
+    for run in group.tested_runs:
+        if (value := run.final(name)) is not None:
+            values.setdefault(configs.describe_seeds(run.config), []).append(value)
+    return {seed: sum(column) / len(column) for seed, column in values.items()}

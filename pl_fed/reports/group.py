@@ -13,14 +13,14 @@ from pl_fed.reports.run import Run, sort_models
 
 
 class Curve(NamedTuple):
-    """Curve: the mean and the range of a metric over the runs with a value, for each round.
+    """Curve: the mean and the range of a metric over the seeds with a value, for each round.
 
     Attributes:
         rounds: The rounds with a value.
-        mean: The mean over runs in each round.
+        mean: The mean over seeds in each round.
         low: The smallest value in each round.
         high: The largest value in each round.
-        runs: The number of runs with a value in each round.
+        runs: The number of seeds with a value in each round: runs of one seed count once.
     """
 
     rounds: list[int]
@@ -89,6 +89,29 @@ class Group:
         """The runs with a test."""
         return [run for run in self.runs if run.has_test]
 
+    @cached_property
+    def _seeds(self) -> dict[int, str]:
+        """The seed of each run, by the run's identity; a run without a seed is one by itself."""
+        return {
+            id(run): configs.describe_seeds(run.config) or f"run {number}"
+            for number, run in enumerate(self.runs)
+        }
+
+    @property
+    def has_repeated_seeds(self) -> bool:
+        """Whether two runs have the same seed."""
+        return len(set(self._seeds.values())) < len(self.runs)
+
+    def first_of_seeds(self, runs: Iterable[Run]) -> list[Run]:
+        """Return the first of some runs of the group for each seed.
+
+        Two runs of one seed are the same experiment twice: their clients are no further clients.
+        """
+        first: dict[str, Run] = {}
+        for run in runs:
+            first.setdefault(self._seeds[id(run)], run)
+        return list(first.values())
+
     @property
     def seeds(self) -> str:
         """The number of seeds in words, and the number of runs if it differs."""
@@ -96,7 +119,7 @@ class Group:
 
     def describe_seeds(self, runs: Sequence[Run]) -> str:
         """Return in words how many seeds some runs of the group have."""
-        num_runs, num_seeds = len(runs), len({configs.describe_seeds(run.config) for run in runs})
+        num_runs, num_seeds = len(runs), len({self._seeds[id(run)] for run in runs})
         if num_runs == num_seeds:
             return f"{num_runs} seeds" if num_runs > 1 else "1 seed"
         return f"{num_runs} runs of {num_seeds} seed{'s' if num_seeds > 1 else ''}"
@@ -116,13 +139,14 @@ class Group:
         if len(self.runs) == 1:
             rounds, own = self.runs[0].table.finite_points(metric)
             return Curve(rounds, own, own, own, [1] * len(own))
-        values_by_round: dict[int, list[float]] = {}
+        values_by_round: dict[int, dict[str, list[float]]] = {}
         for run in self.runs:
+            seed = self._seeds[id(run)]
             for round, value in run.curve(metric).items():
                 if math.isfinite(value):
-                    values_by_round.setdefault(round, []).append(value)
+                    values_by_round.setdefault(round, {}).setdefault(seed, []).append(value)
         rounds = sorted(values_by_round)
-        columns = [values_by_round[round] for round in rounds]
+        columns = [_average_seeds(values_by_round[round]) for round in rounds]
         return Curve(
             rounds,
             [statistics.fmean(values) for values in columns],
@@ -150,11 +174,15 @@ class Group:
         Runs of one seed are no independent runs, so they would make a spread too small.
         """
         values: dict[str, list[float]] = {}
-        for number, run in enumerate(self.runs):
+        for run in self.runs:
             if (value := read(run)) is not None:
-                seed = configs.describe_seeds(run.config) or f"run {number}"
-                values.setdefault(seed, []).append(value)
-        return [v[0] if len(v) == 1 else statistics.fmean(v) for v in values.values()]
+                values.setdefault(self._seeds[id(run)], []).append(value)
+        return _average_seeds(values)
+
+
+def _average_seeds(values: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return the mean of the values of each seed."""
+    return [v[0] if len(v) == 1 else statistics.fmean(v) for v in values.values()]
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:

@@ -180,6 +180,12 @@ def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
             "Runs that differ only in the seed are one group. Tables show the mean over its runs"
             " ± one standard deviation (n − 1); pictures show the mean and the range."
         )
+    if repeated := [group for group in groups if group.has_repeated_seeds]:
+        names = ", ".join(f"{group.title} ({group.seeds})" for group in repeated)
+        notes.append(
+            f"Repeated runs of one seed: {names}. Means, deviations and curves take their mean as"
+            " the seed's result, and comparisons of clients take the first of them."
+        )
     if len(groups) > _MAX_DRAWN:
         notes.append(
             f"Pictures show the first {_MAX_DRAWN} of {len(groups)} groups, which have different"

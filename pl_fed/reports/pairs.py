@@ -83,13 +83,13 @@ def pair_models(group: Group, columns: tuple[str, str], metric: str) -> Pairs | 
         columns: The columns of ``per_client.csv`` of the reference model and of the other model.
         metric: The metric in these columns.
     """
+    runs = [run for run in group.tested_runs if all(column in run.clients for column in columns)]
+    if not runs:
+        return None
     tables = [
         np.stack([run.clients[column][run.benign] for column in columns])
-        for run in group.tested_runs
-        if all(column in run.clients for column in columns)
+        for run in group.first_of_seeds(runs)
     ]
-    if not tables:
-        return None
     results = np.concatenate(tables, axis=1)
     before, after = results[:, np.isfinite(results).all(0)]
     return Pairs(before, after, is_lower_better(group.runs, metric)) if len(before) else None
@@ -98,11 +98,14 @@ def pair_models(group: Group, columns: tuple[str, str], metric: str) -> Pairs | 
 def _match_results(
     reference: Group, group: Group, columns: tuple[str, str]
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield the results of the same benign clients in each pair of runs of equal seed and data."""
-    for run in reference.tested_runs:
+    """Yield the results of the same benign clients in each pair of runs of equal seed and data.
+
+    Of several runs of one seed, the first one is compared: its clients are not counted twice.
+    """
+    runs = [run for run in reference.tested_runs if columns[0] in run.clients]
+    for run in reference.first_of_seeds(runs):
         for other in group.tested_runs:
-            has_columns = columns[0] in run.clients and columns[1] in other.clients
-            if not has_columns or not _have_same_clients(run, other):
+            if columns[1] not in other.clients or not _have_same_clients(run, other):
                 continue
             before, after = run.clients[columns[0]], other.clients[columns[1]]
             valid = run.benign & other.benign & np.isfinite(before) & np.isfinite(after)

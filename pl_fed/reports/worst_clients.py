@@ -17,7 +17,8 @@ def explain_results(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
     for group in groups:
         model = main_model(group)
         column = f"{model}_{metric}"
-        tables = [_valid_rows(run, column) for run in group.tested_runs if column in run.clients]
+        runs = group.first_of_seeds(run for run in group.tested_runs if column in run.clients)
+        tables = [_valid_rows(run, column) for run in runs]
         tables = [table for table in tables if len(table["result"])]
         if not tables:
             continue

@@ -61,6 +61,25 @@ def test_differences_are_paired_by_client_and_seed(answer):
     assert (row["better"], row["worse"]) == ("3 of 4", "0 of 4")
 
 
+def test_clients_of_a_repeated_seed_are_paired_once(answer):
+    """Repeated runs on either side change neither the interval nor the counts."""
+    first = ({}, {"accuracy": (0.5, 0.7, 0.9, 0.1)})
+    second = ({"model.init_args.lam": 2.0}, {"accuracy": (0.7, 0.9, 0.9, 0.5)})
+    rows = answer("differences", first, first, second, first, second)
+    half = 1.96 * np.std([0.2, 0.2, 0.0, 0.4], ddof=1) / 2
+    assert rows[0]["interval"] == f"{0.2 - half:+.3f} to {0.2 + half:+.3f}"
+    assert (rows[0]["better"], rows[0]["worse"]) == ("3 of 4", "0 of 4")
+
+
+def test_own_models_of_a_repeated_seed_are_counted_once(answer):
+    run = ({}, {"accuracy": (0.5, 0.5, 0.5, 0.5)})
+    answer("own_model", run, run)
+    for name in ("run0", "run1"):
+        change_columns(answer.folder / name, personal_accuracy=[0.1, 0.6, 0.8, 0.9])
+    (row,) = answer.again("own_model")
+    assert row["worse off"] == "1 of 4"
+
+
 def test_runs_on_other_data_are_not_paired(answer):
     assert answer("differences", ({}, {}), ({"data.num_clients": 9}, {})) == []
 

@@ -144,3 +144,14 @@ def test_diverged_run_is_a_result(tmp_path):
     (group,) = group_runs(runs)
     assert tables.describe_run(group, runs[1])["state"] == "diverged"
     assert "Diverged runs (NaN or infinity), without a test: a, b." in page._notes([group], [])
+
+
+def test_curves_of_a_repeated_seed_count_once(tmp_path):
+    copies = [({"seed_everything": 0}, {"accuracy": (0.2, 0.4)})] * 3
+    other = ({"seed_everything": 1}, {"accuracy": (0.5, 0.7)})
+    (group,) = group_written_runs(tmp_path, *copies, other)
+    curve = group.curve("val/global/accuracy")
+    assert curve.mean == pytest.approx([0.09, 0.18]), "as without the two copies"
+    assert curve.runs == [2, 2]
+    assert group.has_repeated_seeds
+    assert [run.name for run in group.first_of_seeds(group.runs)] == ["run0", "run3"]

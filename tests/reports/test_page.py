@@ -426,3 +426,13 @@ def test_pictures_show_as_many_groups_as_there_are_kinds_of_lines(tmp_path, monk
         "run2",
         "run3",
     }
+
+
+def test_repeated_runs_of_one_seed_are_named(tmp_path):
+    for number in range(3):
+        write_run(tmp_path / f"run{number}", with_changes({"seed_everything": number // 2}))
+    groups = group_runs(find_runs([tmp_path])[0])
+    (note,) = [text for text in page._notes(groups, []) if text.startswith("Repeated runs")]
+    assert "1 Ditto (3 runs of 2 seeds). Means" in note
+    groups = group_runs(find_runs([tmp_path / "run1", tmp_path / "run2"])[0])
+    assert not any(text.startswith("Repeated runs") for text in page._notes(groups, []))
