@@ -21,7 +21,8 @@ GUIDES = {
         f"pl_fed/{room}/README" for room in ("partitioners", "attacks", "aggregators")
     ],
     "Run and read": [
-        f"pl_fed/{room}/README" for room in ("engine", "reports", "loggers", "exports", "privacy")
+        f"pl_fed/{room}/README"
+        for room in ("engine", "reports", "statistics", "loggers", "exports", "privacy")
     ],
     "Experiments": [
         "experiments/README",
@@ -32,6 +33,7 @@ GUIDES = {
 ROOMS = (
     *("clients", "tasks", "aggregators", "attacks", "partitioners", "skews", "samplers"),
     *("optimizers", "models", "data", "metrics", "privacy", "callbacks", "loggers", "functional"),
+    "statistics",
 )
 MAIN_CLASSES = ("Trainer", "Federation", "Adversary", "EngineOptions", "StorageOptions")
 TYPES = ("Batch", "ClientContext", "RoundContext", "Population")

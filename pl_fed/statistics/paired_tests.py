@@ -26,7 +26,7 @@ from pl_fed.statistics.samples import (
 )
 
 LARGEST_EXACT_WILCOXON = 50  # pairs: 2⁵⁰ signs are counted exactly in float64
-LARGEST_EXACT_FLIPS = 20  # pairs: a million signs
+LARGEST_EXACT_FLIPS = 30  # pairs: two halves of 2¹⁵ signs
 _TOLERANCE = 1e-10  # relative, for statistics that are equal but for rounding
 
 
@@ -180,11 +180,11 @@ def sign_flip_test(
     Args:
         first: Results of the first method, [pairs].
         second: Results of the second method on the same seeds, [pairs].
-        draws: Number m of random flips for more than 20 pairs.
+        draws: Number m of random flips for more than 30 pairs.
         seed: Seed of the flips. Equal arguments give equal numbers.
 
     Returns:
-        The test with the mean difference as statistic. Up to 20 pairs, the p-value is the share of
+        The test with the mean difference as statistic. Up to 30 pairs, the p-value is the share of
         all 2ⁿ flips with a mean at least as far from 0. Above, it is (b + 1) / (m + 1) for b such
         flips among m random ones. Without any difference it is 1; for a single pair it is 1, too.
 
@@ -205,16 +205,33 @@ def sign_flip_test(
     nonzero = differences[differences != 0]
     bound = abs(float(nonzero.sum())) - _TOLERANCE * float(np.abs(nonzero).sum())
     if len(nonzero) <= LARGEST_EXACT_FLIPS:
-        sums = np.zeros(1)
-        for difference in nonzero:
-            sums = np.concatenate([sums + difference, sums - difference])
-        p_value = float((np.abs(sums) >= bound).mean())
-        return PairedTest(statistic, p_value, number, exact=True)
+        return PairedTest(statistic, _count_flips(nonzero, bound), number, exact=True)
     generator, extreme = np.random.default_rng(seed), 0
     for size in split_draws(draws, len(nonzero)):
         signs = generator.integers(2, size=(size, len(nonzero))) * 2 - 1
         extreme += int((np.abs(signs @ nonzero) >= bound).sum())
     return PairedTest(statistic, (1 + extreme) / (1 + draws), number, exact=False)
+
+
+def _count_flips(differences: Floats, bound: float) -> float:
+    """Return the share of all flips whose sum is at least ``bound`` away from 0.
+
+    Each sum is one of the first half of the differences plus one of the second half, so that
+    sorted sums of the halves are enough to count them.
+    """
+    if bound <= 0:
+        return 1.0
+    first, second = (_sum_flips(half) for half in np.array_split(differences, 2))
+    above = len(second) - np.searchsorted(np.sort(second), bound - first)
+    return 2 * int(above.sum()) / 2 ** len(differences)
+
+
+def _sum_flips(differences: Floats) -> Floats:
+    """Return the sums of all flips, [2ⁿ]."""
+    sums = np.zeros(1)
+    for difference in differences:
+        sums = np.concatenate([sums + difference, sums - difference])
+    return sums
 
 
 def swap_test(

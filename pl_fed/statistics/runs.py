@@ -137,7 +137,7 @@ class Pairs:
         """``first − second``, without the rounding errors of the subtraction, [pairs]."""
         return subtract_pairs(self.first, self.second)
 
-    def by_seed(self) -> Self:
+    def average_clients(self) -> Self:
         """Return one pair for each seed: the means over its clients, with equal weights.
 
         These are the pairs for a statement about further runs. They assume independent seeds, and

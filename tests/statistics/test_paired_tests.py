@@ -103,10 +103,10 @@ def test_sign_flips_are_the_full_enumeration(values):
 
 
 def test_random_sign_flips_are_those_of_the_enumeration():
-    values = np.random.default_rng(2).normal(0.4, size=20)
+    values = np.random.default_rng(2).normal(0.4, size=30)
     exact = sign_flip_test(values, zeros(values))
-    doubled = np.concatenate([values, np.full(2, 1e-9)])  # two pairs that change no sum much
-    drawn = sign_flip_test(doubled, zeros(doubled), draws=20_000)
+    longer = np.concatenate([values, np.full(2, 1e-9)])  # two pairs that change no sum much
+    drawn = sign_flip_test(longer, zeros(longer), draws=20_000)
     assert exact.exact
     assert not drawn.exact
     assert 0.01 < exact.p_value < 0.5
@@ -114,9 +114,9 @@ def test_random_sign_flips_are_those_of_the_enumeration():
 
 
 def test_random_flips_never_give_zero_and_are_seeded():
-    first, second = np.arange(30) + 1.0, np.zeros(30)
+    first, second = np.arange(40) + 1.0, np.zeros(40)
     assert sign_flip_test(first, second, draws=99).p_value == 1 / 100
-    mixed = np.random.default_rng(0).normal(size=30)
+    mixed = np.random.default_rng(0).normal(size=40)
     assert sign_flip_test(mixed, second) == sign_flip_test(mixed[::-1], second)
     assert sign_flip_test(mixed, second) != sign_flip_test(mixed, second, seed=1)
 

@@ -63,7 +63,7 @@ def test_pairs_are_matched_by_seed_and_count_the_incomplete_ones():
     assert pairs.seeds == (2, 0)
     assert pairs.differences.tolist() == [0.3, 0.2]
     assert (pairs.incomplete, pairs.diverged) == (2, 0)
-    assert pairs.by_seed().differences.tolist() == [0.3, 0.2]
+    assert pairs.average_clients().differences.tolist() == [0.3, 0.2]
 
 
 def test_pairs_by_client_become_pairs_by_seed():
@@ -76,7 +76,7 @@ def test_pairs_by_client_become_pairs_by_seed():
     pairs = pair_runs(runs, "a", "b")
     assert pairs.clients == (0, 1, 0, 1, 2)
     assert pairs.differences.tolist() == [1.0, 2.0, 2.0, 3.0, 4.0]
-    by_seed = pairs.by_seed()
+    by_seed = pairs.average_clients()
     assert (by_seed.seeds, by_seed.clients) == ((0, 1), None)
     assert by_seed.first.tolist() == [1.5, 4.0]
     assert by_seed.differences.tolist() == [1.5, 3.0]
@@ -193,7 +193,7 @@ def test_dependent_clients_mislead_a_test_over_clients_and_not_over_seeds():
         shared = np.repeat(generator.normal(size=6), 20)
         values = [*(shared + generator.normal(size=120)), *np.zeros(120)]
         pairs = pair_runs(Runs(groups, seeds, values, clients), "a", "b")
-        by_seed = pairs.by_seed()
+        by_seed = pairs.average_clients()
         over_clients += wilcoxon_test(pairs.first, pairs.second).p_value <= 0.05
         over_seeds += paired_t_test(by_seed.first, by_seed.second).p_value <= 0.05
     assert over_clients / 200 > 0.3
