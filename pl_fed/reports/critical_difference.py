@@ -40,11 +40,11 @@ def draw_critical_difference(
     caption = (
         f"Average ranks over {friedman.blocks} blocks, 1 for the best. A bar joins methods with"
         f" ranks closer than Nemenyi's critical difference {comparison.difference:.2f}"
-        f" (α = {comparison.alpha:g}). Friedman's test that all methods are equal, by Iman and"
-        f" Davenport: p {_compare(friedman.f_p_value)}."
+        f" (α = {comparison.alpha:g}). Friedman's test that all methods are equal: p"
+        f" {_compare(friedman.p_value)}."
     )
     note = ""
-    if friedman.f_p_value > comparison.alpha:
+    if friedman.p_value > comparison.alpha:
         note = "Friedman's test does not reject, so no method is shown to differ."
     pairs = zip(comparison.names, comparison.average_ranks.tolist())
     alt = "; ".join(f"{method} {rank:.2f}" for method, rank in pairs)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pl_fed.statistics.intervals import LEVEL, Interval, split_draws
+from pl_fed.statistics.draws import split_draws
+from pl_fed.statistics.intervals import LEVEL, Interval
 from pl_fed.statistics.samples import (
     Floats,
     check_draws,

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from pl_fed.statistics.intervals import compute_deviation, compute_mean, split_draws
+from pl_fed.statistics.draws import split_draws
+from pl_fed.statistics.intervals import compute_deviation, compute_mean
 from pl_fed.statistics.ranks import mid_ranks
 from pl_fed.statistics.samples import (
     Floats,
@@ -223,7 +224,7 @@ def _count_flips(differences: Floats, bound: float) -> float:
         return 1.0
     first, second = (_sum_flips(half) for half in np.array_split(differences, 2))
     above = len(second) - np.searchsorted(np.sort(second), bound - first)
-    return 2 * int(above.sum()) / 2 ** len(differences)
+    return 2.0 * int(above.sum()) / 2.0 ** len(differences)
 
 
 def _sum_flips(differences: Floats) -> Floats:

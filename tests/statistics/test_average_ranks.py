@@ -1,5 +1,6 @@
 """Ranks, Friedman's test and Nemenyi's critical difference: Demšar's example, scipy, size."""
 
+import itertools
 import math
 
 import numpy as np
@@ -62,11 +63,11 @@ def test_demsars_example():
 def test_friedman_is_scipys_with_ties(scores):
     test = friedman_test(scores)
     if all(len(set(row)) == 1 for row in scores):
-        assert (test.statistic, test.p_value, test.f_p_value) == (0.0, 1.0, 1.0)
+        assert (test.statistic, test.p_value, test.chi2_p_value, test.f_p_value) == (0.0, 1, 1, 1)
         return
     expected = stats.friedmanchisquare(*scores.T)
     assert test.statistic == pytest.approx(expected.statistic, abs=1e-9)
-    assert test.p_value == pytest.approx(expected.pvalue, abs=1e-9)
+    assert test.chi2_p_value == pytest.approx(expected.pvalue, abs=1e-9)
     ranks = np.stack([stats.rankdata(-row) for row in scores])
     assert test.average_ranks == pytest.approx(ranks.mean(0))
 
@@ -93,7 +94,26 @@ def test_blocks_that_agree_on_all_ranks():
     assert test.statistic == pytest.approx(4 * 2)
     assert test.f_statistic == math.inf
     assert test.f_p_value == 0.0
+    assert test.p_value == pytest.approx(1 / 6**3, abs=0.003), "three blocks repeat the first one"
     assert test.average_ranks.tolist() == [1.0, 2.0, 3.0]
+    tied = friedman_test([[2.0, 2.0, 1.0]] * 2)
+    assert tied.f_statistic == math.inf
+    assert tied.p_value == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_permutations_are_those_of_the_full_enumeration():
+    scores = np.array([[0.9, 0.8, 0.1], [0.7, 0.7, 0.2], [0.3, 0.6, 0.1]])
+    ranks = block_ranks(scores)
+    spreads = [
+        ((np.mean(rows, axis=0) - 2) ** 2).sum()
+        for rows in itertools.product(*(itertools.permutations(row) for row in ranks))
+    ]
+    exact = np.mean(np.array(spreads) >= ((ranks.mean(0) - 2) ** 2).sum() - 1e-9)
+    test = friedman_test(scores)
+    assert 0.02 < exact < 0.5
+    assert test.p_value == pytest.approx(exact, abs=0.02)
+    assert friedman_test(scores).p_value == test.p_value
+    assert friedman_test(scores, seed=1).p_value != test.p_value
 
 
 def test_direction_and_diverged_runs():
@@ -143,20 +163,24 @@ def test_bad_scores_are_refused():
 
 
 def test_size_and_power_of_friedman_and_nemenyi():
-    """Both p-values and the family of all pairs hold 0.05 with ten blocks; a shift is found."""
+    """All p-values and the family of all pairs hold 0.05 with ten blocks; a shift is found."""
     generator, chi, f, nemenyi = np.random.default_rng(0), 0, 0, 0
     difference = critical_difference(5, 10)
     for _ in range(2000):
-        test = friedman_test(generator.exponential(size=(10, 5)))
-        chi += test.p_value <= 0.05
+        test = friedman_test(generator.exponential(size=(10, 5)), draws=1)
+        chi += test.chi2_p_value <= 0.05
         f += test.f_p_value <= 0.05
         nemenyi += np.ptp(test.average_ranks) > difference
     error = 4 * math.sqrt(0.05 * 0.95 / 2000)
     assert f / 2000 == pytest.approx(0.05, abs=error)
     assert chi / 2000 <= 0.05 + error
     assert 0.02 < nemenyi / 2000 <= 0.05 + error
+    equal = [friedman_test(generator.normal(size=(3, 3)), draws=199) for _ in range(600)]
+    few = np.mean([test.p_value <= 0.05 for test in equal])
+    assert few <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / 600), "also with three blocks and methods"
+    assert np.mean([test.f_p_value <= 0.05 for test in equal]) > 0.12, "unlike F"
     shifted = [
-        friedman_test(generator.normal([1.5, 0, 0, 0, 0], size=(10, 5))).f_p_value
+        friedman_test(generator.normal([1.5, 0, 0, 0, 0], size=(10, 5)), draws=199).p_value
         for _ in range(200)
     ]
     assert np.mean(np.array(shifted) <= 0.05) > 0.8

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pl_fed.statistics import Interval, bootstrap_interval, t_interval
-from pl_fed.statistics.intervals import split_draws
+from pl_fed.statistics.draws import split_draws
 
 several = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 samples = st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=2, max_size=12)
