@@ -139,14 +139,13 @@ class Group:
         if len(self.runs) == 1:
             rounds, own = self.runs[0].table.finite_points(metric)
             return Curve(rounds, own, own, own, [1] * len(own))
-        values_by_round: dict[int, dict[str, list[float]]] = {}
-        for run in self.runs:
-            seed = self._seeds[id(run)]
-            for round, value in run.curve(metric).items():
+        values_by_round: dict[int, list[float]] = {}
+        for values in self._seed_curves(metric):
+            for round, value in values.items():
                 if math.isfinite(value):
-                    values_by_round.setdefault(round, {}).setdefault(seed, []).append(value)
+                    values_by_round.setdefault(round, []).append(value)
         rounds = sorted(values_by_round)
-        columns = [_average_seeds(values_by_round[round]) for round in rounds]
+        columns = [values_by_round[round] for round in rounds]
         return Curve(
             rounds,
             [statistics.fmean(values) for values in columns],
@@ -154,6 +153,22 @@ class Group:
             [max(values) for values in columns],
             [len(values) for values in columns],
         )
+
+    def _seed_curves(self, metric: str) -> Iterator[Mapping[int, float]]:
+        """Yield a metric by round for each seed; the mean of the finite values of its runs."""
+        runs_by_seed: dict[str, list[Run]] = {}
+        for run in self.runs:
+            runs_by_seed.setdefault(self._seeds[id(run)], []).append(run)
+        for runs in runs_by_seed.values():
+            if len(runs) == 1:
+                yield runs[0].curve(metric)
+                continue
+            values: dict[int, list[float]] = {}
+            for run in runs:
+                for round, value in run.curve(metric).items():
+                    if math.isfinite(value):
+                        values.setdefault(round, []).append(value)
+            yield {round: statistics.fmean(column) for round, column in values.items()}
 
     def final(self, metric: str) -> Final | None:
         """Return the last value of a metric, or ``None`` if no run has it."""
@@ -177,12 +192,7 @@ class Group:
         for run in self.runs:
             if (value := read(run)) is not None:
                 values.setdefault(self._seeds[id(run)], []).append(value)
-        return _average_seeds(values)
-
-
-def _average_seeds(values: Mapping[str, Sequence[float]]) -> list[float]:
-    """Return the mean of the values of each seed."""
-    return [v[0] if len(v) == 1 else statistics.fmean(v) for v in values.values()]
+        return [v[0] if len(v) == 1 else statistics.fmean(v) for v in values.values()]
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:

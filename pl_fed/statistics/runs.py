@@ -162,7 +162,7 @@ def pair_runs(runs: Runs, first: str, second: str, diverged: Diverged = "refuse"
         second: Name of the second group.
         diverged: The treatment of runs that diverged: ``"refuse"`` them, ``"leave_out"`` their
             pairs, or a finite number that counts as their result, for example the accuracy of
-            chance. Leaving out favours the method that diverges; report :attr:`Pairs.diverged`.
+            chance. Leaving out favours the method that diverges; report ``Pairs.diverged``.
 
     Raises:
         ValueError: If a group does not exist, a seed is repeated, the groups share no seed, or a
