@@ -58,6 +58,7 @@ def test_diagram_says_that_nothing_differs():
     assert scale_of(draw_critical_difference(few)) == 3, "the scale ends with the ranks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", [2, 30])
 def test_diagram_of_few_and_many_methods_is_drawn(methods):
     scores = np.random.default_rng(2).normal(np.linspace(4, 0, methods), size=(25, methods))

@@ -58,6 +58,7 @@ def test_demsars_example():
     assert comparison.friedman.statistic > plain
 
 
+@pytest.mark.slow
 @several
 @given(tables)
 def test_friedman_is_scipys_with_ties(scores):
@@ -162,6 +163,7 @@ def test_bad_scores_are_refused():
         critical_difference(3, 5, alpha=0)
 
 
+@pytest.mark.slow
 def test_size_and_power_of_friedman_and_nemenyi():
     """All p-values and the family of all pairs hold 0.05 with ten blocks; a shift is found."""
     generator, chi, f, nemenyi = np.random.default_rng(0), 0, 0, 0

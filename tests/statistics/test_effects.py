@@ -28,6 +28,7 @@ def test_cohens_d_is_the_mean_in_deviations():
     assert cohens_d(differences, np.zeros(4)) == pytest.approx(plain * factor)
 
 
+@pytest.mark.slow
 def test_correction_removes_the_bias_of_few_pairs():
     generator = np.random.default_rng(0)
     data = [generator.normal(0.8, size=5) for _ in range(6000)]
@@ -71,6 +72,7 @@ def test_ranks_can_point_to_the_other_side_than_the_mean():
     assert np.mean(first) < np.mean(second)
 
 
+@pytest.mark.slow
 @several
 @given(samples, samples)
 def test_cliffs_delta_is_the_enumeration_of_all_pairs(first, second):

@@ -48,6 +48,7 @@ def test_values_that_are_no_probabilities_are_refused():
         correct_by_holm([0.5, 1.5])
 
 
+@pytest.mark.slow
 def test_family_is_rejected_falsely_in_at_most_five_percent():
     """Ten true null hypotheses that share a baseline, so that the tests are dependent."""
     generator, any_plain, any_corrected = np.random.default_rng(0), 0, 0

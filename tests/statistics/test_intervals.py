@@ -43,6 +43,7 @@ def test_equal_values_have_an_interval_without_width():
         assert interval.low == interval.estimate == interval.high == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 @several
 @given(samples, st.randoms())
 def test_order_of_seeds_does_not_matter(values, shuffle):
@@ -134,12 +135,14 @@ def coverage(interval, draw, repetitions=1000):
     return np.mean([i.low <= 0 <= i.high for i in intervals])
 
 
+@pytest.mark.slow
 def test_students_interval_of_five_normal_seeds_covers_in_95_percent():
     generator = np.random.default_rng(0)
     share = coverage(t_interval, lambda: generator.normal(size=5), repetitions=4000)
     assert share == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 4000))
 
 
+@pytest.mark.slow
 def test_bootstrap_covers_with_forty_seeds_and_too_rarely_with_five():
     """The docstring's warning: experiments/statistics has the table."""
     generator = np.random.default_rng(0)

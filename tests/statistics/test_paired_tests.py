@@ -243,6 +243,7 @@ SYMMETRIC = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYMMETRIC)
 @pytest.mark.parametrize("number", [3, 5, 10])
 def test_exact_tests_never_reject_too_often(name, number):
@@ -259,6 +260,7 @@ def test_exact_tests_never_reject_too_often(name, number):
         assert rejections(sign_flip_test, draw, repetitions=100) == 0, "2 / 2⁵ is above 0.05"
 
 
+@pytest.mark.slow
 def test_size_and_power_of_the_t_test_are_those_of_its_distribution():
     generator = np.random.default_rng(1)
     null = rejections(paired_t_test, lambda: generator.normal(size=5), 4000)
@@ -267,12 +269,14 @@ def test_size_and_power_of_the_t_test_are_those_of_its_distribution():
     assert power == pytest.approx(0.8031, abs=0.041)  # noncentral t, shift √10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", [wilcoxon_test, sign_flip_test])
 def test_exact_tests_have_almost_the_power_of_the_t_test(test):
     generator = np.random.default_rng(2)
     assert 0.70 < rejections(test, lambda: generator.normal(1.0, size=10), 1000) < 0.84
 
 
+@pytest.mark.slow
 def test_wilcoxon_of_ties_holds_its_level_with_many_clients():
     generator = np.random.default_rng(4)
     share = rejections(wilcoxon_test, lambda: np.round(generator.normal(size=120)), 1500)

@@ -54,6 +54,7 @@ def test_number_of_seeds_is_statsmodels():
         assert count_seeds(effect, 1.0) == math.ceil(exact)
 
 
+@pytest.mark.slow
 def test_power_is_the_share_of_rejections():
     generator = np.random.default_rng(0)
     for effect, num_seeds in ((1.5, 5), (0.7, 15)):

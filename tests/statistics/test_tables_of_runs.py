@@ -141,6 +141,7 @@ def test_impossible_tables_are_refused():
         arrange_scores(runs)
 
 
+@pytest.mark.slow
 def test_columns_of_a_data_frame_are_read_by_position():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"group": ["a", "b"], "seed": [0, 0], "value": [0.9, 0.4]}, [5, 9])
@@ -184,6 +185,7 @@ def test_clusters_need_seeds_and_clients(values, seeds, message):
         measure_cluster_effect(values, seeds)
 
 
+@pytest.mark.slow
 def test_dependent_clients_mislead_a_test_over_clients_and_not_over_seeds():
     """Why clients are reduced to seeds: 6 seeds of 20 clients that share the chance of the seed."""
     generator, over_clients, over_seeds = np.random.default_rng(0), 0, 0
