@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pl_fed.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from pl_fed.attacks.adversary import Adversary as Adversary
     from pl_fed.engine.options import EngineOptions as EngineOptions
@@ -11,14 +13,15 @@ if TYPE_CHECKING:
     from pl_fed.privacy.differential_privacy import DifferentialPrivacy as DifferentialPrivacy
     from pl_fed.reports.record import read_run as read_run
     from pl_fed.rounds.storage import StorageOptions as StorageOptions
+    from pl_fed.studies.study import Study as Study
 
-__version__ = "0.1.0"
 _OBJECTS = {
     "Adversary": "attacks.adversary",
     "DifferentialPrivacy": "privacy.differential_privacy",
     "EngineOptions": "engine.options",
     "Federation": "federation",
     "StorageOptions": "rounds.storage",
+    "Study": "studies.study",
     "Trainer": "lightning.trainer",
     "read_run": "reports.record",
 }

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from lightning.pytorch.utilities import rank_zero_only
 
 from pl_fed.arguments import check_writable
+from pl_fed.locks import try_lock as try_lock
 
 _MAX_PREFIX_LETTERS = 50  # so that the name of a temporary folder is never too long
 
@@ -163,34 +164,6 @@ def _read_stage(folder: Path) -> str | None:
 
 def _modification_time(path: Path) -> int:
     return path.stat().st_mtime_ns
-
-
-@contextlib.contextmanager
-def try_lock(folder: Path) -> Iterator[bool]:
-    """Lock a folder, and yield whether this succeeded.
-
-    It fails if another process holds the lock, or another block of this process. It always succeeds
-    on systems without locks (Windows, some file systems).
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield True
-        return
-    lock, is_locked, owner = os.open(folder, os.O_RDONLY), True, os.getpid()
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_locked = False
-        except OSError:  # a file system without locks
-            pass
-        yield is_locked
-    finally:
-        if is_locked and os.getpid() == owner:  # processes forked meanwhile would hold it on
-            with contextlib.suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_UN)
-        os.close(lock)
 
 
 @contextlib.contextmanager

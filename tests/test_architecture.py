@@ -17,7 +17,9 @@ import pl_fed
 HOUSE = Path(pl_fed.__file__).parent
 
 FLOORS = {
-    6: ("__init__", "__main__", "command"),
+    8: ("__init__", "__main__"),
+    7: ("studies",),
+    6: ("command",),
     5: ("lightning",),
     4: ("federation", "callbacks", "loggers", "reports", "exports", "run_folder"),
     3.5: ("rounds",),
@@ -41,8 +43,8 @@ FLOORS = {
     0.3: ("nets",),
     0.1: ("types",),
     0: (
-        *("arguments", "configurable", "plain_yaml", "random", "state", "statistics", "text"),
-        *("torch_internals", "trees"),
+        *("arguments", "configurable", "locks", "plain_yaml", "random", "state"),
+        *("statistics", "text", "torch_internals", "trees", "version"),
     ),
     -0.1: ("devices",),
 }
@@ -52,8 +54,6 @@ SAME_FLOOR = {  # imports allowed between rooms of one floor, without cycles
     "engine": {"clients"},
     "callbacks": {"federation", "loggers", "reports", "run_folder"},
     "exports": {"federation", "run_folder"},
-    "__main__": {"command"},
-    "command": {"__init__"},  # its version
 }
 
 PUBLIC_THOUGH_PRIVATE = {

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,20 @@ class FederatedCLI(SectionsCLI):
 
     Args:
         args: List of arguments to parse; ``None`` uses the command line.
+        lock: The lock of the folder of the run, if the caller has chosen it. A new run makes a new
+            folder otherwise.
+        callbacks: Callbacks of the trainer, beside those of the config.
     """
 
-    def __init__(self, args: ArgsType = None) -> None:
+    def __init__(
+        self,
+        args: ArgsType = None,
+        lock: RunLock | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
         self.run_dir: Path | None = None
-        self._lock: RunLock | None = None
+        self._lock = lock
+        self._callbacks = callbacks
         self._ckpt_path: str | None = None
         with contextlib.ExitStack() as self._until_the_end:
             self._until_the_end.push(lambda kind, *_: close_wandb_run(failed=kind is not None))
@@ -163,7 +173,7 @@ class FederatedCLI(SectionsCLI):
         root = config.trainer.default_root_dir or "runs"
         resumes, run = self.subcommand == "fit", self._choose_run(root)
         if is_first_process():  # only this process chooses the folder and writes into it
-            self._lock_folder(run.folder if run and resumes else new_folder(root))
+            self._lock_folder(run.folder if run and resumes else self._choose_folder(root))
             if run and resumes:
                 check_writable(run_dir=run.folder)  # before the first change of a file
             if self.subcommand == "fit" and saves_into_run_folder(config.trainer):
@@ -230,9 +240,14 @@ class FederatedCLI(SectionsCLI):
             if self.run_dir is not None:
                 place_logger(logger, self.run_dir, group)
 
+    def _choose_folder(self, root: str | Path) -> Path:
+        """Return the folder of a new run."""
+        return new_folder(root) if self._lock is None else self._lock.folder
+
     def _lock_folder(self, folder: Path) -> None:
         """Make a folder this run's, and lock it until the end against other processes."""
-        self._lock = RunLock(folder)
+        if self._lock is None or self._lock.folder != folder:
+            self._lock = RunLock(folder)
         self._until_the_end.enter_context(self._lock)
         self.run_dir = folder
 
@@ -253,7 +268,7 @@ class FederatedCLI(SectionsCLI):
             added.append(Predictions(self.run_dir or Path()))
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks.insert(0, self._status)  # before any bar
-        callbacks.extend(added)
+        callbacks.extend([*added, *self._callbacks])
         return trainer
 
     def _next_command(self) -> str | None:

@@ -2,8 +2,8 @@
 
 import textwrap
 
-from pl_fed import __version__
 from pl_fed.command.program import program_name
+from pl_fed.version import __version__
 
 OVERVIEW = """\
 usage: {program} COMMAND ...

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pl_fed import __version__
 from pl_fed.command.help_pages import WITH_A_PAGE, help_page
 from pl_fed.command.hints import format_error
 from pl_fed.command.listing import KINDS, print_list
 from pl_fed.command.messages import SUBCOMMANDS
+from pl_fed.version import __version__
 
 _HELP = ("-h", "--help")
 
