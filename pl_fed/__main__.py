@@ -27,6 +27,11 @@ def main() -> None:
     open_standard_streams()
     if run_light_command(sys.argv[1:]):
         return
+    if sys.argv[1] == "study":
+        from pl_fed.studies.command import main as run_study
+
+        run_study(sys.argv[2:])
+        return
     gc.disable()
     with announce("Loading PyTorch and Lightning …"):
         import_wandb_first(sys.argv[1:])

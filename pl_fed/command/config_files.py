@@ -90,20 +90,24 @@ def reason(error: yaml.YAMLError) -> str:
     return f"{error.problem or error.context}{line}"
 
 
-def check_yaml(text: str) -> Node | None:
+def check_yaml(text: str, loader: Any = _LOADER) -> Node | None:
     """Check a text and return its YAML nodes without constructing values.
+
+    Args:
+        text: The text.
+        loader: PyYAML's class of loaders for it.
 
     Raises:
         yaml.YAMLError: If the text is no YAML, is nested too deeply, has a duplicate key or a key
             that is no name, or has anchors that contain themselves or multiply without end.
     """
     depth = 0
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(text, Loader=loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
             _refuse_unsafe(f"it is nested more than {_MAX_DEPTH} levels deep", event)
-    root: Node | None = yaml.compose(text, Loader=_LOADER)
+    root: Node | None = yaml.compose(text, Loader=loader)
     if root is not None:
         _NodeChecker().visit(root)
     return root

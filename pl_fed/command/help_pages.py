@@ -15,6 +15,7 @@ federation is one PyTorch Lightning fit: a communication round is an epoch.
   validate    evaluate a checkpoint on the clients' validation data
   test        evaluate a checkpoint on the clients' test data
   predict     write the predictions of a checkpoint for the clients' test data
+  study       run all cells of a study: axes, seeds, and one folder for each run
   report      compare runs in one HTML page that opens offline
   partition   print and draw the data split over the clients, without training
   export      write clients' models as files that load without pl_fed
@@ -88,6 +89,28 @@ usage: {program} {command} --config CONFIG --ckpt_path CHECKPOINT
 Example: {program} {command} --config quickstart --ckpt_path last
 """
 
+STUDY = """\
+usage: {program} study FILE [--OPTION VALUE]
+
+Run the cells of a study that have no result yet: one run for each combination
+of the values on its axes, and each seed. Finished cells are skipped, stopped
+ones resume, failed ones are tried again. Results go to runs/NAME/results.csv.
+
+  FILE                                a YAML file with the keys name, base,
+                                      axes, seeds, leave_out and options
+  --dry_run                           check all configs, print the cells and
+                                      the estimated time, and stop
+  --status                            count the cells by state and axis
+  --only AXIS=LABEL                   only these cells; may be repeated
+  --again CELL                        run a cell anew in a folder of its own,
+                                      and print old results beside new ones
+  --workers N                         number of processes, one thread each; by
+                                      default the number of cores
+  --folder FOLDER                     folder of the study
+
+Example: {program} study configs/studies/fairness_under_attack.yaml
+"""
+
 PARTITION = """\
 usage: {program} partition --config CONFIG [--OPTION VALUE]
 
@@ -127,7 +150,7 @@ _EVALUATIONS = {
         "  --data.predict_clients IDS          ids, such as [0,3]; all by default\n",
     ),
 }
-WITH_A_PAGE = ("fit", *_EVALUATIONS, "partition", "list")
+WITH_A_PAGE = ("fit", *_EVALUATIONS, "study", "partition", "list")
 
 
 def help_page(command: str | None, kinds: tuple[str, ...] = ()) -> str:
@@ -141,7 +164,13 @@ def help_page(command: str | None, kinds: tuple[str, ...] = ()) -> str:
     if command in _EVALUATIONS:
         purpose, options = _EVALUATIONS[command]
         return EVALUATION.format(program=program, command=command, purpose=purpose, options=options)
-    pages = {None: OVERVIEW, "fit": FIT, "partition": PARTITION, "list": LIST}
+    pages = {
+        None: OVERVIEW,
+        "fit": FIT,
+        "study": STUDY,
+        "partition": PARTITION,
+        "list": LIST,
+    }
     lines = textwrap.wrap(f"{', '.join(kinds)}.", 76)
     return pages[command].format(
         program=program, version=__version__, kinds=textwrap.indent("\n".join(lines), "  ")

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 _Object = TypeVar("_Object")
-SUBCOMMANDS = ("fit", "validate", "test", "predict", "partition", "report", "export", "list")
+SUBCOMMANDS = (
+    *("fit", "validate", "test", "predict"),
+    *("study", "partition", "report", "export", "list"),
+)
 _MAX_NAMES = 12  # most names in a sentence
 _MAX_LENGTH = 160  # most characters of a value
 _INTERNAL = re.compile(  # internals of jsonargparse, which no message should show

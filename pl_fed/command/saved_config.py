@@ -160,6 +160,28 @@ def find_changes(file: Path, config: dict[str, Any], complete: Completion) -> st
     return _list_changes(listed, _MAX_CHANGES)
 
 
+def find_config_changes(
+    file: Path, config: dict[str, Any], parser: LightningArgumentParser
+) -> str:
+    """Describe all differences of a config from that of a run, also in its length.
+
+    Folders, loggers and displays are no differences.
+
+    Args:
+        file: The config of the run.
+        config: The other config.
+        parser: Adds defaults to the run's config.
+
+    Returns:
+        The differences, the first of them if there are many; empty if the configs match.
+    """
+    saved = _read_config(file)
+    if saved is None:
+        return f"no readable {file.name}"
+    changes = _differences(saved, config, lambda before: add_defaults(before, parser))
+    return _list_changes(changes, _MAX_CHANGES)
+
+
 def _may_change(key: str) -> bool:
     """Return whether a resumed run may change an argument: its length, and its processes."""
     return key in _LENGTHS or key.startswith(_PROCESSES)

@@ -1,0 +1,104 @@
+"""Complete configs of cells, parsed and checked as ``python -m pl_fed fit`` would."""
+
+import contextlib
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from pl_fed.command.messages import summarize
+from pl_fed.command.run_files import active_loggers
+from pl_fed.command.saved_config import find_config_changes
+from pl_fed.command.sections import SectionsCLI
+from pl_fed.plain_yaml import load_yaml
+
+_SEVERAL_PROCESSES = ("ddp", "fsdp", "deepspeed", "hsdp", "model_parallel")
+
+
+class InvalidCellError(ValueError):
+    """Invalid cell: a config that no run can have; the message is one sentence."""
+
+
+class CheckCLI(SectionsCLI):
+    """Check CLI: parses a config and instantiates its classes, without a run.
+
+    Args:
+        args: The words of the command line, without the name of a command.
+    """
+
+    def __init__(self, args: list[str]) -> None:
+        super().__init__(save_config_callback=None, run=False, args=args)
+
+    def instantiate_classes(self) -> None:
+        """Instantiate the model, the data and the federation; loggers would write files."""
+        config = self.config.clone()
+        config.trainer.logger = active_loggers(False)
+        config.trainer.callbacks = None
+        self.parser.instantiate_classes(config)
+
+    @property
+    def complete_config(self) -> dict[str, Any]:
+        """The config in the form of ``config.yaml``."""
+        config: dict[str, Any] = load_yaml(self.parser.dump(self.config, skip_none=False))
+        return config
+
+
+def check_config(arguments: list[str]) -> CheckCLI:
+    """Parse and check the config of a cell.
+
+    Args:
+        arguments: The words of the command line, without the name of the command.
+
+    Raises:
+        InvalidCellError: If ``fit`` would refuse it before it reads data.
+    """
+    output = io.StringIO()
+    try:
+        with (
+            contextlib.redirect_stderr(output),
+            contextlib.redirect_stdout(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            checked = CheckCLI(arguments)
+    except SystemExit:
+        raise InvalidCellError(_first_error(output.getvalue())) from None
+    except (
+        *(ValueError, TypeError, OSError, RuntimeError, ImportError, KeyError),
+        *(AttributeError, MisconfigurationException),
+    ) as error:
+        raise InvalidCellError(summarize(str(error))) from error
+    _check_processes(checked.complete_config.get("trainer") or {})
+    return checked
+
+
+def _first_error(text: str) -> str:
+    """Return the sentence in the error output of a command line, without its hint."""
+    lines = [line for line in text.splitlines() if line.startswith("error: ")]
+    return lines[0].removeprefix("error: ") if lines else summarize(text)
+
+
+def _check_processes(trainer: dict[str, Any]) -> None:
+    """Refuse runs of several processes: a worker is one process."""
+    devices, nodes = trainer.get("devices"), trainer.get("num_nodes") or 1
+    count = len(devices) if isinstance(devices, list) else devices
+    is_one = count in ("auto", "1", "-1", None, 1)
+    strategy = str(trainer.get("strategy"))
+    if not is_one or nodes != 1 or any(name in strategy for name in _SEVERAL_PROCESSES):
+        raise InvalidCellError(
+            "Expected argument `trainer.devices` of a study's run to be 1 but got devices"
+            f" {devices}, num_nodes {nodes} and strategy {strategy}: workers of the study use the"
+            " cores, so set trainer.devices to 1."
+        )
+
+
+def describe_changes(file: Path, checked: CheckCLI) -> str:
+    """Describe the differences between a run's config and that of a cell; empty without any.
+
+    Args:
+        file: ``config.yaml`` of the run.
+        checked: The config of the cell.
+    """
+    return find_config_changes(file, checked.complete_config, checked.parser)

@@ -1,0 +1,190 @@
+"""The folder of a cell: its record, its state, and the results of its run."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pl_fed.locks import try_lock
+
+RECORD = "cell.json"
+"""Name of the file with a cell's labels, seed and last failure."""
+
+LOG = "log.txt"
+"""Name of the file with the output of a cell's run."""
+
+_SUMMARY, _CONFIG = "summary.json", "config.yaml"
+
+
+class State(StrEnum):
+    """State: how far a cell is."""
+
+    DONE = "done"
+    DIVERGED = "diverged"
+    RUNNING = "running"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    CHANGED = "changed"
+    MISSING = "missing"
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the cell needs no further run: it is done, or it diverged."""
+        return self in (State.DONE, State.DIVERGED)
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """Cell record: the content of ``cell.json``.
+
+    Attributes:
+        study: The name of the study.
+        cell: The name of the cell.
+        values: Its labels by axis.
+        seed: Its seed.
+        digest: The hash of the inputs of its config.
+        error: The error of its last attempt in one line; empty without one.
+    """
+
+    study: str
+    cell: str
+    values: Mapping[str, str]
+    seed: int
+    digest: str
+    error: str = ""
+
+
+class CellFolder:
+    """Cell folder: the folder of one cell's run.
+
+    Args:
+        root: The folder of the study.
+        path: The folder of the cell, relative to ``root``.
+    """
+
+    def __init__(self, root: Path, path: str) -> None:
+        self.root = root
+        self.relative = path
+        self.path = root / path
+
+    def lock(self) -> contextlib.AbstractContextManager[bool]:
+        """Lock the cell against other processes; yields whether this succeeded."""
+        file = self.root / ".locks" / self.relative.replace("/", ",")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        return try_lock(file)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process runs the cell."""
+        file = self.root / ".locks" / self.relative.replace("/", ",")
+        if not file.exists():
+            return False
+        with try_lock(file) as is_free:
+            return not is_free
+
+    def read_record(self) -> CellRecord | None:
+        """Return the record of the cell; ``None`` without a readable one."""
+        values = read_json(self.path / RECORD)
+        try:
+            return CellRecord(**values) if values else None
+        except TypeError:  # of another version
+            return None
+
+    def write_record(self, record: CellRecord) -> None:
+        """Write the record of the cell, completely or not at all."""
+        write_text(self.path / RECORD, json.dumps(asdict(record), indent=1) + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        """Return ``summary.json`` of the run; empty without a readable one."""
+        return read_json(self.path / _SUMMARY)
+
+    def read_state(self) -> State:
+        """Return the state of the cell, whatever its config is."""
+        if (state := self.read_result()) is not None:
+            return state
+        if self.is_locked:
+            return State.RUNNING
+        record = self.read_record()
+        if record is not None and record.error:
+            return State.FAILED
+        return State.STOPPED if self.has_checkpoint else State.MISSING
+
+    def read_result(self) -> State | None:
+        """Return ``done`` or ``diverged``; ``None`` for a cell without a result."""
+        summary = self.read_summary()
+        if summary.get("stage") == "test":
+            return State.DONE
+        return State.DIVERGED if summary.get("diverged") else None
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the run can resume."""
+        return any((self.path / "checkpoints").glob("last*.ckpt"))
+
+    @property
+    def config(self) -> Path:
+        """The file with the complete config of the run."""
+        return self.path / _CONFIG
+
+    def change_record(self, **changes: Any) -> None:
+        """Change values of the record."""
+        record = self.read_record()
+        if record is not None and (changed := replace(record, **changes)) != record:
+            self.write_record(changed)
+
+    def move_aside(self) -> Path:
+        """Move the folder beside that of the study, and return its new place."""
+        parent = self.root.with_name(f"{self.root.name}_aside") / self.relative
+        parent.mkdir(parents=True, exist_ok=True)
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        return self.path.rename(parent / stamp)
+
+    def clear(self) -> None:
+        """Remove the files of a run without a checkpoint, except its log."""
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != LOG:
+                path.unlink()
+
+    def remove_checkpoints(self) -> None:
+        """Remove the checkpoints of the run."""
+        shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty without a readable one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, completely or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def iterate_numbers(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers in nested mappings by their paths with slashes.
+
+    Example:
+        >>> list(iterate_numbers({"test": {"loss": 0.5, "note": "x"}}))
+        [('test/loss', 0.5)]
+    """
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield from iterate_numbers(item, f"{prefix}{name}/")
+        elif isinstance(item, int | float) and not isinstance(item, bool):
+            yield f"{prefix}{name}", item

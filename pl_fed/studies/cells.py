@@ -1,0 +1,147 @@
+"""Cells of a study: one run each, with a value of every axis and a seed."""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pl_fed.command.config_files import read_text
+from pl_fed.studies.changes import Change, find_layer
+from pl_fed.studies.readers import StudyError, refuse
+from pl_fed.studies.selection import SEED
+from pl_fed.studies.spec import StudySpec
+
+_UNSAFE = re.compile(r"[^\w.+-]")
+_MAX_BYTES = 180  # of a folder's name, with room for the suffix of one moved aside
+_DIGITS = 8  # of the hash that tells shortened names apart
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Cell: one run of a study.
+
+    Attributes:
+        values: Its label on each axis.
+        seed: Its seed.
+        change: Its config, as layers and overrides.
+    """
+
+    values: Mapping[str, str]
+    seed: int
+    change: Change
+
+    @property
+    def name(self) -> str:
+        """The name, such as ``algorithm=ditto,attack=none,seed=0``."""
+        return ",".join(f"{axis}={label}" for axis, label in self.labels.items())
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels by axis, with the seed."""
+        return {**self.values, SEED: str(self.seed)}
+
+    @property
+    def condition(self) -> str:
+        """The name without the seed; empty in a study without axes."""
+        return ",".join(f"{axis}={label}" for axis, label in self.values.items())
+
+    @property
+    def path(self) -> str:
+        """The folder below that of the study, such as ``algorithm=ditto,attack=none/seed=0``."""
+        seed = f"{SEED}={self.seed}"
+        return f"{folder_name(self.condition)}/{seed}" if self.values else seed
+
+    @cached_property
+    def arguments(self) -> list[str]:
+        """The words of the command line ``fit``, without the name of the command."""
+        return [*self.change.words(), f"--seed_everything={self.seed}"]
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the words and of the texts of all layers: equal inputs give equal configs."""
+        digest = hashlib.sha256()
+        for text in (*self.arguments, *(_read_layer(layer) for layer in self.change.layers)):
+            digest.update(f"{len(text)}:{text}".encode())
+        return digest.hexdigest()
+
+
+def _read_layer(layer: str) -> str:
+    return read_text(find_layer(layer))
+
+
+def folder_name(text: str) -> str:
+    """Return a text as the name of a folder; a hash tells apart the texts that lose characters.
+
+    Example:
+        >>> folder_name("attack=none,aggregator=Median")
+        'attack=none,aggregator=Median'
+        >>> folder_name("net=MLP(64, 10)")
+        'net=MLP_64_10_-b5c0bbd5'
+    """
+    parts = re.split(r"([,=](?=[A-Za-z0-9_]))", text)
+    name = "".join(part if part in (",", "=") else _UNSAFE.sub("_", part) for part in parts)
+    encoded = name.encode()
+    if name == text and len(encoded) <= _MAX_BYTES:
+        return name
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    shortened = encoded[: _MAX_BYTES - _DIGITS - 1].decode(errors="ignore")
+    return f"{shortened}-{digest}"
+
+
+def expand(spec: StudySpec) -> list[Cell]:
+    """Return the cells of a study: all combinations of labels and seeds that it does not leave out.
+
+    The first axis changes slowest, and the seed fastest.
+
+    Raises:
+        StudyError: If an entry of ``leave_out`` matches no cell, or all cells are left out.
+    """
+    cells, matches = [], [0] * len(spec.leave_out)
+    for labels in itertools.product(*(axis.labels for axis in spec.axes)):
+        values = {axis.name: label for axis, label in zip(spec.axes, labels)}
+        change = spec.base
+        for axis in spec.axes:
+            change += axis.changes[values[axis.name]]
+        for seed in spec.seeds:
+            matched = [selection.includes(values, seed) for selection in spec.leave_out]
+            matches = [count + match for count, match in zip(matches, matched)]
+            if not any(matched):
+                cells.append(Cell(values, seed, change))
+    for place, count in enumerate(matches):
+        if not count:
+            labels = dict(spec.leave_out[place].labels)
+            raise StudyError(
+                f"Expected argument `leave_out[{place}]` to match at least one cell but got"
+                f" {_describe(labels)}, which matches none."
+            )
+    if not cells:
+        refuse("leave_out", "leave at least one cell", "entries that match all")
+    return cells
+
+
+def _describe(labels: Mapping[str, Sequence[Any]]) -> str:
+    return ", ".join(f"{axis}={' or '.join(names)}" for axis, names in labels.items())
+
+
+def find_cell(name: str, cells: Sequence[Cell]) -> Cell:
+    """Return the cell with a name, or with a folder that ends with a text.
+
+    Args:
+        name: The labels in any order, such as ``seed=0,algorithm=ditto``, or a folder.
+        cells: The cells of the study.
+
+    Raises:
+        StudyError: If there is no such cell.
+    """
+    labels = set(name.split(","))
+    for cell in cells:
+        is_folder = name.rstrip("/") == cell.path or name.rstrip("/").endswith(f"/{cell.path}")
+        if is_folder or labels == set(cell.name.split(",")):
+            return cell
+    raise StudyError(
+        f"Expected argument `again` to be the name of a cell, such as {cells[0].name}, but got"
+        f" {name}: --dry_run lists the cells."
+    )

@@ -1,0 +1,186 @@
+"""Worker processes of a study, and the jobs that they do."""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
+
+from pl_fed.studies.jobs import Message, decode, encode
+from pl_fed.studies.worker import DIED, READY
+
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_MAX_STARTS = 3  # of a worker that dies before it is ready
+_TAIL = 2_000  # characters of a worker's error output
+
+
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Worker:
+    """Worker: one process with one thread that does jobs, see :mod:`pl_fed.studies.worker`.
+
+    Args:
+        limit: The number of runs after which a fresh fork takes its place.
+        words: The command line of a cell.
+    """
+
+    def __init__(self, limit: int, words: Sequence[str]) -> None:
+        self._command = [sys.executable, "-m", "pl_fed.studies.worker", str(limit), *words]
+        self.job: Message | None = None
+        self.is_ready = False
+        self._starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        """Start the process in a session of its own, so that Ctrl-C reaches this process alone."""
+        self._starts += 1
+        self.is_ready = False
+        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+
+    @property
+    def output(self) -> IO[bytes]:
+        """The stream of outcomes."""
+        stream = self._process.stdout
+        if stream is None:
+            raise RuntimeError("a worker has an output")
+        return stream
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the worker can take a job."""
+        return self.is_ready and self.job is None
+
+    def give(self, job: Message) -> None:
+        """Send a job to the worker."""
+        self.job = job
+        stream = self._process.stdin
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):  # its death is noticed at its output
+                stream.write(encode(job))
+
+    def read(self) -> tuple[Message, Message | None] | None:
+        """Read the next line of the worker.
+
+        Returns:
+            The job and its outcome, or ``None`` in place of the outcome if the worker died; ``None``
+            for a line that ends no job.
+
+        Raises:
+            RuntimeError: If the worker cannot start.
+        """
+        line = self.output.readline()
+        if line == READY:
+            self.is_ready, self._starts = True, 0
+            return None
+        job, self.job = self.job, None
+        if not line:
+            self._replace()
+        outcome = None if line in (b"", DIED) else decode(line)
+        return None if job is None else (job, outcome)
+
+    def _replace(self) -> None:
+        """Start another process in place of a dead one."""
+        self.kill()
+        if self._starts >= _MAX_STARTS:
+            self._errors.seek(0)
+            text = self._errors.read().decode(errors="replace")[-_TAIL:]
+            raise RuntimeError(f"a worker of the study cannot start:\n{text}")
+        self._errors.close()
+        self._start()
+
+    def kill(self) -> None:
+        """End the process and all that it started, at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+class WorkerPool:
+    """Worker pool: some workers; to use as a context, which kills them at its end.
+
+    Args:
+        count: The number of workers.
+        limit: The number of runs after which a fresh fork takes the place of a worker.
+        words: The command line of a cell: it tells what workers should import.
+    """
+
+    def __init__(self, count: int, limit: int, words: Sequence[str] = ()) -> None:
+        self.workers = [Worker(limit, words) for _ in range(count)]
+
+    def __enter__(self) -> "WorkerPool":
+        """Return the pool."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill all workers."""
+        for worker in self.workers:
+            worker.kill()
+
+    @property
+    def idle(self) -> list[Worker]:
+        """The workers that can take a job."""
+        return [worker for worker in self.workers if worker.is_idle]
+
+    @property
+    def jobs(self) -> list[Message]:
+        """The jobs that workers are doing."""
+        return [worker.job for worker in self.workers if worker.job is not None]
+
+    def wait(self, seconds: float) -> list[tuple[Message, Message | None]]:
+        """Wait for lines of workers.
+
+        Args:
+            seconds: The longest time to wait.
+
+        Returns:
+            Ended jobs and their outcomes; ``None`` in place of an outcome if the worker died.
+        """
+        with selectors.DefaultSelector() as selector:
+            for worker in self.workers:
+                selector.register(worker.output, selectors.EVENT_READ, worker)
+            ready = [key.data for key, _ in selector.select(seconds)]
+        ended = [worker.read() for worker in ready]
+        return [pair for pair in ended if pair is not None]
+
+    def map(self, jobs: Iterable[Message]) -> Iterator[tuple[Message, Message]]:
+        """Do jobs, and yield each with its outcome; a job whose worker dies is done once more.
+
+        Raises:
+            RuntimeError: If a worker dies twice with the same job.
+        """
+        waiting, deaths = list(jobs), []
+        while waiting or self.jobs:
+            for worker in self.idle[: len(waiting)]:
+                worker.give(waiting.pop(0))
+            for job, outcome in self.wait(1.0):
+                if outcome is not None:
+                    yield job, outcome
+                elif job in deaths:
+                    raise RuntimeError(f"a worker of the study died twice with {job}")
+                else:
+                    deaths.append(job)
+                    waiting.append(job)
+

@@ -1,0 +1,88 @@
+"""Selections of cells by some of their values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pl_fed.command.messages import suggest_name
+from pl_fed.studies.axes import Axis
+from pl_fed.studies.readers import StudyError, read_mapping, refuse
+
+SEED = "seed"
+"""The name that selects cells by their seeds."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Selection: the cells with some labels.
+
+    Attributes:
+        labels: For each axis that matters, the labels of the selected cells.
+    """
+
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def includes(self, values: Mapping[str, str], seed: int) -> bool:
+        """Return whether a cell belongs to the selection.
+
+        Args:
+            values: The labels of the cell by axis.
+            seed: The seed of the cell.
+        """
+        all_values = {**values, SEED: str(seed)}
+        return all(all_values[name] in labels for name, labels in self.labels.items())
+
+
+def read_selection(path: str, value: Any, axes: Sequence[Axis]) -> Selection:
+    """Return the selection that a study file describes.
+
+    Args:
+        path: The path of the value in the study.
+        value: A label, or a list of labels, for each axis that matters.
+        axes: The axes of the study.
+
+    Raises:
+        StudyError: If an axis or a label does not exist.
+    """
+    if not isinstance(value, Mapping):
+        refuse(path, "be a mapping of axes to labels", value)
+    labels = {axis.name: axis.labels for axis in axes}
+    selected = {}
+    for name, item in read_mapping(path, value).items():
+        if name not in labels and name != SEED:
+            names = [*labels, SEED]
+            raise StudyError(
+                f"Expected argument `{path}` to name axes of the study ({', '.join(names)}) but got"
+                f" {name}{suggest_name(name, names)}."
+            )
+        texts = tuple(map(_label, item if isinstance(item, list | tuple) else [item]))
+        for text in texts:
+            if name in labels and text not in labels[name]:
+                raise StudyError(
+                    f"Expected argument `{path}.{name}` to be one of {', '.join(labels[name])} but"
+                    f" got {text}{suggest_name(text, list(labels[name]))}."
+                )
+        selected[name] = texts
+    return Selection(selected)
+
+
+def _label(value: Any) -> str:
+    """Return a value of YAML as the label that it stands for."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_only(words: Sequence[str], axes: Sequence[Axis]) -> Selection:
+    """Return the selection of words such as ``algorithm=ditto``; the same axis twice means either.
+
+    Raises:
+        StudyError: If a word is not of this form, or its axis or label does not exist.
+    """
+    labels: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, label = word.partition("=")
+        if not equals:
+            refuse("only", "be an axis and a label, such as algorithm=ditto,", word)
+        labels.setdefault(name, []).append(label)
+    return read_selection("only", labels, axes)

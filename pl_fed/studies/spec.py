@@ -1,0 +1,176 @@
+"""The description of a study: its axes, seeds and options, read from a YAML file."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pl_fed.command.config_files import reason
+from pl_fed.command.config_files import read_text as read_file
+from pl_fed.studies.axes import Axis, read_axes
+from pl_fed.studies.changes import Change, read_change
+from pl_fed.studies.plans import Comparison, Tuning, read_comparison, read_tuning
+from pl_fed.studies.readers import (
+    StudyError,
+    read_flag,
+    read_integer,
+    read_list,
+    read_mapping,
+    read_text,
+    refuse,
+)
+from pl_fed.studies.selection import Selection, read_selection
+from pl_fed.studies.yaml_texts import load_study
+
+KEYS = ("name", "base", "axes", "seeds", "leave_out", "tune", "compare", "options")
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
+_MAX_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options: how a study runs; they change no result.
+
+    Attributes:
+        folder: The folder of the study; ``None`` is ``runs/<name>``.
+        workers: The number of processes that run cells; ``None`` is the number of cores.
+        keep_checkpoints: Whether finished cells keep their checkpoints.
+        runs_per_worker: The number of runs after which a fresh process takes the place of a
+            worker, so that its memory does not grow without bound.
+    """
+
+    folder: str | None = None
+    workers: int | None = None
+    keep_checkpoints: bool = False
+    runs_per_worker: int = 50
+
+
+@dataclass(frozen=True)
+class StudySpec:
+    """Study specification: a study as its author describes it, checked.
+
+    Attributes:
+        name: The name; letters, digits, ``_``, ``.`` and ``-``.
+        base: The config that all cells share.
+        axes: The axes.
+        seeds: The seeds, each from 0 to 2^32 - 1.
+        leave_out: Selections of cells that the study does not run.
+        tune: The tuning; ``None`` without one.
+        compare: The tests of the report; ``None`` without any.
+        options: How the study runs.
+    """
+
+    name: str
+    base: Change
+    axes: tuple[Axis, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    leave_out: tuple[Selection, ...] = ()
+    tune: Tuning | None = None
+    compare: Comparison | None = None
+    options: Options = field(default_factory=Options)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the study."""
+        return Path(self.options.folder or Path("runs") / self.name)
+
+
+def read_spec_file(path: str | Path) -> StudySpec:
+    """Return the study in a YAML file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        StudyError: If the file cannot be read, or describes no study.
+    """
+    if not Path(path).is_file():
+        raise StudyError(
+            "Expected argument `study` to be a YAML file but found none at"
+            f" '{Path(path).absolute()}'."
+        )
+    try:
+        value = load_study(read_file(path))
+    except yaml.YAMLError as error:
+        raise StudyError(
+            f"Expected argument `study` to be a file of YAML but got {path}: {reason(error)}."
+        ) from None
+    if not isinstance(value, dict):
+        raise StudyError(
+            f"Expected argument `study` to be a file with the keys {', '.join(KEYS)} but got"
+            f" {path}, which has none."
+        )
+    return read_spec(value)
+
+
+def read_spec(value: Mapping[str, Any]) -> StudySpec:
+    """Return the study that a mapping describes.
+
+    Args:
+        value: The content of a study file.
+
+    Raises:
+        StudyError: If the mapping describes no study.
+    """
+    content = read_mapping("", value, KEYS)
+    name = read_text("name", content.get("name"))
+    if not _NAME.fullmatch(name):
+        refuse("name", "have only letters, digits, _, . and -", name)
+    if "base" not in content:
+        refuse("base", "be names of configs, such as [quickstart]", None)
+    axes = read_axes(content.get("axes"))
+    return StudySpec(
+        name=name,
+        base=read_change("base", content["base"]),
+        axes=axes,
+        seeds=_read_seeds(content.get("seeds", 1)),
+        leave_out=_read_leave_out(content.get("leave_out"), axes),
+        tune=read_tuning(content.get("tune"), axes),
+        compare=read_comparison(content.get("compare"), axes),
+        options=_read_options(content.get("options")),
+    )
+
+
+def _read_seeds(value: Any) -> tuple[int, ...]:
+    """Return the seeds 0, 1, … of a number of seeds, or the seeds of a list."""
+    if not isinstance(value, list | tuple):
+        return tuple(range(read_integer("seeds", value, 1)))
+    seeds = [read_integer("seeds", seed, 0) for seed in read_list("seeds", value)]
+    for place, seed in enumerate(seeds):
+        if seed > _MAX_SEED:
+            refuse("seeds", f"be integers of at most {_MAX_SEED}", seed)
+        if seed in seeds[:place]:
+            refuse("seeds", "have each seed once", seed)
+    return tuple(seeds)
+
+
+def _read_leave_out(value: Any, axes: tuple[Axis, ...]) -> tuple[Selection, ...]:
+    items = [] if value is None else list(value) if isinstance(value, list) else [value]
+    selections = []
+    for place, item in enumerate(items):
+        path = f"leave_out[{place}]"
+        selection = read_selection(path, item, axes)
+        if not selection.labels:
+            refuse(path, "name at least one axis", item)
+        selections.append(selection)
+    return tuple(selections)
+
+
+def _read_options(value: Any) -> Options:
+    keys = ("folder", "workers", "keep_checkpoints", "runs_per_worker")
+    options = read_mapping("options", value, keys)
+    default = Options()
+    folder, workers = options.get("folder"), options.get("workers")
+    return Options(
+        folder=None if folder is None else read_text("options.folder", folder),
+        workers=None if workers is None else read_integer("options.workers", workers, 1),
+        keep_checkpoints=read_flag(
+            "options.keep_checkpoints", options.get("keep_checkpoints", default.keep_checkpoints)
+        ),
+        runs_per_worker=read_integer(
+            "options.runs_per_worker", options.get("runs_per_worker", default.runs_per_worker), 1
+        ),
+    )

@@ -1,0 +1,220 @@
+"""A study: its cells, their execution and their results."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pl_fed.studies.cell_folder import State, write_text
+from pl_fed.studies.cells import Cell, expand
+from pl_fed.studies.execution import Event, Execution
+from pl_fed.studies.inspection import CellStatus, check_configs, needs_check, read_states
+from pl_fed.studies.pool import WorkerPool, count_cores
+from pl_fed.studies.readers import StudyError
+from pl_fed.studies.results import make_row, write_results
+from pl_fed.studies.selection import Selection, read_only
+from pl_fed.studies.spec import StudySpec, read_spec, read_spec_file
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DESCRIPTION = "study.json"
+"""Name of the file in a study's folder that describes its axes, seeds and cells."""
+
+
+class Study:
+    """Study: a set of runs, one for each combination of values and each seed.
+
+    Args:
+        name: The name; letters, digits, ``_``, ``.`` and ``-``.
+        base: The config of all cells: names of configs, values of arguments by their paths, or a
+            list of both.
+        axes: For each axis a mapping of labels to changes of the config, or a list of values.
+        seeds: The number of seeds, or a list of them.
+        leave_out: Combinations of labels that the study does not run.
+        compare: The tests of the study's report.
+        options: How the study runs, such as ``workers`` and ``folder``.
+
+    Raises:
+        ValueError: If an argument is invalid; with one sentence.
+
+    Example:
+        >>> study = Study(
+        ...     "lam", base=["quickstart"], axes={"model.lam": [0.1, 1.0]}, seeds=2,
+        ... )
+        >>> [cell.name for cell in study.cells]  # doctest: +NORMALIZE_WHITESPACE
+        ['model.lam=0.1,seed=0', 'model.lam=0.1,seed=1',
+         'model.lam=1,seed=0', 'model.lam=1,seed=1']
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base: Any,
+        axes: Mapping[str, Any] | None = None,
+        seeds: int | Sequence[int] = 1,
+        leave_out: Sequence[Mapping[str, Any]] = (),
+        compare: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.spec = read_spec(
+            {
+                "name": name,
+                "base": base,
+                "axes": axes,
+                "seeds": seeds,
+                "leave_out": list(leave_out),
+                "compare": compare,
+                "options": options,
+            }
+        )
+        self.cells = expand(self.spec)
+
+    @classmethod
+    def from_spec(cls, spec: StudySpec) -> "Study":
+        """Return the study of a checked description."""
+        study = cls.__new__(cls)
+        study.spec = spec
+        study.cells = expand(spec)
+        return study
+
+    @classmethod
+    def from_file(cls, path: str | Path, folder: str | Path | None = None) -> "Study":
+        """Return the study in a YAML file.
+
+        Args:
+            path: The file.
+            folder: The folder of the study; by default that of the file, else ``runs/<name>``.
+
+        Raises:
+            ValueError: If the file describes no study; with one sentence.
+        """
+        spec = read_spec_file(path)
+        if folder is not None:
+            spec = replace(spec, options=replace(spec.options, folder=str(folder)))
+        return cls.from_spec(spec)
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the study."""
+        return self.spec.folder
+
+    def select(self, only: Sequence[str] = ()) -> list[Cell]:
+        """Return the cells with some labels.
+
+        Args:
+            only: Labels such as ``algorithm=ditto``; of the same axis, either of them.
+
+        Raises:
+            ValueError: If an axis or a label does not exist, or no cell has the labels.
+        """
+        selection = read_only(only, self.spec.axes) if only else Selection()
+        cells = [cell for cell in self.cells if selection.includes(cell.values, cell.seed)]
+        if not cells:
+            raise StudyError(
+                f"Expected argument `only` to match at least one cell but got {', '.join(only)}."
+            )
+        return cells
+
+    def open_pool(self, workers: int | None = None, cells: int | None = None) -> WorkerPool:
+        """Start workers.
+
+        Args:
+            workers: Their number; by default that of the study, else the number of cores.
+            cells: The number of cells; more workers would have nothing to do.
+        """
+        count = workers or self.spec.options.workers or count_cores()
+        count = min(count, len(self.cells) if cells is None else max(cells, 1))
+        return WorkerPool(count, self.spec.options.runs_per_worker, self.cells[0].arguments)
+
+    def inspect(self, only: Sequence[str] = ()) -> list[CellStatus]:
+        """Return the state of cells; starts a worker if configs need a check.
+
+        Raises:
+            ValueError: If the config of a cell is invalid.
+        """
+        statuses = read_states(self.folder, self.select(only))
+        if not any(status.state is State.CHANGED for status in statuses):
+            return statuses
+        with self.open_pool(1) as pool:
+            return check_configs(self.folder, statuses, pool)
+
+    def run(
+        self,
+        workers: int | None = None,
+        only: Sequence[str] = (),
+        report: Callable[[Event], None] = lambda event: None,
+    ) -> list[dict[str, Any]]:
+        """Run the cells without a result, and return the rows of all cells.
+
+        Args:
+            workers: The number of processes; by default that of the study, else the number of
+                cores.
+            only: Labels of the cells to run, such as ``algorithm=ditto``.
+            report: Receives an event for each ended attempt, and ticks.
+
+        Raises:
+            ValueError: If the config of a cell is invalid; before the first run.
+        """
+        if self.spec.tune is not None:
+            raise StudyError(
+                "Expected argument `tune` to be absent but got a plan: this version does not tune"
+                " yet, so choose values on an axis, or leave `tune` out."
+            )
+        statuses = read_states(self.folder, self.select(only))
+        if needs_check(statuses):
+            missing = sum(not status.state.is_result for status in statuses)
+            with self.open_pool(workers, missing) as pool:
+                checked = check_configs(self.folder, statuses, pool)
+                self._describe()
+                todo = _order([status for status in checked if not status.state.is_result])
+                report(Event(None, waiting=len(todo)))
+                keep = self.spec.options.keep_checkpoints
+                Execution(self.spec.name, self.folder, todo, keep, report).run(pool)
+        rows = self.rows()
+        write_results(self.folder, rows)
+        return rows
+
+    def _describe(self) -> None:
+        """Write the axes, seeds and cells of the study to its folder."""
+        compare = self.spec.compare
+        description = {
+            "name": self.spec.name,
+            "axes": {axis.name: list(axis.labels) for axis in self.spec.axes},
+            "seeds": list(self.spec.seeds),
+            "cells": {cell.path: cell.labels for cell in self.cells},
+            "compare": compare
+            and {"metrics": compare.metrics, "baseline": dict(compare.baseline.labels)},
+        }
+        write_text(self.folder / DESCRIPTION, json.dumps(description, indent=1) + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row for each cell: labels, seed, status, and the numbers of its summary."""
+        return [make_row(status) for status in read_states(self.folder, self.cells)]
+
+    def results(self) -> "pd.DataFrame":
+        """Return the rows as a pandas frame.
+
+        Raises:
+            ImportError: Without pandas, which ``pip install pl_fed[study]`` installs.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise ImportError(
+                "Expected pandas to be installed but found none: install pl_fed[study], or use"
+                " `rows()`, which gives a list of dictionaries."
+            ) from None
+        return pd.DataFrame(self.rows())
+
+
+def _order(statuses: list[CellStatus]) -> list[CellStatus]:
+    """Return cells with one seed of each condition first: a faulty condition fails early."""
+    places: dict[str, int] = {}
+    keys = {}
+    for status in statuses:
+        condition = status.cell.condition
+        places[condition] = keys[status.cell.path] = places.get(condition, -1) + 1
+    return sorted(statuses, key=lambda status: keys[status.cell.path])
