@@ -1,0 +1,125 @@
+"""Cells: all combinations once, with names that are safe and tell them apart."""
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pl_fed.studies.cells import Cell, expand, find_cell, folder_name
+from pl_fed.studies.changes import Change
+from pl_fed.studies.readers import StudyError
+from pl_fed.studies.selection import read_only
+from pl_fed.studies.spec import read_spec
+
+LABELS = st.lists(
+    st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs"]), min_size=1).filter(
+        lambda label: label.strip() and label.isprintable()
+    ),
+    min_size=1,
+    max_size=4,
+    unique_by=str.casefold,
+)
+AXES = st.dictionaries(st.from_regex(r"[a-z][a-z0-9_]{0,6}", fullmatch=True), LABELS, max_size=3)
+
+
+def study(axes, seeds=2, leave_out=()):
+    return read_spec(
+        {
+            "name": "study",
+            "base": "quickstart",
+            "axes": {name: {label: {} for label in labels} for name, labels in axes.items()},
+            "seeds": seeds,
+            "leave_out": list(leave_out),
+        }
+    )
+
+
+@given(AXES.filter(lambda axes: not {"seed", "status", "cell"} & axes.keys()), st.integers(1, 3))
+def test_cells_are_all_combinations(axes, seeds):
+    cells = expand(study(axes, seeds))
+    combinations = itertools.product(*axes.values(), range(seeds))
+    assert [(*cell.values.values(), cell.seed) for cell in cells] == list(combinations)
+    assert len({cell.path.casefold() for cell in cells}) == len(cells)
+    for cell in cells:
+        for part in cell.path.split("/"):
+            assert re.fullmatch(r"[\w.+=,-]+", part), part
+            assert len(part.encode()) <= 200
+            assert part not in (".", "..")
+
+
+@given(AXES.filter(lambda axes: axes and not {"seed", "status", "cell"} & axes.keys()), st.data())
+def test_leave_out_and_only_are_complements(axes, data):
+    chosen = {
+        name: data.draw(st.lists(st.sampled_from(labels), min_size=1, unique=True))
+        for name, labels in axes.items()
+        if data.draw(st.booleans())
+    }
+    spec = study(axes)
+    cells = expand(spec)
+    words = [f"{name}={label}" for name, labels in chosen.items() for label in labels]
+    selection = read_only(words, spec.axes)
+    selected = [cell.name for cell in cells if selection.includes(cell.values, cell.seed)]
+    assert len(selected) == 2 * len(
+        list(itertools.product(*(chosen.get(name, labels) for name, labels in axes.items())))
+    )
+    if chosen and len(selected) < len(cells):
+        remaining = [cell.name for cell in expand(study(axes, leave_out=[chosen]))]
+        assert remaining == [cell.name for cell in cells if cell.name not in selected]
+
+
+def test_later_changes_win_and_classes_come_before_their_arguments():
+    spec = read_spec(
+        {
+            "name": "order",
+            "base": ["quickstart", {"model": {"lam": 1, "optimizer": {"lr": 0.5}}}],
+            "axes": {
+                "lam": [2],
+                "algorithm": {"a": ["ditto", {"model": "pl_fed.clients.Ditto"}]},
+            },
+            "seeds": [7],
+        }
+    )
+    (cell,) = expand(spec)
+    assert cell.arguments == [
+        *("--config", "quickstart", "--config", "ditto"),
+        *("--model=pl_fed.clients.Ditto", "--model.lam=2", "--model.optimizer.lr=0.5"),
+        "--seed_everything=7",
+    ]
+    assert cell.name == "lam=2,algorithm=a,seed=7"
+
+
+def test_digest_follows_the_texts_of_layers(tmp_path):
+    layer = tmp_path / "layer.yaml"
+    digests = set()
+    for text in ("model: {lam: 1}", "model: {lam: 2}"):
+        layer.write_text(text)
+        digests |= {Cell({}, seed, Change((str(layer),))).digest for seed in (0, 1)}
+    assert len(digests) == 4
+
+
+def test_long_names_are_shortened_and_stay_apart():
+    names = {folder_name("a" * 300 + str(number)) for number in range(50)}
+    assert len(names) == 50
+    assert max(map(len, names)) <= 180
+
+
+def test_cell_is_found_by_its_name_and_its_folder():
+    cells = expand(study({"attack": ["none", "a b"], "lr": ["1", "2"]}))
+    for cell in cells:
+        assert find_cell(",".join(reversed(cell.name.split(","))), cells) == cell
+        assert find_cell(f"runs/study/{cell.path}/", cells) == cell
+    with pytest.raises(StudyError, match="`again` to be the name of a cell, such as attack=none,"):
+        find_cell("attack=none", cells)
+
+
+def test_selection_refuses_words_of_another_form():
+    spec = study({"attack": ["none"]})
+    for word, part in (
+        ("attack", "`only` to be an axis and a label"),
+        ("atack=none", "did you mean attack"),
+        ("attack=non", "did you mean none"),
+    ):
+        with pytest.raises(StudyError, match=part):
+            read_only([word], spec.axes)

@@ -1,0 +1,205 @@
+"""Study files: each mistake is one sentence, and values are read as the author wrote them."""
+
+import copy
+
+import pytest
+import yaml
+
+from pl_fed.studies.axes import SHORT_NAMES
+from pl_fed.studies.cells import expand
+from pl_fed.studies.plans import Choices, Interval
+from pl_fed.studies.readers import StudyError
+from pl_fed.studies.spec import read_spec, read_spec_file
+
+STUDY = {
+    "name": "attacks",
+    "base": ["quickstart", {"trainer.max_epochs": 3}],
+    "axes": {
+        "algorithm": {"ditto": "ditto", "fedavg": ["fedavg", {"model.local_steps": 2}]},
+        "attack": {"none": {}, "labels": ["label_poisoning"]},
+        "aggregator": ["Mean", "Median"],
+    },
+    "seeds": 2,
+    "leave_out": [{"attack": "none", "aggregator": "Median"}],
+    "tune": {
+        "per": "algorithm",
+        "on": {"attack": "none"},
+        "budget": 4,
+        "space": {"ditto": {"model.lam": [0.1, 1, "log"]}, "all": {"model.task": ["a", "b"]}},
+        "metric": "val/personal/accuracy",
+    },
+    "compare": {"metrics": ["test/global/accuracy"], "baseline": {"algorithm": "fedavg"}},
+}
+
+MISTAKES = {  # path of the value → wrong value, a part of the sentence
+    "name": [
+        (None, "`name` to be a text but got nothing"),
+        ("a/b", "`name` to have only letters, digits, _, . and - but got a/b"),
+    ],
+    "bases": [(["quickstart"], "only the keys name, base, axes, seeds,"), (1, "did you mean base?")],
+    "base": [
+        (["quickstrat"], "`base` to name configs but got quickstrat: there is no such file"),
+        (["quickstrat"], "(did you mean quickstart?)"),
+        (3, "`base` to be names of configs, values of arguments by their paths, or both but got 3"),
+        ({"seed_everything": 3}, "got seed_everything: set the study's `seeds`"),
+        ({"trainer": {"default_root_dir": "x"}}, "set `options.folder`"),
+        ({"model lam": 3}, "`base` to have paths of arguments, such as model.lam, but got model lam"),
+        ({"model.lam": float("nan")}, "`base.model.lam` to be a number but got NaN"),
+    ],
+    "axes": [
+        (["algorithm"], "`axes` to be a mapping but got [algorithm]"),
+        ({"seed": [1]}, "names of letters, digits, _, . and -, other than seed, status, cell, but"),
+        ({"a b": [1]}, "but got a b"),
+        ({"lambda": [1, 2]}, "`axes.lambda` to be a mapping of labels, or to be named by the path"),
+        ({"lr": [1], "model.optimizer.lr": [2]}, "which lr=1 and model.optimizer.lr=2 both set"),
+    ],
+    "axes.algorithm": [
+        ({}, "`axes.algorithm` to have at least one value but got an empty mapping"),
+        ({"x": ["dito"]}, "`axes.algorithm.x` to name configs but got dito"),
+        ({"x": 1}, "`axes.algorithm.x` to be names of configs"),
+        ({"x": {}, "X": {}}, "labels that differ in more than case but got x and X"),
+        ({" ": {}}, "labels of printable text but got ' '"),
+    ],
+    "axes.aggregator": [
+        ([], "`axes.aggregator` to have at least one value but got an empty list"),
+        (["Mean", "Mean"], "each value once but got Mean: leave one of them out"),
+        ([{"x": 1}], "be values of an argument but got a mapping of x: write a mapping of labels"),
+        ("Mean", "`axes.aggregator` to be a mapping but got Mean"),
+    ],
+    "seeds": [
+        (0, "`seeds` to be an integer of at least 1 but got 0"),
+        (True, "but got true"),
+        ([1, 1], "`seeds` to have each seed once but got 1"),
+        ([-1], "`seeds` to be an integer of at least 0 but got -1"),
+        ([2**32], "`seeds` to be integers of at most 4294967295"),
+        ([], "`seeds` to have at least one value but got an empty list"),
+    ],
+    "leave_out": [
+        ([{"atack": "none"}], "name axes of the study (algorithm, attack, aggregator, seed) but got"),
+        ([{"atack": "none"}], "atack (did you mean attack?)"),
+        ([{"attack": "non"}], "`leave_out[0].attack` to be one of none, labels but got non"),
+        ([{}], "`leave_out[0]` to name at least one axis but got an empty mapping"),
+        ([3], "`leave_out[0]` to be a mapping of axes to labels but got 3"),
+        ([{"attack": "none"}, {"seed": 7}], "`leave_out[1]` to match at least one cell but got seed=7"),
+        ([{"seed": [0, 1]}], "`leave_out` to leave at least one cell"),
+    ],
+    "options": [
+        ({"worker": 1}, "(did you mean workers?)"),
+        ({"workers": 0}, "`options.workers` to be an integer of at least 1 but got 0"),
+        ({"keep_checkpoints": "yes"}, "`options.keep_checkpoints` to be true or false but got yes"),
+        ({"folder": ""}, "`options.folder` to be a text"),
+    ],
+    "tune.per": [("lr", "`tune.per` to be one of the axes algorithm, attack, aggregator but got lr")],
+    "tune.budget": [(0, "`tune.budget` to be an integer of at least 1 but got 0")],
+    "tune.sampler": [("tpo", "`tune.sampler` to be one of grid, random, tpe but got tpo")],
+    "tune.metric": [("test/global/loss", "a metric of the validation, such as val/global/loss")],
+    "tune.on": [({"attack": "x"}, "`tune.on.attack` to be one of none, labels but got x")],
+    "tune.space": [
+        ({}, "`tune.space` to have at least one label with arguments"),
+        ({"dito": {}}, "`tune.space` to have only the keys ditto, fedavg, all but got dito"),
+        ({"all": {"model.lam": [2, 1]}}, "`tune.space.all.model.lam` to have bounds low < high"),
+        ({"all": {"model.lam": [0, 1, "log"]}}, "to have bounds 0 < low < high"),
+    ],
+    "compare.metrics": [(["accuracy"], "`compare.metrics` to be metrics such as test/personal")],
+    "compare.baseline": [({"algorithm": "x"}, "`compare.baseline.algorithm` to be one of ditto,")],
+}
+
+
+def changed(path, value):
+    """Return the study with one value replaced."""
+    study = copy.deepcopy(STUDY)
+    *sections, name = path.split(".")
+    place = study
+    for section in sections:
+        place = place[section]
+    place[name] = value
+    return study
+
+
+@pytest.mark.parametrize("path", MISTAKES)
+def test_mistake_is_one_sentence(path):
+    for value, part in MISTAKES[path]:
+        with pytest.raises(StudyError) as caught:
+            expand(read_spec(changed(path, value)))
+        sentence = str(caught.value)
+        assert part in sentence, value
+        assert sentence.startswith("Expected argument `")
+        assert sentence.endswith(".")
+        assert "\n" not in sentence
+
+
+def test_study_is_read():
+    spec = read_spec(STUDY)
+    assert spec.seeds == (0, 1)
+    assert [axis.labels for axis in spec.axes] == [
+        ("ditto", "fedavg"),
+        ("none", "labels"),
+        ("Mean", "Median"),
+    ]
+    assert spec.tune.space == {
+        "ditto": {"model.lam": Interval(0.1, 1.0, "log")},
+        "all": {"model.task": Choices(("a", "b"))},
+    }
+    assert str(spec.folder) == "runs/attacks"
+    assert len(expand(spec)) == 2 * (2 * 2 - 1) * 2
+
+
+TEXT = """
+name: texts
+base: quickstart
+axes:
+  attack: {on: {}, no: {model.lam: 1e-3}, 0.1: {}, null: {}}
+  lr: [1e-1, 1, off, true, null]
+leave_out: [{attack: [no, null], lr: [off, true, null]}]
+"""
+
+
+def test_labels_are_texts(tmp_path):
+    """YAML 1.1 would make truth values of on, off and no, and a text of 1e-3."""
+    (tmp_path / "study.yaml").write_text(TEXT)
+    spec = read_spec_file(tmp_path / "study.yaml")
+    attack, lr = spec.axes
+    assert attack.labels == ("on", "no", "0.1", "null")
+    assert lr.labels == ("0.1", "1", "off", "true", "null")
+    assert attack.changes["no"].overrides == {"model.lam": 0.001}
+    assert [word for label in lr.labels for word in lr.changes[label].words()] == [
+        f"--model.optimizer.lr={value}" for value in ("0.1", "1", "off", "true", "null")
+    ]
+    assert len(expand(spec)) == 4 * 5 - 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("name: a\nname: b", "`name` appears twice in one section (lines 1 and 2)"),
+        ("axes: {attack: {x: {}, x: {}}}", "`x` appears twice in one section"),
+        ("- a", "to be a file with the keys name, base,"),
+        ("", "to be a file with the keys"),
+        ("a: [", "(line 1)"),
+        ("a: &x [*x]", "an anchor contains itself"),
+    ],
+)
+def test_broken_file_is_one_sentence(tmp_path, text, part):
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(StudyError, match="Expected argument `study` to be a file") as caught:
+        read_spec_file(path)
+    assert part in str(caught.value)
+
+
+def test_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(StudyError, match="`study` to be a YAML file but found none at"):
+        read_spec_file(tmp_path / "none.yaml")
+
+
+def test_short_names_are_arguments_of_a_config():
+    with open("configs/quickstart.yaml", encoding="utf-8") as file:
+        sections = yaml.safe_load(file)
+    for path in SHORT_NAMES.values():
+        assert path.split(".")[0] in sections
+
+
+def test_class_on_an_axis_is_named_by_its_arguments():
+    krum = {"class_path": "pl_fed.aggregators.Krum", "init_args": {"num_selected": 3}}
+    spec = read_spec({"name": "a", "base": "quickstart", "axes": {"aggregator": ["Mean", krum]}})
+    assert spec.axes[0].labels == ("Mean", "Krum(num_selected=3)")
