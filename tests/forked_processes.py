@@ -14,7 +14,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
-PRELOADED = ["worlds", "pytest", "pl_fed.command.main"]
+PRELOADED = ["worlds", "pytest", "pl_fed.command.main", "pl_fed.studies.cell_run"]
 
 
 def fork_context():

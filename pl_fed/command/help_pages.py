@@ -15,7 +15,7 @@ federation is one PyTorch Lightning fit: a communication round is an epoch.
   validate    evaluate a checkpoint on the clients' validation data
   test        evaluate a checkpoint on the clients' test data
   predict     write the predictions of a checkpoint for the clients' test data
-  study       run all cells of a study: axes, seeds, and one folder for each run
+  study       run all combinations of algorithms, attacks … and seeds of a file
   report      compare runs in one HTML page that opens offline
   partition   print and draw the data split over the clients, without training
   export      write clients' models as files that load without pl_fed

@@ -160,9 +160,7 @@ def find_changes(file: Path, config: dict[str, Any], complete: Completion) -> st
     return _list_changes(listed, _MAX_CHANGES)
 
 
-def find_config_changes(
-    file: Path, config: dict[str, Any], parser: LightningArgumentParser
-) -> str:
+def find_config_changes(file: Path, config: dict[str, Any], parser: LightningArgumentParser) -> str:
     """Describe all differences of a config from that of a run, also in its length.
 
     Folders, loggers and displays are no differences.

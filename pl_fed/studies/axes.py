@@ -90,9 +90,9 @@ def _argument(path: str, name: str) -> str:
     argument = SHORT_NAMES.get(name, name)
     if argument.split(".")[0] not in SECTIONS:
         raise StudyError(
-            f"Expected argument `{path}` to be a mapping of labels, or to be named by the path of an"
-            f" argument such as model.lam or by one of {', '.join(SHORT_NAMES)}, but got a list of"
-            " values."
+            f"Expected argument `{path}` to be a mapping of labels, or to be named by the path of"
+            f" an argument such as model.lam or by one of {', '.join(SHORT_NAMES)}, but got a list"
+            " of values."
         )
     check_path(path, argument)
     return argument
@@ -114,7 +114,7 @@ def _read_values(path: str, argument: str, values: list[Any]) -> Iterator[tuple[
 
 def _check_labels(path: str, labels: list[str]) -> None:
     """Refuse labels that differ in case alone: some file systems cannot tell them apart."""
-    folded = {}
+    folded: dict[str, str] = {}
     for label in labels:
         if not label.strip() or not label.isprintable():
             refuse(path, "have labels of printable text", repr(label))

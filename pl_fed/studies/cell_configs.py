@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from pl_fed.command.messages import summarize
 from pl_fed.command.run_files import active_loggers

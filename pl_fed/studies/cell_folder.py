@@ -106,7 +106,7 @@ class CellFolder:
         return read_json(self.path / _SUMMARY)
 
     def read_state(self) -> State:
-        """Return the state of the cell, whatever its config is."""
+        """Return the state of the cell under any config."""
         if (state := self.read_result()) is not None:
             return state
         if self.is_locked:

@@ -17,7 +17,7 @@ from pl_fed.command.run_files import wandb_loggers_in
 from pl_fed.run_folder import RunLock, last_checkpoint
 from pl_fed.studies.cell_configs import check_config, describe_changes
 from pl_fed.studies.cell_folder import LOG, CellFolder, CellRecord, State
-from pl_fed.studies.isolation import isolated
+from pl_fed.studies.isolation import isolate
 from pl_fed.studies.jobs import RunJob, RunOutcome
 from pl_fed.text import first_line
 
@@ -74,7 +74,9 @@ def run_cell(job: RunJob) -> RunOutcome:
         if not is_alone:
             return RunOutcome(State.RUNNING)
         note = _prepare(folder, record, job)
-        error = "" if folder.read_result() else _fit(folder, record, job.arguments)
+        if state := folder.read_result():
+            return RunOutcome(state, note="by another process")
+        error = _fit(folder, record, job.arguments)
         state = folder.read_result() or State.FAILED
         error = "" if state.is_result else error or "the run did not finish"
         folder.change_record(error=error)
@@ -119,7 +121,7 @@ def _fit(folder: CellFolder, record: CellRecord, arguments: list[str]) -> str:
     words = ["fit", *arguments, *_QUIET, f"--trainer.default_root_dir={folder.root}"]
     if last_checkpoint(folder.path):
         words += ["--ckpt_path", str(folder.path)]
-    with isolated(), redirect_output(folder.path / LOG):
+    with isolate(), redirect_output(folder.path / LOG):
         try:
             CellCLI(words, RunLock(folder.path), record)
         except SystemExit as stop:

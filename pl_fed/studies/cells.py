@@ -79,7 +79,7 @@ def folder_name(text: str) -> str:
         >>> folder_name("attack=none,aggregator=Median")
         'attack=none,aggregator=Median'
         >>> folder_name("net=MLP(64, 10)")
-        'net=MLP_64_10_-b5c0bbd5'
+        'net=MLP_64__10_-5e77945a'
     """
     parts = re.split(r"([,=](?=[A-Za-z0-9_]))", text)
     name = "".join(part if part in (",", "=") else _UNSAFE.sub("_", part) for part in parts)
@@ -112,10 +112,9 @@ def expand(spec: StudySpec) -> list[Cell]:
                 cells.append(Cell(values, seed, change))
     for place, count in enumerate(matches):
         if not count:
-            labels = dict(spec.leave_out[place].labels)
             raise StudyError(
                 f"Expected argument `leave_out[{place}]` to match at least one cell but got"
-                f" {_describe(labels)}, which matches none."
+                f" {_describe(spec.leave_out[place].labels)}, which matches none."
             )
     if not cells:
         refuse("leave_out", "leave at least one cell", "entries that match all")

@@ -45,7 +45,7 @@ class Change:
         A class comes before its arguments: a later class could not take them all.
         """
         layers = [word for layer in self.layers for word in ("--config", layer)]
-        paths = sorted(self.overrides, key=lambda path: path.count("."))
+        paths = sorted(self.overrides, key=lambda path: (path.count("."), path))
         return [*layers, *(f"--{path}={format_override(self.overrides[path])}" for path in paths)]
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from pl_fed.command.hints import format_error
 from pl_fed.command.messages import describe_file_error
 from pl_fed.command.program import program_name
-from pl_fed.studies.cell_folder import CellFolder, State
+from pl_fed.studies.cell_folder import LOG, CellFolder, State
 from pl_fed.studies.cells import find_cell
 from pl_fed.studies.display import (
     Progress,
@@ -120,8 +120,8 @@ def _run(study: Study, options: argparse.Namespace, arguments: Sequence[str]) ->
         print(
             format_error(
                 f"Expected all cells to end but got {len(failed)} that failed twice, first"
-                f" {first.cell.name} ({first.reason}); its output is in {first.folder.path}/log.txt."
-                f" The same command tries them once more."
+                f" {first.cell.name} ({first.reason}); its output is in"
+                f" {first.folder.path / LOG}. The same command tries them again."
             ),
             end="",
             file=sys.stderr,
@@ -181,14 +181,15 @@ def _run_again(study: Study, name: str) -> None:
         Execution(study.spec.name, root, statuses, False, outcomes.append).run(pool)
     new = read_states(root, [cell])[0]
     if not new.state.is_result:
-        print(format_error(f"Expected {cell.name} to end but got {new.state}: {new.reason}."), end="")
+        print(
+            format_error(f"Expected {cell.name} to end but got {new.state}: {new.reason}."), end=""
+        )
         sys.exit(1)
     print(compare_rows(_numbers(old), _numbers(new)))
     print(f"The new run is in {new.folder.path}.")
 
 
 def _numbers(status: CellStatus) -> Mapping[str, Any]:
-    """Return the row of a cell with its numbers, whatever its config is."""
+    """Return the row of a cell with its numbers, under any config."""
     state = status.folder.read_result()
     return {} if state is None else make_row(replace(status, state=state))
-

@@ -120,7 +120,7 @@ class Execution:
         self.report(Event(status, outcome.seconds, outcome.note, is_final))
 
     def _record_death(self, job: RunJob) -> None:
-        """Write the failure of a cell whose process died twice, unless another process runs it."""
+        """Write the failure of a cell after two deaths, unless another process runs it."""
         folder = self._by_path[job.path].folder
         with folder.lock() as is_alone, contextlib.suppress(OSError):
             if is_alone:
@@ -138,5 +138,3 @@ class Execution:
                 self._report(path, RunOutcome(state, note="by another process"), is_final=True)
             else:
                 self._waiting.append(path)
-
-

@@ -31,7 +31,7 @@ class CellStatus:
 def read_states(root: Path, cells: Sequence[Cell]) -> list[CellStatus]:
     """Return the states of cells by their folders alone.
 
-    A finished run whose inputs differ is ``changed``, though its complete config may be the same.
+    A finished run of other inputs is ``changed``, though its complete config may be the same.
     """
     return [_read_state(root, cell) for cell in cells]
 
@@ -51,9 +51,7 @@ def needs_check(statuses: Sequence[CellStatus]) -> bool:
     return any(not status.state.is_result for status in statuses)
 
 
-def check_configs(
-    root: Path, statuses: Sequence[CellStatus], pool: WorkerPool
-) -> list[CellStatus]:
+def check_configs(root: Path, statuses: Sequence[CellStatus], pool: WorkerPool) -> list[CellStatus]:
     """Check the configs of all cells without a result, and compare them with earlier runs.
 
     Cells that differ in the seed alone share one check.
@@ -73,12 +71,10 @@ def check_configs(
     for status in statuses:
         if not status.state.is_result:
             conditions.setdefault(status.cell.condition, []).append(status)
-    jobs = {condition: _make_job(root, members) for condition, members in conditions.items()}
-    by_words = {tuple(job.arguments): condition for condition, job in jobs.items()}
     outcomes: dict[str, CheckOutcome] = {}
-    for job, outcome in pool.map(jobs.values()):
+    for job, outcome in pool.map(_make_job(root, members) for members in conditions.values()):
         if isinstance(job, CheckJob) and isinstance(outcome, CheckOutcome):
-            outcomes[by_words[tuple(job.arguments)]] = outcome
+            outcomes[job.condition] = outcome
     _refuse_invalid(conditions, outcomes)
     changes = {path: text for item in outcomes.values() for path, text in item.changes.items()}
     return [_update(status, changes) for status in statuses]
@@ -91,7 +87,8 @@ def _make_job(root: Path, members: Sequence[CellStatus]) -> CheckJob:
         for status in members
         if status.folder.config.is_file() and _has_other_inputs(status)
     }
-    return CheckJob(members[0].cell.change.words(), folders, str(root))
+    cell = members[0].cell
+    return CheckJob(cell.condition, cell.change.words(), folders, str(root))
 
 
 def _has_other_inputs(status: CellStatus) -> bool:

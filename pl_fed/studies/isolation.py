@@ -18,7 +18,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def isolated() -> Iterator[None]:
+def isolate() -> Iterator[None]:
     """Restore the settings of the process at the end of the block.
 
     These are the environment, the current folder, the search path of modules, filters of warnings,

@@ -10,12 +10,14 @@ class CheckJob:
     """Check job: parse and check the config of a cell, and compare it with that of finished runs.
 
     Attributes:
-        arguments: The words of the cell's command line.
+        condition: The name of the condition that the cells share.
+        arguments: The words of the command line, without a seed.
         folders: Folders of runs that should have this config but for their seeds: relative path of
             the cell → the seed.
         root: The folder of the study.
     """
 
+    condition: str
     arguments: list[str]
     folders: dict[str, int] = field(default_factory=dict)
     root: str = ""
@@ -27,7 +29,7 @@ class CheckOutcome:
 
     Attributes:
         error: The sentence that refuses the config; empty if it is valid.
-        changes: For each folder whose config differs, the differences.
+        changes: The differences of the config, by folder; folders without any are left out.
     """
 
     error: str = ""
@@ -73,15 +75,16 @@ class RunOutcome:
 
 
 _KINDS = {kind.__name__: kind for kind in (CheckJob, CheckOutcome, RunJob, RunOutcome)}
-Message = CheckJob | CheckOutcome | RunJob | RunOutcome
+Job = CheckJob | RunJob
+Outcome = CheckOutcome | RunOutcome
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Job | Outcome) -> bytes:
     """Return a message as one line."""
     return (json.dumps([type(message).__name__, asdict(message)]) + "\n").encode()
 
 
-def decode(line: bytes) -> Message:
+def decode(line: bytes) -> Any:
     """Return the message in a line.
 
     Example:
@@ -89,5 +92,4 @@ def decode(line: bytes) -> Message:
         RunOutcome(state='done', seconds=2.5, error='', note='')
     """
     kind, values = json.loads(line)
-    message: Message = _KINDS[kind](**values)
-    return message
+    return _KINDS[kind](**values)

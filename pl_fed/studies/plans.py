@@ -1,4 +1,4 @@
-"""Plans of a study beyond its cells: how it tunes algorithms, and what it compares."""
+"""Plans of a study beyond its cells: its tuning and its comparisons."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -114,9 +114,7 @@ def read_tuning(value: Any, axes: tuple[Axis, ...]) -> Tuning | None:
     )
 
 
-def _read_space(
-    value: Any, labels: tuple[str, ...]
-) -> dict[str, dict[str, Interval | Choices]]:
+def _read_space(value: Any, labels: tuple[str, ...]) -> dict[str, dict[str, Interval | Choices]]:
     space = read_mapping("tune.space", value, (*labels, ALL))
     if not space:
         refuse("tune.space", "have at least one label with arguments", value)
@@ -156,7 +154,10 @@ def read_comparison(value: Any, axes: tuple[Axis, ...]) -> Comparison | None:
     if value is None:
         return None
     plan = read_mapping("compare", value, ("metrics", "baseline"))
-    metrics = [read_text("compare.metrics", item) for item in read_list("compare.metrics", plan.get("metrics"))]
+    metrics = [
+        read_text("compare.metrics", item)
+        for item in read_list("compare.metrics", plan.get("metrics"))
+    ]
     for metric in metrics:
         if not metric.startswith(("test/", "val/")):
             refuse("compare.metrics", "be metrics such as test/personal/accuracy", metric)

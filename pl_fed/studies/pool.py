@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
-from pl_fed.studies.jobs import Message, decode, encode
+from pl_fed.studies.jobs import Job, Outcome, decode, encode
 from pl_fed.studies.worker import DIED, READY
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -29,13 +29,13 @@ class Worker:
     """Worker: one process with one thread that does jobs, see :mod:`pl_fed.studies.worker`.
 
     Args:
-        limit: The number of runs after which a fresh fork takes its place.
+        limit: The number of runs of a fork; then a fresh one takes its place.
         words: The command line of a cell.
     """
 
     def __init__(self, limit: int, words: Sequence[str]) -> None:
         self._command = [sys.executable, "-m", "pl_fed.studies.worker", str(limit), *words]
-        self.job: Message | None = None
+        self.job: Job | None = None
         self.is_ready = False
         self._starts = 0
         self._start()
@@ -44,7 +44,7 @@ class Worker:
         """Start the process in a session of its own, so that Ctrl-C reaches this process alone."""
         self._starts += 1
         self.is_ready = False
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
         self._process = subprocess.Popen(
             self._command,
@@ -69,7 +69,7 @@ class Worker:
         """Whether the worker can take a job."""
         return self.is_ready and self.job is None
 
-    def give(self, job: Message) -> None:
+    def give(self, job: Job) -> None:
         """Send a job to the worker."""
         self.job = job
         stream = self._process.stdin
@@ -77,12 +77,12 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):  # its death is noticed at its output
                 stream.write(encode(job))
 
-    def read(self) -> tuple[Message, Message | None] | None:
+    def read(self) -> tuple[Job, Outcome | None] | None:
         """Read the next line of the worker.
 
         Returns:
-            The job and its outcome, or ``None`` in place of the outcome if the worker died; ``None``
-            for a line that ends no job.
+            The job and its outcome, or the job and ``None`` if the worker died; ``None`` for a line
+            that ends no job.
 
         Raises:
             RuntimeError: If the worker cannot start.
@@ -119,12 +119,12 @@ class Worker:
 
 
 class WorkerPool:
-    """Worker pool: some workers; to use as a context, which kills them at its end.
+    """Worker pool: some workers, as a context that kills them at its end.
 
     Args:
         count: The number of workers.
-        limit: The number of runs after which a fresh fork takes the place of a worker.
-        words: The command line of a cell: it tells what workers should import.
+        limit: The number of runs of a fork; then a fresh one takes its place.
+        words: The command line of a cell: workers import its loggers, too.
     """
 
     def __init__(self, count: int, limit: int, words: Sequence[str] = ()) -> None:
@@ -145,11 +145,11 @@ class WorkerPool:
         return [worker for worker in self.workers if worker.is_idle]
 
     @property
-    def jobs(self) -> list[Message]:
+    def jobs(self) -> list[Job]:
         """The jobs that workers are doing."""
         return [worker.job for worker in self.workers if worker.job is not None]
 
-    def wait(self, seconds: float) -> list[tuple[Message, Message | None]]:
+    def wait(self, seconds: float) -> list[tuple[Job, Outcome | None]]:
         """Wait for lines of workers.
 
         Args:
@@ -165,8 +165,8 @@ class WorkerPool:
         ended = [worker.read() for worker in ready]
         return [pair for pair in ended if pair is not None]
 
-    def map(self, jobs: Iterable[Message]) -> Iterator[tuple[Message, Message]]:
-        """Do jobs, and yield each with its outcome; a job whose worker dies is done once more.
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
+        """Do jobs, and yield each with its outcome; after the death of a worker, once more.
 
         Raises:
             RuntimeError: If a worker dies twice with the same job.
@@ -183,4 +183,3 @@ class WorkerPool:
                 else:
                     deaths.append(job)
                     waiting.append(job)
-

@@ -17,7 +17,7 @@ def refuse(path: str, expected: str, got: object, remedy: str = "") -> NoReturn:
         path: The path of the value, such as ``axes.attack``.
         expected: A verb phrase, such as "be a mapping".
         got: The value.
-        remedy: What to do about it.
+        remedy: The advice.
 
     Raises:
         StudyError: Always.

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from pl_fed.command.config_files import reason
 from pl_fed.command.config_files import read_text as read_file
+from pl_fed.command.config_files import reason
 from pl_fed.studies.axes import Axis, read_axes
 from pl_fed.studies.changes import Change, read_change
 from pl_fed.studies.plans import Comparison, Tuning, read_comparison, read_tuning
@@ -38,8 +38,8 @@ class Options:
         folder: The folder of the study; ``None`` is ``runs/<name>``.
         workers: The number of processes that run cells; ``None`` is the number of cores.
         keep_checkpoints: Whether finished cells keep their checkpoints.
-        runs_per_worker: The number of runs after which a fresh process takes the place of a
-            worker, so that its memory does not grow without bound.
+        runs_per_worker: The number of runs of a process; then a fresh one takes its place, so that
+            its memory does not grow without bound.
     """
 
     folder: str | None = None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pl_fed.studies.cell_folder import State, write_text
 from pl_fed.studies.cells import Cell, expand
@@ -16,9 +16,6 @@ from pl_fed.studies.readers import StudyError
 from pl_fed.studies.results import make_row, write_results
 from pl_fed.studies.selection import Selection, read_only
 from pl_fed.studies.spec import StudySpec, read_spec, read_spec_file
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 DESCRIPTION = "study.json"
 """Name of the file in a study's folder that describes its axes, seeds and cells."""
@@ -145,7 +142,7 @@ class Study:
         self,
         workers: int | None = None,
         only: Sequence[str] = (),
-        report: Callable[[Event], None] = lambda event: None,
+        report: Callable[[Event], None] | None = None,
     ) -> list[dict[str, Any]]:
         """Run the cells without a result, and return the rows of all cells.
 
@@ -170,9 +167,10 @@ class Study:
                 checked = check_configs(self.folder, statuses, pool)
                 self._describe()
                 todo = _order([status for status in checked if not status.state.is_result])
-                report(Event(None, waiting=len(todo)))
                 keep = self.spec.options.keep_checkpoints
-                Execution(self.spec.name, self.folder, todo, keep, report).run(pool)
+                Execution(self.spec.name, self.folder, todo, keep, report or (lambda _: None)).run(
+                    pool
+                )
         rows = self.rows()
         write_results(self.folder, rows)
         return rows
@@ -192,13 +190,13 @@ class Study:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row for each cell: labels, seed, status, and the numbers of its summary."""
-        return [make_row(status) for status in read_states(self.folder, self.cells)]
+        return [make_row(status) for status in self.inspect()]
 
-    def results(self) -> "pd.DataFrame":
+    def results(self) -> Any:
         """Return the rows as a pandas frame.
 
         Raises:
-            ImportError: Without pandas, which ``pip install pl_fed[study]`` installs.
+            ImportError: Without pandas; ``pip install pl_fed[study]`` installs it.
         """
         try:
             import pandas as pd

@@ -1,6 +1,6 @@
 """A process that runs cells: it imports PyTorch and Lightning once, and forks.
 
-The parent of the forks only imports. It forks one child at a time, which does jobs; if the child is
+The parent of the forks only imports. It forks one child at a time to do jobs; if the child is
 killed, or has done its number of runs, the parent forks another one. Jobs come as lines on standard
 input, and outcomes go as lines to standard output.
 """
@@ -22,7 +22,7 @@ _SECONDS = 1.0  # between two looks at the parent
 
 
 def import_all(words: list[str]) -> None:
-    """Import what runs need; objects of the imports are no concern of the garbage collector.
+    """Import the modules of runs; the garbage collector leaves out their objects.
 
     Args:
         words: The command line of a cell: W&B is imported first if it is likely to be used.
@@ -66,7 +66,7 @@ def work(channel: int, limit: int | None) -> int:
     """
     from pl_fed.studies.cell_configs import InvalidCellError
     from pl_fed.studies.cell_run import check_cell, run_cell
-    from pl_fed.studies.jobs import CheckJob, CheckOutcome, RunJob, RunOutcome, decode, encode
+    from pl_fed.studies.jobs import CheckJob, CheckOutcome, Job, RunOutcome, decode, encode
 
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     runs = 0
@@ -74,7 +74,7 @@ def work(channel: int, limit: int | None) -> int:
         line = _read_line()
         if not line:
             return 0
-        job = decode(line)
+        job: Job = decode(line)
         outcome: CheckOutcome | RunOutcome
         if isinstance(job, CheckJob):
             try:
@@ -83,8 +83,7 @@ def work(channel: int, limit: int | None) -> int:
             except InvalidCellError as error:
                 outcome = CheckOutcome(error=str(error))
         else:
-            assert_is_run = isinstance(job, RunJob)
-            outcome = run_cell(job) if assert_is_run else RunOutcome("failed")
+            outcome = run_cell(job)
             runs += 1
         os.write(channel, encode(outcome))
     return RECYCLE

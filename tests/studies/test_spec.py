@@ -36,14 +36,20 @@ MISTAKES = {  # path of the value → wrong value, a part of the sentence
         (None, "`name` to be a text but got nothing"),
         ("a/b", "`name` to have only letters, digits, _, . and - but got a/b"),
     ],
-    "bases": [(["quickstart"], "only the keys name, base, axes, seeds,"), (1, "did you mean base?")],
+    "bases": [
+        (["quickstart"], "only the keys name, base, axes, seeds,"),
+        (1, "did you mean base?"),
+    ],
     "base": [
         (["quickstrat"], "`base` to name configs but got quickstrat: there is no such file"),
         (["quickstrat"], "(did you mean quickstart?)"),
         (3, "`base` to be names of configs, values of arguments by their paths, or both but got 3"),
         ({"seed_everything": 3}, "got seed_everything: set the study's `seeds`"),
         ({"trainer": {"default_root_dir": "x"}}, "set `options.folder`"),
-        ({"model lam": 3}, "`base` to have paths of arguments, such as model.lam, but got model lam"),
+        (
+            {"model lam": 3},
+            "`base` to have paths of arguments, such as model.lam, but got model lam",
+        ),
         ({"model.lam": float("nan")}, "`base.model.lam` to be a number but got NaN"),
     ],
     "axes": [
@@ -75,12 +81,18 @@ MISTAKES = {  # path of the value → wrong value, a part of the sentence
         ([], "`seeds` to have at least one value but got an empty list"),
     ],
     "leave_out": [
-        ([{"atack": "none"}], "name axes of the study (algorithm, attack, aggregator, seed) but got"),
+        (
+            [{"atack": "none"}],
+            "name axes of the study (algorithm, attack, aggregator, seed) but got",
+        ),
         ([{"atack": "none"}], "atack (did you mean attack?)"),
         ([{"attack": "non"}], "`leave_out[0].attack` to be one of none, labels but got non"),
         ([{}], "`leave_out[0]` to name at least one axis but got an empty mapping"),
         ([3], "`leave_out[0]` to be a mapping of axes to labels but got 3"),
-        ([{"attack": "none"}, {"seed": 7}], "`leave_out[1]` to match at least one cell but got seed=7"),
+        (
+            [{"attack": "none"}, {"seed": 7}],
+            "`leave_out[1]` to match at least one cell but got seed=7",
+        ),
         ([{"seed": [0, 1]}], "`leave_out` to leave at least one cell"),
     ],
     "options": [
@@ -89,7 +101,9 @@ MISTAKES = {  # path of the value → wrong value, a part of the sentence
         ({"keep_checkpoints": "yes"}, "`options.keep_checkpoints` to be true or false but got yes"),
         ({"folder": ""}, "`options.folder` to be a text"),
     ],
-    "tune.per": [("lr", "`tune.per` to be one of the axes algorithm, attack, aggregator but got lr")],
+    "tune.per": [
+        ("lr", "`tune.per` to be one of the axes algorithm, attack, aggregator but got lr")
+    ],
     "tune.budget": [(0, "`tune.budget` to be an integer of at least 1 but got 0")],
     "tune.sampler": [("tpo", "`tune.sampler` to be one of grid, random, tpe but got tpo")],
     "tune.metric": [("test/global/loss", "a metric of the validation, such as val/global/loss")],
