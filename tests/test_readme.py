@@ -14,6 +14,7 @@ import torch
 import yaml
 from made_data import write_mnist
 from pages import ROOT, Page, find_pages, split_commands
+from study_processes import run as run_study
 
 from pl_fed import aggregators, attacks, clients
 from pl_fed.clients import Client, Model
@@ -110,6 +111,9 @@ class Reader:
             with pytest.raises(SystemExit) as stopped:
                 run_command(arguments)
             assert stopped.value.code in (0, None)
+        elif arguments[0] == "study":
+            status, output = run_study(arguments[1:], self.folder)
+            assert status == 0, output
         elif arguments[0] in ("fit", "validate", "test", "predict"):
             short = ONE_ROUND if arguments[0] == "fit" else ONE_ROUND[2:]
             if "ddp" in arguments:  # tests/test_processes.py runs two processes

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("configs", "pl_fed", "experiments")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s#]+)")
 GUIDES = {
-    "Use": ["configs/README", "pl_fed/README", "pl_fed/command/README"],
+    "Use": [
+        *("configs/README", "pl_fed/README", "pl_fed/command/README", "pl_fed/studies/README"),
+    ],
     "Bring your own": [f"pl_fed/{room}/README" for room in ("tasks", "data", "models", "clients")],
     "Data splits, attacks, defences": [
         f"pl_fed/{room}/README" for room in ("partitioners", "attacks", "aggregators")
@@ -35,7 +37,7 @@ ROOMS = (
     *("optimizers", "models", "data", "metrics", "privacy", "callbacks", "loggers", "functional"),
     "statistics",
 )
-MAIN_CLASSES = ("Trainer", "Federation", "Adversary", "EngineOptions", "StorageOptions")
+MAIN_CLASSES = ("Trainer", "Study", "Federation", "Adversary", "EngineOptions", "StorageOptions")
 TYPES = ("Batch", "ClientContext", "RoundContext", "Population")
 
 

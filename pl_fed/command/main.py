@@ -30,13 +30,7 @@ _KNOWN = re.compile(
 
 def main(args: ArgsType = None) -> None:
     """Run the command line; print one sentence, not a traceback, for errors of the user."""
-    for library in ("lightning.pytorch", "lightning.fabric"):
-        for module in ("rank_zero", "seed"):
-            logging.getLogger(f"{library}.utilities.{module}").addFilter(_is_news)
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended.*")
-    warnings.formatwarning = _format_warning
-    prepare_wandb()
+    prepare_output()
     arguments = sys.argv[1:] if args is None else args
     try:
         _run_command(arguments)
@@ -62,6 +56,17 @@ def main(args: ArgsType = None) -> None:
         notes = getattr(error, "__notes__", [])
         print(format_error(" ".join([text, *notes]), arguments), end="", file=sys.stderr)
         sys.exit(1)
+
+
+def prepare_output() -> None:
+    """Leave out lines of libraries that say no more than pl_fed's own, and shorten warnings."""
+    for library in ("lightning.pytorch", "lightning.fabric"):
+        for module in ("rank_zero", "seed"):
+            logging.getLogger(f"{library}.utilities.{module}").addFilter(_is_news)
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended.*")
+    warnings.formatwarning = _format_warning
+    prepare_wandb()
 
 
 def _format_warning(message: Warning | str, *_: Any, **__: Any) -> str:

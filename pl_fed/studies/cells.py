@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Cell:
     def path(self) -> str:
         """The folder below that of the study, such as ``algorithm=ditto,attack=none/seed=0``."""
         seed = f"{SEED}={self.seed}"
-        return f"{folder_name(self.condition)}/{seed}" if self.values else seed
+        return f"{folder_name(self.values)}/{seed}" if self.values else seed
 
     @cached_property
     def arguments(self) -> list[str]:
@@ -72,22 +73,25 @@ def _read_layer(layer: str) -> str:
     return read_text(find_layer(layer))
 
 
-def folder_name(text: str) -> str:
-    """Return a text as the name of a folder; a hash tells apart the texts that lose characters.
+def folder_name(values: Mapping[str, str]) -> str:
+    """Return the name of a folder for some labels; a hash replaces characters that are not safe.
+
+    Args:
+        values: The labels by axis.
 
     Example:
-        >>> folder_name("attack=none,aggregator=Median")
+        >>> folder_name({"attack": "none", "aggregator": "Median"})
         'attack=none,aggregator=Median'
-        >>> folder_name("net=MLP(64, 10)")
-        'net=MLP_64__10_-5e77945a'
+        >>> folder_name({"net": "MLP(64, 10)"})
+        'net=MLP_64__10_-38604cf1'
     """
-    parts = re.split(r"([,=](?=[A-Za-z0-9_]))", text)
-    name = "".join(part if part in (",", "=") else _UNSAFE.sub("_", part) for part in parts)
-    encoded = name.encode()
-    if name == text and len(encoded) <= _MAX_BYTES:
+    parts = [f"{axis}={_UNSAFE.sub('_', label)}" for axis, label in values.items()]
+    name = ",".join(parts)
+    is_safe = all(_UNSAFE.search(label) is None for label in values.values())
+    if is_safe and len(name.encode()) <= _MAX_BYTES:
         return name
-    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
-    shortened = encoded[: _MAX_BYTES - _DIGITS - 1].decode(errors="ignore")
+    digest = hashlib.sha256(json.dumps(dict(values)).encode()).hexdigest()[:_DIGITS]
+    shortened = name.encode()[: _MAX_BYTES - _DIGITS - 1].decode(errors="ignore")
     return f"{shortened}-{digest}"
 
 
@@ -138,7 +142,7 @@ def find_cell(name: str, cells: Sequence[Cell]) -> Cell:
     labels = set(name.split(","))
     for cell in cells:
         is_folder = name.rstrip("/") == cell.path or name.rstrip("/").endswith(f"/{cell.path}")
-        if is_folder or labels == set(cell.name.split(",")):
+        if is_folder or name == cell.name or labels == set(cell.name.split(",")):
             return cell
     raise StudyError(
         f"Expected argument `again` to be the name of a cell, such as {cells[0].name}, but got"

@@ -100,9 +100,15 @@ def test_digest_follows_the_texts_of_layers(tmp_path):
 
 
 def test_long_names_are_shortened_and_stay_apart():
-    names = {folder_name("a" * 300 + str(number)) for number in range(50)}
+    names = {folder_name({"axis": "a" * 300 + str(number)}) for number in range(50)}
     assert len(names) == 50
     assert max(map(len, names)) <= 180
+
+
+def test_labels_like_names_stay_apart():
+    """A separator within a label must not make one cell's folder that of another."""
+    cells = expand(study({"a": ["x", "x,b=y"], "b": ["y,b=z", "z"]}))
+    assert len({cell.path for cell in cells}) == len(cells) == 8
 
 
 def test_cell_is_found_by_its_name_and_its_folder():

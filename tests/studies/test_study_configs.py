@@ -1,0 +1,67 @@
+"""The studies that come with pl_fed run, and loggers learn the labels of a cell."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from study_processes import run
+
+from pl_fed.studies.cells import expand
+from pl_fed.studies.spec import read_spec_file
+
+ROOT = Path(__file__).parents[2]
+STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
+TINY = {"trainer.max_epochs": 1, "data.num_clients": 6, "federation.sampler.cohort_size": 3}
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=[path.stem for path in STUDIES])
+def test_study_is_named_like_its_file(path):
+    spec = read_spec_file(path)
+    assert spec.name == path.stem
+    assert path.read_text().startswith(f"# python -m pl_fed study configs/studies/{path.name}\n")
+    assert len(expand(spec)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", STUDIES, ids=[path.stem for path in STUDIES])
+def test_study_runs(path, tmp_path):
+    """One round and one seed of each condition."""
+    study = yaml.safe_load(path.read_text())
+    study |= {"base": [*study["base"], TINY], "seeds": 1}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    status, output = run(["study.yaml"], tmp_path)
+    assert status == 0, output
+    cells = expand(read_spec_file(tmp_path / "study.yaml"))
+    assert output.splitlines()[-1].startswith(f"{len(cells)} done.")
+
+
+@pytest.mark.slow
+def test_loggers_learn_study_cell_and_labels(tmp_path):
+    loggers = [
+        {"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": {"project": "p"}},
+        {
+            "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
+            "init_args": {"save_dir": "."},
+        },
+    ]
+    study = {
+        "name": "logged_study",
+        "base": ["quickstart", TINY, {"trainer.logger": loggers}],
+        "axes": {"condition": {"under test": {}}},
+        "options": {"workers": 1, "folder": "study"},
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    status, output = run(["study.yaml"], tmp_path, WANDB_MODE="offline", WANDB_SILENT="true")
+    assert status == 0, output
+    (cell,) = (tmp_path / "study").glob("condition=*/seed=0")
+    (record,) = cell.glob("wandb/offline-run-*/run-*.wandb")
+    content = record.read_bytes()
+    for text in (b"logged_study", b"condition=under test,seed=0", b'"under test"'):
+        assert text in content, text
+    (hparams,) = cell.rglob("hparams.yaml")
+    labels = yaml.safe_load(hparams.read_text())
+    assert labels["study"] == "logged_study"
+    assert labels["condition"] == "under test"
+    assert labels["seed_everything"] == 0
+    assert os.path.getsize(cell / "log.txt")
