@@ -171,9 +171,18 @@ class Study:
                 Execution(self.spec.name, self.folder, todo, keep, report or (lambda _: None)).run(
                     pool
                 )
+        self._remove_checkpoints(statuses)
         rows = self.rows()
         write_results(self.folder, rows)
         return rows
+
+    def _remove_checkpoints(self, statuses: Sequence[CellStatus]) -> None:
+        """Remove the checkpoints of finished runs that an earlier, killed start left behind."""
+        for status in () if self.spec.options.keep_checkpoints else statuses:
+            if status.state.is_result:
+                with status.folder.lock() as is_alone:
+                    if is_alone:
+                        status.folder.remove_checkpoints()
 
     def _describe(self) -> None:
         """Write the axes, seeds and cells of the study to its folder."""

@@ -49,14 +49,10 @@ class Careless(Ditto):
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.set_float32_matmul_precision("medium")
 
-    def configure_optimizers(self):
-        torch.set_default_dtype(torch.float64)
-        return super().configure_optimizers()
-
-class Faulty(FedAvg):
-    "Faulty: fails in round 1."
-    def end_round(self, client):
-        raise RuntimeError("no end for this round")
+    def teardown(self, stage):
+        super().teardown(stage)
+        if stage == "test":
+            torch.set_default_dtype(torch.float64)
 
 class Deadly(FedAvg):
     "Deadly: kills its process in its first attempts, as often as the environment says."
@@ -290,13 +286,14 @@ def test_settings_of_a_run_do_not_reach_the_next_one(finished, tmp_path):
         }
     }
     expected = {(row["algorithm"], row["seed"]): row for row in read_results(finished / "study")}
-    for runs_per_worker in (50, 1):
+    for runs_per_worker, seeds in ((50, 2), (1, 1)):  # all runs in one fork, or each in its own
         options = {"folder": f"study_{runs_per_worker}", "workers": 1}
-        write_study(tmp_path, axes=axes, options={**options, "runs_per_worker": runs_per_worker})
+        options |= {"runs_per_worker": runs_per_worker}
+        write_study(tmp_path, axes=axes, seeds=seeds, options=options)
         status, output = run(["study.yaml"], tmp_path)
         assert status == 0, output
         order = re.findall(r"\] algorithm=(\w+),seed=", output)
-        assert order == ["Careless", "Ditto", "FedAvg"] * 3
+        assert order == ["Careless", "Ditto", "FedAvg"] * seeds
         for row in read_results(tmp_path / options["folder"]):
             if row["algorithm"] != "Careless":
                 assert row == expected[row["algorithm"], row["seed"]]
