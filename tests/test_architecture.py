@@ -72,7 +72,7 @@ def name_of(path):
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
-ROOMS_OF_TEXT_FILES = ("callbacks", "data", "exports", "loggers", "reports")
+ROOMS_OF_TEXT_FILES = ("callbacks", "data", "exports", "loggers", "reports", "studies")
 
 
 def violations(paths, find):

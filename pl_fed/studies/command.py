@@ -98,7 +98,7 @@ def _run(study: Study, options: argparse.Namespace, arguments: Sequence[str]) ->
     before = read_states(study.folder, study.select(options.only))
     done = sum(status.state.is_result for status in before)
     print(f"{study.spec.name}: {len(before)} cells, {done} of them with results", flush=True)
-    progress = Progress(len(before), done, _mean_seconds(before))
+    progress = Progress(len(before), done)
     command = shlex.join([*program_name().split(), "study", *arguments])
     try:
         study.run(options.workers, options.only, progress)

@@ -23,13 +23,11 @@ class Progress:
     Args:
         total: The number of cells of the study that it selects.
         done: The number of cells that have a result at the start.
-        seconds: The mean time of earlier runs; ``None`` if there are none.
     """
 
-    def __init__(self, total: int, done: int, seconds: float | None) -> None:
+    def __init__(self, total: int, done: int) -> None:
         self.total = total
         self.ended = done
-        self._seconds = [] if seconds is None else [seconds]
         self._started = time.monotonic()
         self._new = 0
         self._is_live = sys.stderr.isatty()

@@ -1,5 +1,6 @@
 """A study: its cells, their execution and their results."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -127,16 +128,19 @@ class Study:
         return WorkerPool(count, self.spec.options.runs_per_worker, self.cells[0].arguments)
 
     def inspect(self, only: Sequence[str] = ()) -> list[CellStatus]:
-        """Return the state of cells; starts a worker if configs need a check.
+        """Return the states of cells; starts a worker to compare complete configs if inputs differ.
 
-        Raises:
-            ValueError: If the config of a cell is invalid.
+        Args:
+            only: Labels of the cells, such as ``algorithm=ditto``.
         """
         statuses = read_states(self.folder, self.select(only))
-        if not any(status.state is State.CHANGED for status in statuses):
+        changed = [status for status in statuses if status.state is State.CHANGED]
+        if not changed:
             return statuses
-        with self.open_pool(1) as pool:
-            return check_configs(self.folder, statuses, pool)
+        with self.open_pool(1) as pool, contextlib.suppress(StudyError):  # an invalid one differs
+            changed = check_configs(self.folder, changed, pool)
+        by_path = {status.cell.path: status for status in changed}
+        return [by_path.get(status.cell.path, status) for status in statuses]
 
     def run(
         self,
@@ -168,9 +172,8 @@ class Study:
                 self._describe()
                 todo = _order([status for status in checked if not status.state.is_result])
                 keep = self.spec.options.keep_checkpoints
-                Execution(self.spec.name, self.folder, todo, keep, report or (lambda _: None)).run(
-                    pool
-                )
+                listener = report or (lambda _: None)
+                Execution(self.spec.name, self.folder, todo, keep, listener).run(pool)
         self._remove_checkpoints(statuses)
         rows = self.rows()
         write_results(self.folder, rows)

@@ -352,6 +352,8 @@ def test_invalid_cell_is_found_before_the_first_run(tmp_path):
         assert sentence in error
         assert all(hint.startswith("hint: ") for hint in hints)
         assert not (tmp_path / "study").exists()
+    status, output = run(["study.yaml", "--only", "algorithm=Ditto", "--only", "seed=0"], tmp_path)
+    assert status == 0, "the other cells do not matter"
 
 
 def test_checkpoints_stay_on_request(tmp_path):
