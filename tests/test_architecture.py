@@ -91,7 +91,7 @@ def open_calls_without_encoding(path):
         modes = [argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)]
         binary = node.func.attr == "open" and "b" in str(modes)
         named = any(keyword.arg == "encoding" for keyword in node.keywords)
-        if node.func.attr in opens and not (binary or named or owner in ("Image", "self")):
+        if node.func.attr in opens and not (binary or named or owner in ("Image", "os", "self")):
             yield node.lineno
 
 
