@@ -95,10 +95,14 @@ def folder_name(values: Mapping[str, str]) -> str:
     return f"{shortened}-{digest}"
 
 
-def expand(spec: StudySpec) -> list[Cell]:
+def expand(spec: StudySpec, tuned: Mapping[str, Mapping[str, Any]] | None = None) -> list[Cell]:
     """Return the cells of a study: all combinations of labels and seeds that it does not leave out.
 
     The first axis changes slowest, and the seed fastest.
+
+    Args:
+        spec: The study.
+        tuned: The tuned values of arguments for each label of the axis ``tune.per``.
 
     Raises:
         StudyError: If an entry of ``leave_out`` matches no cell, or all cells are left out.
@@ -109,6 +113,8 @@ def expand(spec: StudySpec) -> list[Cell]:
         change = spec.base
         for axis in spec.axes:
             change += axis.changes[values[axis.name]]
+        if tuned is not None and spec.tune is not None:
+            change += Change(overrides=tuned[values[spec.tune.per]])
         for seed in spec.seeds:
             matched = [selection.includes(values, seed) for selection in spec.leave_out]
             matches = [count + match for count, match in zip(matches, matched)]

@@ -26,6 +26,7 @@ from pl_fed.studies.inspection import CellStatus, check_configs, needs_check, re
 from pl_fed.studies.pool import count_cores
 from pl_fed.studies.results import RESULTS, make_row
 from pl_fed.studies.study import Study
+from pl_fed.studies.tuning import TABLE, Tuner
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -94,12 +95,14 @@ def _exit(message: str) -> NoReturn:
 
 
 def _run(study: Study, options: argparse.Namespace, arguments: Sequence[str]) -> None:
-    """Run the missing cells, and write the table of results."""
+    """Run the missing trials and cells, and write the table of results."""
+    command = shlex.join([*program_name().split(), "study", *arguments])
+    if study.tuner is not None:
+        _tune(study, study.tuner, options, command)
     before = read_states(study.folder, study.select(options.only))
     done = sum(status.state.is_result for status in before)
     print(f"{study.spec.name}: {len(before)} cells, {done} of them with results", flush=True)
     progress = Progress(len(before), done)
-    command = shlex.join([*program_name().split(), "study", *arguments])
     try:
         study.run(options.workers, options.only, progress)
     except KeyboardInterrupt:
@@ -127,6 +130,33 @@ def _run(study: Study, options: argparse.Namespace, arguments: Sequence[str]) ->
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _tune(study: Study, tuner: Tuner, options: argparse.Namespace, command: str) -> None:
+    """Run the missing trials, and print the chosen values."""
+    done = sum(item.state.is_result for trials in tuner.trials.values() for item in trials)
+    runs = max(1, tuner.runs_per_trial)
+    print(
+        f"{study.spec.name}: tuning by {tuner.plan.metric}, {tuner.total} runs in all", flush=True
+    )
+    progress = Progress(tuner.total, done * runs)
+    try:
+        study.tune(options.workers, options.only, progress)
+    except KeyboardInterrupt:
+        print(
+            "Stopped by Ctrl-C while tuning. Finished trials and checkpoints stay. Go on with:\n"
+            f"  {command}",
+            file=sys.stderr,
+        )
+        sys.exit(128 + signal.SIGINT)
+    finally:
+        progress.close()
+    for label, values in tuner.chosen().items():
+        text = ", ".join(f"{path} = {value}" for path, value in values.items())
+        print(f"{tuner.plan.per}={label}: {text or 'nothing is tuned'}")
+    for sentence in tuner.warnings():
+        print(f"warning: {sentence}", file=sys.stderr)
+    print(f"All trials are in {study.folder / TABLE}.")
 
 
 def _mean_seconds(statuses: Sequence[CellStatus]) -> float | None:

@@ -108,27 +108,32 @@ def read_tuning(value: Any, axes: tuple[Axis, ...]) -> Tuning | None:
         on=read_selection("tune.on", plan.get("on", {}), axes),
         budget=read_integer("tune.budget", plan.get("budget"), 1),
         sampler=str(sampler),
-        space=_read_space(plan.get("space"), labels[str(per)]),
+        space=_read_space(plan.get("space"), labels[str(per)], sampler == "grid"),
         metric=metric,
         seeds=read_integer("tune.seeds", plan.get("seeds", 1), 1),
     )
 
 
-def _read_space(value: Any, labels: tuple[str, ...]) -> dict[str, dict[str, Interval | Choices]]:
+def _read_space(
+    value: Any, labels: tuple[str, ...], is_grid: bool
+) -> dict[str, dict[str, Interval | Choices]]:
     space = read_mapping("tune.space", value, (*labels, ALL))
     if not space:
         refuse("tune.space", "have at least one label with arguments", value)
     return {
         label: {
-            path: _read_range(f"tune.space.{label}.{path}", path, item)
+            path: _read_range(f"tune.space.{label}.{path}", path, item, is_grid)
             for path, item in read_mapping(f"tune.space.{label}", arguments).items()
         }
         for label, arguments in space.items()
     }
 
 
-def _read_range(path: str, argument: str, value: Any) -> Interval | Choices:
-    """Return ``[low, high]`` or ``[low, high, scale]`` as an interval, another list as choices."""
+def _read_range(path: str, argument: str, value: Any, is_grid: bool) -> Interval | Choices:
+    """Return ``[low, high]`` or ``[low, high, scale]`` as an interval, another list as choices.
+
+    In a grid, ``[low, high]`` are two choices.
+    """
     check_path(path, argument)
     values = read_list(path, value)
     scale = values[2] if len(values) == 3 and values[2] in _SCALES else None
@@ -136,7 +141,7 @@ def _read_range(path: str, argument: str, value: Any) -> Interval | Choices:
     are_numbers = all(
         isinstance(bound, int | float) and not isinstance(bound, bool) for bound in bounds
     )
-    if len(bounds) != 2 or not are_numbers:
+    if len(bounds) != 2 or not are_numbers or (is_grid and scale is None):
         return Choices(tuple(values))
     low, high = bounds
     if low >= high or (scale == "log" and low <= 0):

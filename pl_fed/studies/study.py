@@ -17,6 +17,7 @@ from pl_fed.studies.readers import StudyError
 from pl_fed.studies.results import make_row, write_results
 from pl_fed.studies.selection import Selection, read_only
 from pl_fed.studies.spec import StudySpec, read_spec, read_spec_file
+from pl_fed.studies.tuning import Tuner
 
 DESCRIPTION = "study.json"
 """Name of the file in a study's folder that describes its axes, seeds and cells."""
@@ -34,6 +35,7 @@ class Study:
         leave_out: Combinations of labels that the study does not run.
         compare: The tests of the study's report.
         options: How the study runs, such as ``workers`` and ``folder``.
+        tune: The tuning: the same number of trials for each label of an axis.
 
     Raises:
         ValueError: If an argument is invalid; with one sentence.
@@ -56,8 +58,9 @@ class Study:
         leave_out: Sequence[Mapping[str, Any]] = (),
         compare: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        tune: Mapping[str, Any] | None = None,
     ) -> None:
-        self.spec = read_spec(
+        spec = read_spec(
             {
                 "name": name,
                 "base": base,
@@ -66,16 +69,27 @@ class Study:
                 "leave_out": list(leave_out),
                 "compare": compare,
                 "options": options,
+                "tune": tune,
             }
         )
-        self.cells = expand(self.spec)
+        self._begin(spec)
+
+    def _begin(self, spec: StudySpec) -> None:
+        """Set the study, with the cells of the chosen values if the tuning has ended."""
+        self.spec = spec
+        self.tuner = None if spec.tune is None else Tuner(spec)
+        if self.tuner is not None:
+            self.tuner.read()
+        self.cells = self._expand()
+
+    def _expand(self) -> list[Cell]:
+        return expand(self.spec, None if self.tuner is None else self.tuner.chosen())
 
     @classmethod
     def from_spec(cls, spec: StudySpec) -> "Study":
         """Return the study of a checked description."""
         study = cls.__new__(cls)
-        study.spec = spec
-        study.cells = expand(spec)
+        study._begin(spec)
         return study
 
     @classmethod
@@ -159,11 +173,7 @@ class Study:
         Raises:
             ValueError: If the config of a cell is invalid; before the first run.
         """
-        if self.spec.tune is not None:
-            raise StudyError(
-                "Expected argument `tune` to be absent but got a plan: this version does not tune"
-                " yet, so choose values on an axis, or leave `tune` out."
-            )
+        self.tune(workers, only, report)
         statuses = read_states(self.folder, self.select(only))
         if needs_check(statuses):
             missing = sum(not status.state.is_result for status in statuses)
@@ -186,6 +196,31 @@ class Study:
                 with status.folder.lock() as is_alone:
                     if is_alone:
                         status.folder.remove_checkpoints()
+
+    def tune(
+        self,
+        workers: int | None = None,
+        only: Sequence[str] = (),
+        report: Callable[[Event], None] | None = None,
+    ) -> None:
+        """Run the missing trials of the tuning, if the study has one; then cells have their values.
+
+        Args:
+            workers: The number of processes; by default that of the study, else the number of
+                cores.
+            only: Labels of the cells to run later; other labels of the tuned axis are not tuned.
+            report: Receives an event for each ended attempt, and ticks.
+
+        Raises:
+            ValueError: If the config of a trial is invalid, a run does not have the metric, or all
+                trials of a label have failed.
+        """
+        if self.tuner is None:
+            return
+        per = self.tuner.plan.per
+        labels = dict.fromkeys(cell.values[per] for cell in self.select(only))
+        self.tuner.run(lambda: self.open_pool(workers), labels, report or (lambda _: None))
+        self.cells = self._expand()
 
     def _describe(self) -> None:
         """Write the axes, seeds and cells of the study to its folder."""

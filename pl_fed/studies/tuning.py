@@ -1,0 +1,342 @@
+"""Tuning of a study: the same number of trials for each label of an axis, scored by validation."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pl_fed.studies.cell_folder import LOG, CellFolder, State, write_text
+from pl_fed.studies.cells import Cell, folder_name
+from pl_fed.studies.execution import Event, Execution
+from pl_fed.studies.inspection import CellStatus, check_configs, read_states
+from pl_fed.studies.plans import ALL, Choices, Interval, Tuning
+from pl_fed.studies.pool import WorkerPool
+from pl_fed.studies.readers import StudyError
+from pl_fed.studies.search import at_edge, propose, write_journal
+from pl_fed.studies.spec import StudySpec
+from pl_fed.studies.trials import TUNING, Trial, build_trial
+from pl_fed.tasks.directions import guess_direction
+
+TABLE = "tuning.csv"
+"""Name of the table of all trials in a study's folder."""
+
+JOURNAL = "optuna.log"
+"""End of the names of Optuna's journals, one for each label, in the folder of the trials."""
+
+_PREFIX = "val/"
+
+_LOWER_SUFFIXES = ("_std", "_var", "_undefined")
+_HIGHER_SUFFIXES = ("_jain",)
+_SHARED_SUFFIXES = ("_worst10", "_best10", "_weighted", "_trained")
+
+
+@dataclass(frozen=True)
+class ScoredTrial:
+    """Scored trial: a trial with its result.
+
+    Attributes:
+        trial: The trial.
+        score: The mean of the metric over its runs; the worst number if one diverged, and ``None``
+            if one failed or has not ended.
+        state: ``done``, ``diverged``, ``failed`` or ``missing``.
+    """
+
+    trial: Trial
+    score: float | None
+    state: State
+
+
+class Tuner:
+    """Tuner: runs the trials of a study, and chooses the values of each label.
+
+    Args:
+        spec: The study; with a tuning.
+
+    Attributes:
+        trials: The trials of each label, as far as they are proposed.
+        tuned: The labels with all trials of the budget.
+
+    Raises:
+        StudyError: If the plan cannot be carried out.
+    """
+
+    def __init__(self, spec: StudySpec) -> None:
+        if spec.tune is None:
+            raise StudyError("Expected argument `tune` to be a plan but got nothing.")
+        self.spec = spec
+        self.plan: Tuning = spec.tune
+        self.labels = next(axis.labels for axis in spec.axes if axis.name == self.plan.per)
+        self.spaces = {label: _space_of(self.plan, label) for label in self.labels}
+        self.trials: dict[str, list[ScoredTrial]] = {}
+        self.tuned: set[str] = set()
+        for label in self.labels:  # refuse a plan before anything runs
+            propose(self.plan, self.spaces[label], True, ())
+            build_trial(spec, self.plan, label, 0, {})
+
+    @property
+    def total(self) -> int:
+        """The number of runs of the whole tuning."""
+        return sum(self._count_trials(label) for label in self.labels) * self.runs_per_trial
+
+    @property
+    def runs_per_trial(self) -> int:
+        """The number of runs of a trial."""
+        return len(build_trial(self.spec, self.plan, self.labels[0], 0, {}).cells)
+
+    def _count_trials(self, label: str) -> int:
+        if self.plan.sampler == "grid":
+            return len(propose(self.plan, self.spaces[label], True, ()))
+        return self.plan.budget if self.spaces[label] else 0
+
+    def read(self) -> None:
+        """Read the results of finished trials.
+
+        Raises:
+            StudyError: If a finished run has no such metric.
+        """
+        self._search(lambda _: None)
+
+    def chosen(self) -> dict[str, Mapping[str, Any]]:
+        """Return the chosen values of each label; none for a label without all trials."""
+        return {
+            label: self.best(label).trial.values
+            if label in self.tuned and self._has_score(label)
+            else {}
+            for label in self.labels
+        }
+
+    def _has_score(self, label: str) -> bool:
+        return any(item.score is not None for item in self.trials[label])
+
+    def run(
+        self,
+        open_pool: Callable[[], WorkerPool],
+        labels: Iterable[str],
+        report: Callable[[Event], None],
+    ) -> None:
+        """Run the missing trials of some labels, and write the table of trials.
+
+        Args:
+            open_pool: Starts workers; called if a trial is missing.
+            labels: The labels.
+            report: Receives an event for each ended attempt, and ticks.
+
+        Raises:
+            StudyError: If the config of a trial is invalid, a run has no such metric, or all trials
+                of a label have failed.
+        """
+        root, chosen_labels = self.spec.folder, set(labels)
+        pools: list[WorkerPool] = []
+
+        def report_and_check(event: Event) -> None:
+            """Report an event, and refuse the metric at the first run without it."""
+            report(event)
+            if event.status is not None and event.status.state is State.DONE:
+                self._read_metric(event.status)
+
+        def run_missing(cells: Sequence[Cell]) -> None:
+            """Run the cells of a generation without a result."""
+            selected = [c for c in cells if c.values[self.plan.per] in chosen_labels]
+            statuses = read_states(root, selected)
+            if all(status.state.is_result for status in statuses):
+                return
+            if not pools:
+                pools.append(open_pool().__enter__())
+            statuses = check_configs(root, statuses, pools[0])
+            todo = [status for status in statuses if not status.state.is_result]
+            keep = self.spec.options.keep_checkpoints
+            Execution(self.spec.name, root, todo, keep, report_and_check).run(pools[0])
+
+        try:
+            self._search(run_missing)
+        finally:
+            for pool in pools:
+                pool.__exit__(None, None, None)
+            self.write_table()
+        for label in chosen_labels:
+            if self.spaces[label]:
+                self.best(label)
+
+    def _search(self, run_missing: Callable[[Sequence[Cell]], None]) -> None:
+        """Propose and score trials, all labels side by side, as far as there are results."""
+        self.trials = {label: [] for label in self.labels}
+        scores: dict[str, list[list[float | None]]] = {label: [] for label in self.labels}
+        active = list(self.labels)
+        self.tuned = set()
+        while active:
+            generation = {label: self._propose(label, scores[label]) for label in active}
+            run_missing([c for trials in generation.values() for t in trials for c in t.cells])
+            for label, trials in generation.items():
+                scored = [self._score(trial) for trial in trials]
+                self.trials[label] += scored
+                scores[label].append([item.score for item in scored])
+                is_missing = any(item.state is State.MISSING for item in scored)
+                if not trials:
+                    self.tuned.add(label)
+                if is_missing or not trials:
+                    active.remove(label)
+
+    def _propose(self, label: str, scores: Sequence[Sequence[float | None]]) -> list[Trial]:
+        """Return the next generation of trials of a label."""
+        maximizes = not scores or self._maximizes(label)
+        first = sum(map(len, scores))
+        return [
+            build_trial(self.spec, self.plan, label, first + number, values)
+            for number, values in enumerate(
+                propose(self.plan, self.spaces[label], maximizes, scores)
+            )
+        ]
+
+    def _score(self, trial: Trial) -> ScoredTrial:
+        """Return a trial with the mean of the metric over its runs.
+
+        Raises:
+            StudyError: If a finished run has no such metric.
+        """
+        states = read_states(self.spec.folder, trial.cells)
+        for state in (State.FAILED, State.DIVERGED):
+            if any(status.state is state for status in states):
+                worst = -math.inf if self._maximizes(trial.label, trial) else math.inf
+                return ScoredTrial(trial, None if state is State.FAILED else worst, state)
+        if any(status.state is not State.DONE for status in states):
+            return ScoredTrial(trial, None, State.MISSING)
+        values = [self._read_metric(status) for status in states]
+        score = math.fsum(values) / len(values)
+        if math.isnan(score):  # undefined for the samples, such as the R² of one sample
+            score = -math.inf if self._maximizes(trial.label, trial) else math.inf
+        return ScoredTrial(trial, score, State.DONE)
+
+    def _read_metric(self, status: CellStatus) -> float:
+        """Return the metric of a finished run: of its global model if it has no personal one.
+
+        Raises:
+            StudyError: If the run has no such metric.
+        """
+        metrics = status.folder.read_summary().get("metrics", {}).get("val") or {}
+        name = self.plan.metric.removeprefix(_PREFIX)
+        if not any(other.startswith("personal/") for other in metrics):
+            name = name.replace("personal/", "global/", 1)
+        value = metrics.get(name)
+        if value is None:
+            raise StudyError(
+                f"Expected argument `tune.metric` to be a metric of the last validation but got"
+                f" {self.plan.metric}, which {status.cell.name} does not have"
+                f"{_describe_metrics(metrics)}."
+            )
+        return float(value)
+
+    def _maximizes(self, label: str, trial: Trial | None = None) -> bool:
+        """Return whether larger scores are better, as a finished run of the label tells.
+
+        Raises:
+            StudyError: If the direction of the metric is unknown.
+        """
+        trials = [item.trial for item in self.trials[label]] + ([trial] if trial else [])
+        for cell in (cell for item in trials for cell in item.cells):
+            summary = CellFolder(self.spec.folder, cell.path).read_summary()
+            directions = summary.get("higher_is_better")
+            if isinstance(directions, Mapping) and directions:
+                return _find_direction(self.plan.metric, directions)
+        return guess_direction(self.plan.metric) is not False
+
+    def best(self, label: str) -> ScoredTrial:
+        """Return the best trial of a label; the first of equally good ones.
+
+        Raises:
+            StudyError: If all its trials have failed.
+        """
+        scored = [(item.score, item) for item in self.trials[label] if item.score is not None]
+        if not scored:
+            first = self.trials[label][0].trial.cells[0]
+            raise StudyError(
+                f"Expected argument `tune` to have a trial of {self.plan.per}={label} that ends but"
+                f" all {len(self.trials[label])} failed; the first one's output is in"
+                f" {self.spec.folder / first.path / LOG}."
+            )
+        select = max if self._maximizes(label) else min
+        return select(scored, key=lambda pair: pair[0])[1]
+
+    def warnings(self) -> list[str]:
+        """Return a sentence for each chosen value at the edge of its space."""
+        return [
+            f"{self.plan.per}={label}: the chosen {path} = {value} lies at the edge of its space;"
+            " a better value may lie beyond, so widen it."
+            for label, values in self.chosen().items()
+            for path, value in values.items()
+            if at_edge(value, self.spaces[label][path])
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each trial, in the order of their proposals."""
+        rows = []
+        for label in self.labels:
+            is_tuned = label in self.tuned and self._has_score(label)
+            best = self.best(label) if is_tuned else None
+            for item in self.trials[label]:
+                row: dict[str, Any] = {self.plan.per: label, "trial": item.trial.number}
+                row |= {"status": str(item.state), self.plan.metric: item.score}
+                row |= {"is_chosen": int(item is best), **item.trial.values}
+                rows.append(row)
+        return rows
+
+    def write_table(self) -> None:
+        """Write the table of trials, and Optuna's journal of them."""
+        rows = self.rows()
+        if not rows:
+            return
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(self.spec.folder / TABLE, text.getvalue())
+        for label in self.labels:
+            if self.spaces[label] and self.trials[label]:
+                write_journal(
+                    self.spec.folder / TUNING / f"{folder_name(label)}.{JOURNAL}",
+                    f"{self.spec.name}: {self.plan.per}={label}",
+                    self.spaces[label],
+                    self._maximizes(label),
+                    [(item.trial.values, item.score) for item in self.trials[label]],
+                )
+
+
+def _describe_metrics(metrics: Mapping[str, Any]) -> str:
+    names = [name for name in metrics if "/" in name]
+    if not names:
+        return ": it had no validation, so set `trainer.check_val_every_n_epoch`"
+    return f": its metrics are {', '.join(f'{_PREFIX}{name}' for name in names[:8])}"
+
+
+def _space_of(plan: Tuning, label: str) -> dict[str, Interval | Choices]:
+    """Return the searched values of a label: those of ``all`` and its own, which win."""
+    return {**plan.space.get(ALL, {}), **plan.space.get(label, {})}
+
+
+def _find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool:
+    """Return whether larger values of a metric are better.
+
+    Args:
+        metric: The metric with its model, such as ``val/personal/accuracy_worst10``.
+        directions: The directions of metrics without statistics over clients.
+
+    Raises:
+        StudyError: If it is unknown.
+    """
+    name = metric.removeprefix(_PREFIX).partition("/")[2]
+    if name.endswith(_LOWER_SUFFIXES):
+        return False
+    if name.endswith(_HIGHER_SUFFIXES):
+        return True
+    for suffix in _SHARED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    direction = directions.get(name, guess_direction(name))
+    if direction is None:
+        raise StudyError(
+            f"Expected argument `tune.metric` to be a metric of which larger or smaller values are"
+            f" better but got {metric}, of which this is unknown: declare it by"
+            " `federation.higher_is_better` or `federation.lower_is_better`."
+        )
+    return direction

@@ -1,0 +1,383 @@
+"""Tuning: equal budgets, proposals that repeat, and the best trial of each label."""
+
+import csv
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from study_processes import run
+from tables import table_test
+
+from pl_fed.studies import tuning
+from pl_fed.studies.cell_folder import CellFolder, CellRecord, State, write_text
+from pl_fed.studies.plans import Choices, Interval
+from pl_fed.studies.readers import StudyError
+from pl_fed.studies.search import GENERATION, at_edge, propose
+from pl_fed.studies.spec import read_spec
+from pl_fed.studies.study import Study
+from pl_fed.studies.trials import FIRST_SEED
+from pl_fed.studies.tuning import TABLE, Tuner
+
+pytest.importorskip("optuna", reason="`tune` of a study uses it")
+
+LR = [0.001, 1.0, "log"]
+PLAN = {
+    "per": "algorithm",
+    "on": {"attack": "none"},
+    "budget": 12,
+    "space": {"Ditto": {"model.lam": [0.01, 10, "log"]}, "all": {"model.optimizer.lr": LR}},
+    "metric": "val/personal/accuracy",
+    "seeds": 2,
+}
+STUDY = {
+    "name": "tuned",
+    "base": ["quickstart"],
+    "axes": {
+        "algorithm": ["Ditto", "FedAvg"],
+        "attack": {"none": {}, "labels": ["label_poisoning"]},
+    },
+    "seeds": 2,
+}
+
+
+def spec_of(folder, **changes):
+    plan = {**PLAN, **changes}
+    return read_spec({**STUDY, "tune": plan, "options": {"folder": str(folder)}})
+
+
+def score_by_distance(values, seed):
+    """A score with its best at lr = 0.1 and λ = 1, and a little less for odd seeds."""
+    distance = abs(math.log10(values["model.optimizer.lr"]) + 1)
+    distance += abs(math.log10(values.get("model.lam", 1)))
+    return 1 - distance / 10 - 0.001 * (seed % 2)
+
+
+class Runs:
+    """Pretends to run cells: writes the files of finished runs, and counts them."""
+
+    def __init__(self, monkeypatch, score=score_by_distance):
+        self.score = score
+        self.ran = []
+        self.stops_after = math.inf
+        monkeypatch.setattr(tuning, "Execution", self.build)
+        monkeypatch.setattr(tuning, "check_configs", lambda root, statuses, pool: statuses)
+
+    def build(self, study, root, statuses, keep_checkpoints, report):
+        self.study, self.root, self.statuses, self.report = study, root, statuses, report
+        return self
+
+    def run(self, pool):
+        for status in self.statuses:
+            if len(self.ran) >= self.stops_after:
+                raise KeyboardInterrupt
+            self.run_cell(status.cell)
+
+    def run_cell(self, cell):
+        self.ran.append(cell.name)
+        folder = CellFolder(self.root, cell.path)
+        record = CellRecord(self.study, cell.name, dict(cell.values), cell.seed, cell.digest)
+        score = self.score(cell.change.overrides, cell.seed)
+        if isinstance(score, str):
+            record = replace(record, error=score)
+        write_text(folder.path / "cell.json", json.dumps(asdict(record)))
+        if isinstance(score, str):
+            return
+        model = "global" if cell.values["algorithm"] == "FedAvg" else "personal"
+        summary = {
+            "stage": "test",
+            "metrics": {"val": {"round": 3, f"{model}/accuracy": score}},
+            "higher_is_better": {"accuracy": True},
+        }
+        if score == -math.inf:
+            summary = {"stage": "fit", "diverged": "in round 1", "metrics": {}}
+        write_text(folder.path / "summary.json", json.dumps(summary))
+
+
+class NoPool:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def tune(spec, labels=("Ditto", "FedAvg")):
+    tuner = Tuner(spec)
+    tuner.run(NoPool, labels, lambda event: None)
+    return tuner
+
+
+def test_each_label_has_the_same_budget_on_seeds_of_its_own(tmp_path, monkeypatch):
+    runs = Runs(monkeypatch)
+    tuner = tune(spec_of(tmp_path))
+    assert len(runs.ran) == len(set(runs.ran)) == 2 * 12 * 2 == tuner.total
+    for label, paths in (
+        ("Ditto", {"model.lam", "model.optimizer.lr"}),
+        ("FedAvg", {"model.optimizer.lr"}),
+    ):
+        trials = [item.trial for item in tuner.trials[label]]
+        assert [trial.number for trial in trials] == [*range(12)]
+        assert all(trial.values.keys() == paths for trial in trials)
+        seeds = {cell.seed for trial in trials for cell in trial.cells}
+        assert seeds == {FIRST_SEED, FIRST_SEED + 1}
+        assert {c.values["attack"] for trial in trials for c in trial.cells} == {"none"}
+
+
+def test_best_mean_score_is_chosen_and_final_cells_have_its_values(tmp_path, monkeypatch):
+    Runs(monkeypatch)
+    spec = spec_of(tmp_path)
+    tuner = tune(spec)
+    for label, values in tuner.chosen().items():
+        scores = [score_by_distance(item.trial.values, 0) for item in tuner.trials[label]]
+        assert score_by_distance(values, 0) == max(scores)
+        assert tuner.best(label).score == pytest.approx(max(scores) - 0.0005)
+    study = Study.from_spec(spec)
+    assert len(study.cells) == 8
+    for cell in study.cells:
+        values = tuner.chosen()[cell.values["algorithm"]]
+        assert cell.change.overrides.items() >= values.items()
+        assert cell.seed < FIRST_SEED
+
+
+@pytest.mark.parametrize("stop", [1, 9, 25, 47])
+def test_interrupted_tuning_goes_on_to_the_same_table(tmp_path, monkeypatch, stop):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    Runs(monkeypatch)
+    tune(spec_of(whole))
+    runs = Runs(monkeypatch)
+    runs.stops_after = stop
+    with pytest.raises(KeyboardInterrupt):
+        tune(spec_of(parts))
+    tuner = Tuner(spec_of(parts))
+    tuner.read()
+    assert tuner.chosen() == {"Ditto": {}, "FedAvg": {}} or stop == 47
+    runs.stops_after = math.inf
+    tune(spec_of(parts))
+    assert len(runs.ran) == 48, "nothing is run twice"
+    assert (parts / TABLE).read_bytes() == (whole / TABLE).read_bytes()
+
+
+def test_labels_can_be_tuned_one_after_the_other(tmp_path, monkeypatch):
+    runs = Runs(monkeypatch)
+    first = tune(spec_of(tmp_path), ["Ditto"])
+    assert len(runs.ran) == 24
+    assert first.chosen()["FedAvg"] == {}
+    second = tune(spec_of(tmp_path))
+    assert len(runs.ran) == 48
+    assert second.chosen()["Ditto"] == first.chosen()["Ditto"]
+
+
+def test_tpe_learns_from_scores(tmp_path, monkeypatch):
+    """Later trials are nearer to the best values than random ones."""
+    Runs(monkeypatch)
+    means = {}
+    for sampler in ("tpe", "random"):
+        tuner = tune(spec_of(tmp_path / sampler, sampler=sampler, budget=40, seeds=1))
+        scores = [item.score for item in tuner.trials["Ditto"]]
+        means[sampler] = sum(scores[20:]) / 20
+    assert means["tpe"] > means["random"] + 0.05
+
+
+def test_failed_and_diverged_trials_are_never_chosen(tmp_path, monkeypatch):
+    def score(values, seed):
+        rate = values["model.optimizer.lr"]
+        if rate > 0.1:
+            return -math.inf
+        return "OSError: no data" if rate > 0.03 else rate
+
+    Runs(monkeypatch, score)
+    tuner = tune(spec_of(tmp_path, sampler="random"))
+    states = {item.state for item in tuner.trials["FedAvg"]}
+    assert states == {State.DONE, State.DIVERGED, State.FAILED}
+    for label, values in tuner.chosen().items():
+        rates = [item.trial.values["model.optimizer.lr"] for item in tuner.trials[label]]
+        assert values["model.optimizer.lr"] == max(rate for rate in rates if rate <= 0.03)
+    with (tmp_path / TABLE).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["is_chosen"] for row in rows].count("1") == 2
+    assert {row["status"] for row in rows} == {"done", "diverged", "failed"}
+
+
+def test_label_whose_trials_all_fail_is_an_error(tmp_path, monkeypatch):
+    Runs(monkeypatch, lambda values, seed: "OSError: no data")
+    with pytest.raises(StudyError, match=r"a trial of algorithm=\w+ that ends but all 12 failed"):
+        tune(spec_of(tmp_path))
+
+
+def test_smaller_is_better_for_a_loss(tmp_path, monkeypatch):
+    class Losses(Runs):
+        def run_cell(self, cell):
+            super().run_cell(cell)
+            path = CellFolder(self.root, cell.path).path / "summary.json"
+            summary = json.loads(path.read_text())
+            score = score_by_distance(cell.change.overrides, cell.seed)
+            metrics = summary["metrics"]["val"]
+            model = "personal" if "personal/accuracy" in metrics else "global"
+            metrics[f"{model}/loss"] = -score
+            path.write_text(json.dumps(summary))
+
+    Losses(monkeypatch)
+    by_accuracy = tune(spec_of(tmp_path / "accuracy"))
+    by_loss = tune(spec_of(tmp_path / "loss", metric="val/personal/loss"))
+    for label in ("Ditto", "FedAvg"):
+        assert by_accuracy.best(label).score == pytest.approx(-by_loss.best(label).score)
+
+
+@table_test(
+    "changes, match",
+    [
+        ({"metric": "val/personal/f1"}, "`tune.metric` to be a metric of the last validation"),
+        ({"metric": "val/personal/accuracy_best"}, "which algorithm=Ditto.* does not have"),
+    ],
+)
+def test_missing_metric_is_said_after_the_first_run(tmp_path, monkeypatch, changes, match):
+    class Reporting(Runs):
+        def run_cell(self, cell):
+            super().run_cell(cell)
+            status = next(s for s in self.statuses if s.cell is cell)
+            self.report(tuning.Event(replace(status, state=State.DONE)))
+
+    runs = Reporting(monkeypatch)
+    with pytest.raises(StudyError, match=match):
+        tune(spec_of(tmp_path / changes["metric"], **changes))
+    assert len(runs.ran) == 1
+
+
+def test_unknown_direction_is_refused(tmp_path, monkeypatch):
+    class Unknown(Runs):
+        def run_cell(self, cell):
+            super().run_cell(cell)
+            path = CellFolder(self.root, cell.path).path / "summary.json"
+            summary = json.loads(path.read_text())
+            summary["metrics"]["val"] = {"personal/skill": 1.0, "global/skill": 1.0}
+            summary["higher_is_better"] = {"skill": None}
+            path.write_text(json.dumps(summary))
+
+    Unknown(monkeypatch)
+    with pytest.raises(StudyError, match="of which larger or smaller values are better"):
+        tune(spec_of(tmp_path, metric="val/personal/skill"))
+
+
+@table_test(
+    "changes, match",
+    [
+        ({"sampler": "grid"}, "lists of values for `tune.sampler: grid`"),
+        (
+            {"sampler": "grid", "space": {"all": {"model.lam": [0.1, 1, 2, 3]}}, "budget": 3},
+            "`tune.budget` to be at least 4",
+        ),
+    ],
+)
+def test_plans_that_cannot_be_carried_out(tmp_path, changes, match):
+    with pytest.raises(StudyError, match=match):
+        Tuner(spec_of(tmp_path, **changes))
+
+
+def test_seeds_of_the_study_are_not_those_of_the_tuning(tmp_path):
+    spec = read_spec({**STUDY, "seeds": [0, FIRST_SEED], "tune": PLAN})
+    with pytest.raises(StudyError, match="`seeds` to leave the seeds from 1000000 on"):
+        Tuner(spec)
+
+
+def test_grid_tries_all_combinations(tmp_path, monkeypatch):
+    space = {"all": {"model.optimizer.lr": [0.01, 0.1]}, "Ditto": {"model.lam": [0.1, 1, 10]}}
+    runs = Runs(monkeypatch)
+    tuner = tune(spec_of(tmp_path, sampler="grid", space=space, seeds=1))
+    assert len(runs.ran) == 2 * 3 + 2 == tuner.total
+    assert tuner.chosen() == {
+        "Ditto": {"model.optimizer.lr": 0.1, "model.lam": 1},
+        "FedAvg": {"model.optimizer.lr": 0.1},
+    }
+    assert tuner.warnings() == []
+
+
+def test_choice_at_the_edge_of_its_space_is_a_warning(tmp_path, monkeypatch):
+    space = {"all": {"model.optimizer.lr": [0.001, 0.01, 0.1]}}
+    Runs(monkeypatch)
+    tuner = tune(spec_of(tmp_path, sampler="grid", space=space, seeds=1))
+    assert len(tuner.warnings()) == 2
+    assert (
+        "algorithm=Ditto: the chosen model.optimizer.lr = 0.1 lies at the edge"
+        in (tuner.warnings()[0])
+    )
+
+
+@given(st.floats(0, 1))
+def test_edges_are_outer_twentieths(share):
+    for scale, value in (("linear", 2 + 3 * share), ("log", 10 ** (4 * share - 2))):
+        ends = (2, 5) if scale == "linear" else (0.01, 100)
+        expected = share < 0.0499 or share > 0.9501
+        if 0.0499 < share < 0.0501 or 0.9499 < share < 0.9501:
+            continue
+        assert at_edge(value, Interval(*ends, scale)) is expected
+    assert not at_edge("a", Choices(("a", "b", "c")))
+
+
+def test_trials_of_a_generation_do_not_know_each_other():
+    plan = read_spec({**STUDY, "tune": PLAN}).tune
+    space = {"model.lam": Interval(0.01, 10, "log"), "model.local_epochs": Interval(1, 8, "int")}
+    first = propose(plan, space, True, [])
+    assert len(first) == GENERATION
+    second = propose(plan, space, True, [[0.1, 0.2, None, -math.inf, 0.3]])
+    assert second == propose(plan, space, True, [[0.1, 0.2, None, -math.inf, 0.3]])
+    last = propose(plan, space, True, [[0.0] * 5, [0.0] * 5])
+    assert len(last) == 2, "the budget is 12"
+    assert propose(plan, space, True, [[0.0] * 5, [0.0] * 5, [0.0] * 2]) == []
+    for values in first + second + last:
+        assert 0.01 <= values["model.lam"] <= 10
+        assert values["model.local_epochs"] in range(1, 9)
+
+
+def test_journal_is_a_study_of_optuna(tmp_path, monkeypatch):
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    Runs(monkeypatch)
+    tuner = tune(spec_of(tmp_path))
+    path = tmp_path / "tuning" / "Ditto.optuna.log"
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+    loaded = optuna.load_study(study_name="tuned: algorithm=Ditto", storage=storage)
+    assert len(loaded.trials) == 12
+    assert loaded.best_params == tuner.chosen()["Ditto"]
+
+
+@pytest.mark.slow
+def test_tuned_study_from_the_command_line(tmp_path):
+    content = {
+        **STUDY,
+        "base": [
+            "quickstart",
+            {
+                "trainer.max_epochs": 2,
+                "trainer.check_val_every_n_epoch": 1,
+                "trainer.logger": False,
+                "data.num_clients": 6,
+                "federation.sampler.cohort_size": 3,
+            },
+        ],
+        "axes": {"algorithm": ["Ditto", "FedAvg"]},
+        "tune": {**PLAN, "on": {}, "budget": 2, "seeds": 1},
+        "options": {"folder": "study", "workers": 2},
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(content))
+    status, output = run(["study.yaml"], tmp_path)
+    assert status == 0, output
+    assert "tuned: tuning by val/personal/accuracy, 4 runs in all" in output
+    assert "tuned: 4 cells, 0 of them with results" in output
+    with (tmp_path / "study" / TABLE).open(newline="") as file:
+        chosen = [row for row in csv.DictReader(file) if row["is_chosen"] == "1"]
+    for row in chosen:
+        assert f"algorithm={row['algorithm']}: model.optimizer.lr = " in output
+        config = yaml.safe_load(
+            (tmp_path / "study" / f"algorithm={row['algorithm']}/seed=0/config.yaml").read_text()
+        )
+        rate = config["model"]["init_args"]["optimizer"]["init_args"]["lr"]
+        assert rate == float(row["model.optimizer.lr"])
+    before = (tmp_path / "study" / "results.csv").read_bytes()
+    status, output = run(["study.yaml"], tmp_path)
+    assert (status, "done in" in output) == (0, False), output
+    assert (tmp_path / "study" / "results.csv").read_bytes() == before
