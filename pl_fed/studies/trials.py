@@ -44,9 +44,9 @@ class TrialCell(Cell):
     @property
     def path(self) -> str:
         """The folder below that of the study."""
-        tuned = folder_name(f"{self.tuned}={self.values[self.tuned]}")
-        others = [f"{axis}={label}" for axis, label in self.values.items() if axis != self.tuned]
-        name = folder_name(",".join([*others, f"seed={self.seed}"]))
+        tuned = folder_name({self.tuned: self.values[self.tuned]})
+        others = {axis: label for axis, label in self.values.items() if axis != self.tuned}
+        name = folder_name({**others, "seed": str(self.seed)})
         return f"{TUNING}/{tuned}/trial={self.trial:03d}/{name}"
 
 

@@ -295,7 +295,7 @@ class Tuner:
         for label in self.labels:
             if self.spaces[label] and self.trials[label]:
                 write_journal(
-                    self.spec.folder / TUNING / f"{folder_name(label)}.{JOURNAL}",
+                    self.spec.folder / TUNING / f"{folder_name({self.plan.per: label})}.{JOURNAL}",
                     f"{self.spec.name}: {self.plan.per}={label}",
                     self.spaces[label],
                     self._maximizes(label),

@@ -338,7 +338,7 @@ def test_journal_is_a_study_of_optuna(tmp_path, monkeypatch):
 
     Runs(monkeypatch)
     tuner = tune(spec_of(tmp_path))
-    path = tmp_path / "tuning" / "Ditto.optuna.log"
+    path = tmp_path / "tuning" / "algorithm=Ditto.optuna.log"
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
     loaded = optuna.load_study(study_name="tuned: algorithm=Ditto", storage=storage)
     assert len(loaded.trials) == 12
