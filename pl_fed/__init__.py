@@ -1,8 +1,10 @@
 """A PyTorch Lightning trainer for federated learning: personalized, fair and robust at once."""
 
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pl_fed.lazy_imports import quick_imports
 from pl_fed.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -29,15 +31,25 @@ _ROOMS = (
     *("aggregators", "attacks", "callbacks", "clients", "data", "loggers", "metrics", "models"),
     *("optimizers", "partitioners", "privacy", "samplers", "skews", "statistics"),
 )
+_OF_LIGHTNING = (
+    "EngineOptions",
+    "Federation",
+    "Trainer",
+    "callbacks",
+    "clients",
+    "data",
+    "loggers",
+)
 __all__ = [*_OBJECTS, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
     """Import an object or room on its first use, so that the leaves do not import Lightning."""
-    if name in _OBJECTS:
-        return getattr(import_module(f"pl_fed.{_OBJECTS[name]}"), name)
-    if name in _ROOMS:
-        return import_module(f"pl_fed.{name}")
+    with quick_imports() if name in _OF_LIGHTNING else nullcontext():
+        if name in _OBJECTS:
+            return getattr(import_module(f"pl_fed.{_OBJECTS[name]}"), name)
+        if name in _ROOMS:
+            return import_module(f"pl_fed.{name}")
     raise AttributeError(f"module 'pl_fed' has no attribute {name!r}")
 
 

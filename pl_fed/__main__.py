@@ -19,10 +19,10 @@ def main() -> None:
     they stay until the process ends. This halves the time of the imports and of the exit.
     """
     import_from_current_folder()
-    from pl_fed.command.lazy_imports import import_torchmetrics
     from pl_fed.command.start import announce, run_light_command
     from pl_fed.command.streams import open_standard_streams
     from pl_fed.command.wandb_runs import import_wandb_first
+    from pl_fed.lazy_imports import quick_imports
 
     open_standard_streams()
     if run_light_command(sys.argv[1:]):
@@ -35,8 +35,8 @@ def main() -> None:
     gc.disable()
     with announce("Loading PyTorch and Lightning …"):
         import_wandb_first(sys.argv[1:])
-        import_torchmetrics()
-        from pl_fed.command.main import main as run_command
+        with quick_imports():
+            from pl_fed.command.main import main as run_command
     gc.freeze()
     gc.enable()
     try:

@@ -41,7 +41,7 @@ FLOORS = {
     ),
     0.6: ("functional",),
     0.3: ("nets",),
-    0.1: ("types",),
+    0.1: ("lazy_imports", "types"),
     0: (
         *("arguments", "configurable", "locks", "plain_yaml", "random", "state"),
         *("statistics", "text", "torch_internals", "trees", "version"),

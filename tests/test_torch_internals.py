@@ -199,3 +199,78 @@ def test_torch_and_torchvision_are_bounded_above():
     for package in ("torch", "torchvision"):
         (line,) = [line for line in requirements.splitlines() if f'"{package}>' in line]
         assert ",<" in line
+
+
+POSTPONED = """
+import sys
+from pl_fed.torch_internals import postpone_dynamo
+from pl_fed.lazy_imports import quick_imports
+with quick_imports():
+    import lightning.pytorch, torch
+postponed = sys.modules["torch._dynamo"]
+def is_imported():
+    return "torch._dynamo.convert_frame" in sys.modules
+class Net(lightning.pytorch.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def forward(self, inputs):
+        return self.layer(inputs)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+def step():
+    optimizer.zero_grad()
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+step()
+assert not is_imported(), "an optimizer needs no compiler"
+"""
+USES_OF_DYNAMO = {
+    "torch.compile": """
+from lightning.pytorch.utilities.compile import OptimizedModule
+assert not isinstance(net, OptimizedModule)
+compiled = torch.compile(net, backend="eager")
+assert is_imported() and isinstance(compiled, OptimizedModule)
+torch.testing.assert_close(compiled(torch.ones(3, 2)), net(torch.ones(3, 2)), rtol=0, atol=0)
+""",
+    "a submodule": """
+import torch._dynamo.config as config
+from torch._dynamo import config as same
+assert config is same is torch._dynamo.config is sys.modules["torch._dynamo.config"]
+assert config.__spec__.origin.endswith("config.py")
+""",
+    "a name": """
+from torch._dynamo.utils import counters
+from torch._dynamo import mark_static_address
+assert counters is torch._dynamo.utils.counters
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", USES_OF_DYNAMO)
+def test_dynamo_is_imported_at_its_first_use(use):
+    """Then it is there once, and leaves out the functions that asked for it before."""
+    after = """
+assert is_imported()
+assert not any(type(finder).__module__ == "pl_fed.torch_internals" for finder in sys.meta_path)
+marked = torch.optim.Optimizer.zero_grad.__wrapped__.__dynamo_disable
+assert marked.__closure__ and any(
+    getattr(cell.cell_contents, "_torchdynamo_disable", False) for cell in marked.__closure__)
+postpone_dynamo()
+assert torch._dynamo is sys.modules["torch._dynamo"] is not postponed
+assert postponed.config is torch._dynamo.config
+step()
+print(net.layer.bias.item() - start)
+"""
+    start = "start = net.layer.bias.item() + 0.5\n"
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        POSTPONED + start + USES_OF_DYNAMO[use] + after,
+    ]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert float(process.stdout) == pytest.approx(-0.5 - 0.95, abs=1e-6), "two steps of momentum"

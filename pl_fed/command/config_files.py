@@ -113,9 +113,15 @@ def check_yaml(text: str, loader: Any = _LOADER) -> Node | None:
     return root
 
 
-def complete_config(text: str) -> str:
-    """Return the text of a config with empty sections filled, and the engine as a section."""
-    return name_engine_in_text(fill_empty_sections(text.removeprefix("\ufeff")))
+def complete_config(text: str, logger_is_off: bool = False) -> str:
+    """Return the text of a config with empty sections filled, and the engine as a section.
+
+    Args:
+        text: The text of the config.
+        logger_is_off: Whether to turn off the config's loggers.
+    """
+    text = name_engine_in_text(fill_empty_sections(text.removeprefix("\ufeff")))
+    return replace_in_text(text, "trainer", "logger", "false") if logger_is_off else text
 
 
 def fill_empty_sections(text: str) -> str:
@@ -153,6 +159,22 @@ def name_engine_in_text(text: str) -> str:
                 start, end = value.start_mark.index, value.end_mark.index
                 if not _is_file(value.value):
                     return f"{text[:start]}{{name: {text[start:end]}}}{text[end:]}"
+    return text
+
+
+def replace_in_text(text: str, section: str, name: str, replacement: str) -> str:
+    """Replace the value of an argument in the text of a config, if it is there.
+
+    Example:
+        >>> replace_in_text("data: {dataset: {a: 1}, x: 1}", "data", "dataset", "false")
+        'data: {dataset: false, x: 1}'
+    """
+    root = yaml.compose(text, Loader=_LOADER)
+    for key, node in root.value if isinstance(root, MappingNode) else []:
+        for argument, value in node.value if isinstance(node, MappingNode) else []:
+            if (key.value, argument.value) == (section, name):
+                start, end = value.start_mark.index, value.end_mark.index
+                return f"{text[:start]}{replacement}{text[end:]}"
     return text
 
 

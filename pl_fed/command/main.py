@@ -13,11 +13,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from pl_fed.command.export import ExportCLI
 from pl_fed.command.fit import FederatedCLI
 from pl_fed.command.hints import format_error
 from pl_fed.command.messages import describe_file_error, escape_invisible, summarize
-from pl_fed.command.partition import WITHOUT_MODEL, PartitionCLI
 from pl_fed.command.start import run_light_command
 from pl_fed.command.wandb_runs import prepare_wandb
 from pl_fed.run_folder import is_first_process
@@ -80,14 +78,21 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _run_command(arguments: ArgsType) -> None:
-    """Run the command that the first argument names."""
+    """Run the command that the first argument names.
+
+    Only ``partition`` draws, and only ``export`` writes models: other commands do not import them.
+    """
     if not isinstance(arguments, list):
         FederatedCLI(arguments)
     elif run_light_command(arguments):
         return
     elif arguments[0] == "partition":
+        from pl_fed.command.partition import WITHOUT_MODEL, PartitionCLI
+
         PartitionCLI([*_full_help(arguments[1:]), *WITHOUT_MODEL])
     elif arguments[0] == "export":
+        from pl_fed.command.export import ExportCLI
+
         ExportCLI(arguments[1:])
     else:
         FederatedCLI(_full_help(arguments))

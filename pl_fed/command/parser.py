@@ -30,7 +30,14 @@ class RefusalError(Exception):
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser with short help and short error messages."""
+    """Lightning's parser with short help and short error messages.
+
+    Attributes:
+        logger_is_off: Whether the command line turns off the loggers of its configs. Their classes
+            are then not imported.
+    """
+
+    logger_is_off = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(
@@ -63,7 +70,8 @@ class Parser(LightningArgumentParser):
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
         """Parse the text of a config; empty sections get their defaults."""
-        config: Namespace = super().parse_string(complete_config(content), *args, **kwargs)
+        content = complete_config(content, self.logger_is_off)
+        config: Namespace = super().parse_string(content, *args, **kwargs)
         return config
 
 

@@ -93,27 +93,28 @@ class SaveAndLogConfig(SaveConfigCallback):
         self, trainer: LightningTrainer, pl_module: LightningModule, stage: str
     ) -> None:
         """Write the config whole or not at all, because ``last`` reads it, and log it."""
-        self._write(Path(trainer.default_root_dir) / CONFIG)
-        config = self._plain_config()
+        text = self.parser.dump(self.config, skip_none=False)
+        _write(Path(trainer.default_root_dir) / CONFIG, text)
+        config = load_yaml(text)
         for logger in trainer.loggers:
             logger.log_hyperparams(config)
-
-    def _write(self, path: Path) -> None:
-        """Write the config to a temporary file, and move it into place."""
-        temporary = path.with_suffix(".yaml.tmp")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            text = self.parser.dump(self.config, skip_none=False)
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
 
     def _plain_config(self) -> dict[str, Any]:
         """Return the config in the form of ``config.yaml``."""
         config: dict[str, Any] = load_yaml(self.parser.dump(self.config, skip_none=False))
         return config
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a text to a temporary file, and move it into place."""
+    temporary = path.with_suffix(".yaml.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def add_defaults(saved: dict[str, Any], parser: LightningArgumentParser) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -18,6 +18,7 @@ from pl_fed.command.messages import summarize
 from pl_fed.command.parser import Parser, RefusalError
 from pl_fed.command.shipped_configs import put_configs_first, resolve_config_names
 from pl_fed.command.trainer_arguments import check_trainer_arguments
+from pl_fed.command.wandb_runs import is_logger_off
 from pl_fed.data import FederatedData
 from pl_fed.federation import Federation
 
@@ -81,6 +82,8 @@ class SectionsCLI(LightningCLI):
         """
         parser.add_class_arguments(Federation, "federation", sub_configs=True)
         parser.set_defaults({"federation.sampler": {"class_path": "pl_fed.samplers.Uniform"}})
+        words = self._arguments if isinstance(self._arguments, list) else []
+        cast(Parser, parser).logger_is_off = is_logger_off(words)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments; exit with one sentence if they are refused.

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pl_fed.command.shipped_configs import resolve_config_names
 
 SWEEP_ID = "WANDB_SWEEP_ID"
 """The environment variable that the agent of a W&B sweep sets for the runs that it starts."""
+_LOGGER = "--trainer.logger"
 
 
 def prepare_wandb() -> None:
@@ -35,6 +37,8 @@ def import_wandb_first(arguments: Sequence[str]) -> None:
         arguments: The command line without the program's name.
     """
     texts = list(resolve_config_names(arguments))
+    if is_logger_off(texts) or os.environ.get("WANDB_MODE") == "disabled":
+        return
     for word in tuple(texts):
         with contextlib.suppress(OSError, ValueError):
             texts.append(Path(word.removeprefix("--config=")).read_text(encoding="utf-8"))
@@ -42,6 +46,23 @@ def import_wandb_first(arguments: Sequence[str]) -> None:
         prepare_wandb()
         with contextlib.suppress(ImportError):
             importlib.import_module("wandb.apis.public")
+
+
+def is_logger_off(arguments: Sequence[str]) -> bool:
+    """Return whether a command line turns off the loggers of its configs.
+
+    Args:
+        arguments: The command line without the program's name.
+
+    Example:
+        >>> is_logger_off(["fit", "--config", "quickstart", "--trainer.logger", "false"])
+        True
+        >>> is_logger_off(["fit", "--trainer.logger=false", "--trainer.logger.project=mine"])
+        False
+    """
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    settings = [pair for pair in itertools.pairwise(words) if pair[0].startswith(_LOGGER)]
+    return bool(settings) and settings[-1] in {(_LOGGER, "false"), (_LOGGER, "null")}
 
 
 def silence_wandb() -> None:

@@ -504,7 +504,7 @@ def test_resume_command_names_one_checkpoint():
 
 @pytest.mark.parametrize("subcommand", ["partition", "report", "export"])
 def test_interrupt_without_a_run_prints_no_traceback(monkeypatch, capsys, subcommand):
-    for name in ("main.PartitionCLI", "report.main", "main.ExportCLI"):
+    for name in ("partition.PartitionCLI", "report.main", "export.ExportCLI"):
         monkeypatch.setattr(f"pl_fed.command.{name}", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit) as ended:
         main([subcommand])

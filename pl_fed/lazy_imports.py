@@ -1,19 +1,27 @@
-"""Faster start: torchmetrics gets packages that it merely names when it uses them.
+"""Faster start: packages that a library merely names are imported when it uses them.
 
-``import torchmetrics`` imports torchvision, transformers and parts of scipy, for metrics that few
-runs use. That takes longer than PyTorch and Lightning together.
+``import torchmetrics`` imports torchvision, transformers, parts of scipy and, for its plots,
+matplotlib, for metrics that few runs use. That takes longer than PyTorch and Lightning together.
 """
 
 import contextlib
+import gc
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_PACKAGES = ("torchvision", "transformers", "scipy.signal", "scipy.optimize", "scipy.ndimage")
+_NAMED = {
+    "torchmetrics": (
+        *("torchvision", "transformers", "scipy.signal", "scipy.optimize", "scipy.ndimage"),
+        "torchmetrics.utilities.plot",
+    ),
+    "torch.utils.flop_counter": ("triton",),  # Lightning's summary of a model imports it
+}
+"""The packages that each module names, and uses in some of its functions only."""
 
 
 class LazyName:
@@ -42,7 +50,10 @@ class LazyName:
 
     def __instancecheck__(self, instance: Any) -> bool:
         """Return whether an object is an instance: not before the class's module is imported."""
-        return self._target[0] in sys.modules and isinstance(instance, self._resolve())
+        module = sys.modules.get(self._target[0])
+        if module is None or isinstance(module, _LazyModule):
+            return False
+        return isinstance(instance, self._resolve())
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the class as a base of another class."""
@@ -61,11 +72,18 @@ class _LazyModule(ModuleType):
 
 
 class _LazyFinder(MetaPathFinder, Loader):
-    """Lazy finder: finds a lazy module for each package in the list, and its submodules."""
+    """Lazy finder: finds a lazy module for each of some packages, and for their submodules.
+
+    Args:
+        packages: The full names of the packages.
+    """
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the lazy module's specification."""
-        if any(name == package or name.startswith(f"{package}.") for package in _PACKAGES):
+        if any(name == package or name.startswith(f"{package}.") for package in self._packages):
             return ModuleSpec(name, self, is_package=True)
         return None
 
@@ -77,26 +95,47 @@ class _LazyFinder(MetaPathFinder, Loader):
         """Do nothing: the module's names are made when they are asked for."""
 
 
-def import_torchmetrics() -> None:
-    """Import torchmetrics without the packages that it merely names.
+@contextlib.contextmanager
+def quick_imports() -> Iterator[None]:
+    """Quick imports: a context that reduces the time of Lightning's import to a third.
 
-    If that fails, for example with another release of torchmetrics, nothing is changed: the next
-    import of torchmetrics is the usual one.
+    Packages that are merely named are not imported, nor is torch's compiler. Python's garbage
+    collector pauses: it would look through all modules again and again.
     """
-    if any(name in sys.modules for name in ("torchmetrics", *_PACKAGES)):
-        return
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        with _lazy_packages():
-            importlib.import_module("torchmetrics")
-    except Exception:
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchmetrics"]:
-            del sys.modules[name]
+        import_lazily()
+        from pl_fed.torch_internals import postpone_dynamo  # the import of torch
+
+        postpone_dynamo()
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def import_lazily() -> None:
+    """Import torchmetrics and the counter of operations without the packages that they merely name.
+
+    If that fails, for example with another release, the next import is the usual one. If a module
+    or one of its packages is there already, they stay as they are.
+    """
+    for module, packages in _NAMED.items():
+        if any(name in sys.modules for name in (module, *packages)):
+            continue
+        try:
+            with _lazy_packages(packages):
+                importlib.import_module(module)
+        except Exception:
+            for name in [name for name in sys.modules if f"{name}.".startswith(f"{module}.")]:
+                del sys.modules[name]
 
 
 @contextlib.contextmanager
-def _lazy_packages() -> Iterator[None]:
+def _lazy_packages(packages: Sequence[str]) -> Iterator[None]:
     """Let imports find lazy modules; later imports find the packages themselves."""
-    finder = _LazyFinder()
+    finder = _LazyFinder(packages)
     sys.meta_path.insert(0, finder)
     try:
         yield
