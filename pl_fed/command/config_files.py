@@ -118,10 +118,10 @@ def complete_config(text: str, logger_is_off: bool = False) -> str:
 
     Args:
         text: The text of the config.
-        logger_is_off: Whether to turn off the config's loggers.
+        logger_is_off: Whether to leave out the loggers of the config.
     """
     text = name_engine_in_text(fill_empty_sections(text.removeprefix("\ufeff")))
-    return replace_in_text(text, "trainer", "logger", "false") if logger_is_off else text
+    return replace_in_text(text, "trainer", "logger", "null") if logger_is_off else text
 
 
 def fill_empty_sections(text: str) -> str:
@@ -163,18 +163,25 @@ def name_engine_in_text(text: str) -> str:
 
 
 def replace_in_text(text: str, section: str, name: str, replacement: str) -> str:
-    """Replace the value of an argument in the text of a config, if it is there.
+    r"""Replace the value of an argument in the text of a config, if it is written there.
+
+    A value with an anchor, or of an anchor, stays.
 
     Example:
-        >>> replace_in_text("data: {dataset: {a: 1}, x: 1}", "data", "dataset", "false")
-        'data: {dataset: false, x: 1}'
+        >>> replace_in_text("data: {dataset: {a: 1}, x: 1}", "data", "dataset", "null")
+        'data: {dataset: null, x: 1}'
+        >>> replace_in_text("data:\n  dataset: # mine\n  - a\n  x: 1", "data", "dataset", "null")
+        'data:\n  dataset: null\n  x: 1'
     """
     root = yaml.compose(text, Loader=_LOADER)
     for key, node in root.value if isinstance(root, MappingNode) else []:
         for argument, value in node.value if isinstance(node, MappingNode) else []:
             if (key.value, argument.value) == (section, name):
+                after = argument.end_mark.index
                 start, end = value.start_mark.index, value.end_mark.index
-                return f"{text[:start]}{replacement}{text[end:]}"
+                if re.fullmatch(r"\s*:(\s|#.*)*", text[after:start]) and text[start : start + 1] != "&":
+                    end = start + len(text[start:end].rstrip())  # a block ends with its line break
+                    return f"{text[:after]}: {replacement}{text[end:]}"
     return text
 
 

@@ -13,6 +13,7 @@ from pl_fed.command.config_files import (
     find_config_fault,
     load,
     reason,
+    replace_in_text,
 )
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -94,3 +95,27 @@ def test_integers_of_64_bits_are_accepted():
     check_values({"a": [2**63 - 1, -(2**63), True]})
     with pytest.raises(ValueError, match=r"`a\[0\]` to be an integer of at most 64 bits"):
         check_values({"a": [-(2**63) - 1]})
+
+
+REPLACED = {
+    "logger: true": "logger: null",
+    "logger: # mine\n  - class_path: A\n  max_epochs: 1": "logger: null\n  max_epochs: 1",
+    "logger:\n    class_path: A\n    init_args: {b: 1}\n\n  x: 1": "logger: null\n\n  x: 1",
+    "callbacks: [&mine {class_path: A}]\n  logger: *mine": None,
+    "logger: &mine {class_path: A}\n  callbacks: [*mine]": None,
+    "logger:": None,
+}
+
+
+def test_value_is_replaced_where_it_is_written():
+    for text, expected in REPLACED.items():
+        replaced = replace_in_text(f"trainer:\n  {text}", "trainer", "logger", "null")
+        trainer = yaml.safe_load(replaced)["trainer"]
+        if expected is None:
+            assert trainer == yaml.safe_load(f"trainer:\n  {text}")["trainer"]
+        else:
+            assert replaced == f"trainer:\n  {expected}"
+            assert trainer["logger"] is None
+    assert (
+        replace_in_text("model: {logger: 1}", "trainer", "logger", "null") == "model: {logger: 1}"
+    )
