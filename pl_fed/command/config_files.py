@@ -179,7 +179,8 @@ def replace_in_text(text: str, section: str, name: str, replacement: str) -> str
             if (key.value, argument.value) == (section, name):
                 after = argument.end_mark.index
                 start, end = value.start_mark.index, value.end_mark.index
-                if re.fullmatch(r"\s*:(\s|#.*)*", text[after:start]) and text[start : start + 1] != "&":
+                is_written = re.fullmatch(r"\s*:(\s|#.*)*", text[after:start])
+                if is_written and text[start : start + 1] != "&":
                     end = start + len(text[start:end].rstrip())  # a block ends with its line break
                     return f"{text[:after]}: {replacement}{text[end:]}"
     return text
