@@ -713,7 +713,9 @@ def test_help_names_every_command(capsys):
 
 PROGRAM = """
 import gc, runpy, sys
-import pl_fed.command.main
+from pl_fed.lazy_imports import quick_imports
+with quick_imports():
+    import pl_fed.command.main
 known = {kind.__name__ for kind in gc.get_objects() if isinstance(kind, type)}
 print(sorted(set(sys.argv[1].split()) - known))
 del sys.argv[1]
