@@ -19,7 +19,6 @@ _NAMED = {
         *("torchvision", "transformers", "scipy.signal", "scipy.optimize", "scipy.ndimage"),
         "torchmetrics.utilities.plot",
     ),
-    "torch.utils.flop_counter": ("triton",),  # Lightning's summary of a model imports it
 }
 """The packages that each module names, and uses in some of its functions only."""
 
@@ -99,16 +98,13 @@ class _LazyFinder(MetaPathFinder, Loader):
 def quick_imports() -> Iterator[None]:
     """Quick imports: a context that reduces the time of Lightning's import to a third.
 
-    Packages that are merely named are not imported, nor is torch's compiler. Python's garbage
-    collector pauses: it would look through all modules again and again.
+    Packages that are merely named are not imported. Python's garbage collector pauses: it would
+    look through all modules again and again.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         import_lazily()
-        from pl_fed.torch_internals import postpone_dynamo  # the import of torch
-
-        postpone_dynamo()
         yield
     finally:
         if was_enabled:
@@ -116,7 +112,7 @@ def quick_imports() -> Iterator[None]:
 
 
 def import_lazily() -> None:
-    """Import torchmetrics and the counter of operations without the packages that they merely name.
+    """Import torchmetrics without the packages that it merely names.
 
     If that fails, for example with another release, the next import is the usual one. If a module
     or one of its packages is there already, they stay as they are.

@@ -5,19 +5,12 @@ internal is imported on its first use, because only compiled steps need the comp
 is missing, pl_fed raises :class:`MovedInTorchError`, or warns once and works without the internal.
 """
 
-import functools
-import importlib.util
 import inspect
-import sys
-import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import FunctionType, ModuleType
 from typing import Any, Self
 
 import torch
@@ -44,122 +37,6 @@ def _internals() -> Iterator[None]:
             f"torch {torch.__version__} has moved internals that pl_fed uses"
             f" ({reason.rstrip('.')}): install a release that pl_fed's pyproject.toml allows"
         ) from error
-
-
-# Dynamo, the part of the compiler that reads Python code
-
-_DYNAMO = "torch._dynamo"
-
-
-def postpone_dynamo() -> None:
-    """Let Dynamo be imported when something compiles, instead of when Lightning is imported.
-
-    Lightning and torch's optimizers only mark functions that Dynamo has to leave alone, and ask
-    whether a module is compiled. Dynamo takes a third of the time that torch itself takes to
-    import. Without Dynamo, or after its import, nothing happens.
-    """
-    spec = importlib.util.find_spec(_DYNAMO)
-    if spec is None or _DYNAMO in sys.modules:
-        return
-    module = _PostponedDynamo(spec)
-    sys.meta_path.insert(0, module.submodules)
-    sys.modules[_DYNAMO] = torch._dynamo = module
-
-
-class _PostponedDynamo(ModuleType):
-    """Postponed Dynamo: stands for the module until the first use of more than the names below.
-
-    Args:
-        spec: The specification of the module.
-    """
-
-    def __init__(self, spec: ModuleSpec) -> None:
-        super().__init__(spec.name)
-        self.__spec__ = spec
-        self.__file__ = spec.origin
-        self.__path__ = spec.submodule_search_locations or []
-        self.OptimizedModule = _OptimizedModule
-        self.submodules = _SubmodulesOfDynamo(self)
-        self._lock = threading.RLock()
-        self._marks: list[Callable[[], None]] = []
-
-    def load(self) -> ModuleType:
-        """Import Dynamo in the place of this module, and mark the functions."""
-        with self._lock:
-            if sys.modules.get(_DYNAMO) is self:
-                sys.meta_path.remove(self.submodules)
-                del sys.modules[_DYNAMO], torch._dynamo
-                importlib.import_module(_DYNAMO)
-                for mark in self._marks:
-                    mark()
-            return sys.modules[_DYNAMO]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.load(), name)
-
-    def disable(self, fn: Any = None, recursive: bool = True, **options: Any) -> Any:
-        """Return a function that Dynamo, once it is there, does not trace."""
-        if type(fn) is not FunctionType:
-            return self.load().disable(fn, recursive, **options)
-        function: Callable[..., Any] = fn
-
-        @functools.wraps(fn)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
-
-        def mark() -> None:
-            nonlocal function
-            function = sys.modules[_DYNAMO].disable(fn, recursive, **options)
-
-        self._marks.append(mark)
-        return call
-
-    def graph_break(self, msg: str = "") -> None:
-        """Do nothing: there is no graph before Dynamo traces."""
-
-
-class _SubmodulesOfDynamo(MetaPathFinder, Loader):
-    """Submodules of Dynamo: the import of one, before Dynamo is there, imports Dynamo.
-
-    Args:
-        dynamo: The postponed module.
-    """
-
-    def __init__(self, dynamo: _PostponedDynamo) -> None:
-        self._dynamo = dynamo
-        self._spec: ModuleSpec | None = None
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the specification of a submodule that Dynamo has imported, for example its config.
-
-        Python would make a second module from the submodule's own specification.
-        """
-        if not name.startswith(f"{_DYNAMO}."):
-            return None
-        self._dynamo.load()
-        return ModuleSpec(name, self) if name in sys.modules else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the submodule."""
-        module = sys.modules[spec.name]
-        self._spec = module.__spec__
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Restore the submodule's own specification: it has already run."""
-        module.__spec__ = self._spec
-
-
-class _InstanceCheck(type):
-    def __instancecheck__(cls, instance: object) -> bool:
-        module = sys.modules.get(f"{_DYNAMO}.eval_frame")
-        return module is not None and isinstance(instance, module.OptimizedModule)
-
-
-class _OptimizedModule(metaclass=_InstanceCheck):
-    """Stands for Dynamo's class of compiled modules: without Dynamo, it has no instances."""
 
 
 # The compiler

@@ -8,8 +8,8 @@ import pytest
 from pl_fed.lazy_imports import LazyName
 
 HEAVY = (
-    *("datasets", "dp_accounting", "matplotlib", "pandas", "peft", "sympy", "torch._inductor"),
-    *("torchvision", "transformers", "triton", "wandb", "scipy.optimize", "scipy.signal"),
+    *("datasets", "dp_accounting", "matplotlib", "pandas", "peft"),
+    *("torchvision", "transformers", "wandb", "scipy.optimize", "scipy.signal"),
 )
 """Packages that a run does not need if it neither compiles, logs to W&B, plots nor reads images."""
 
@@ -58,11 +58,11 @@ def test_round_by_command_line_imports_no_heavy_package(tmp_path):
 from pl_fed.__main__ import main
 main()
 print_heavy()
-print("sklearn.datasets" in sys.modules, "torch._dynamo.config" in sys.modules)
+print("sklearn.datasets" in sys.modules)
 """,
         *(*fit, f"--trainer.default_root_dir={tmp_path}"),
     )
-    assert out[-2:] == ["imported: []", "False False"]
+    assert out[-2:] == ["imported: []", "False"]
     assert [*tmp_path.glob("*/summary.json")]
 
 

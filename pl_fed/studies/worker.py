@@ -27,13 +27,13 @@ def import_all(words: list[str]) -> None:
     Args:
         words: The command line of a cell: W&B is imported first if it is likely to be used.
     """
-    from pl_fed.command.lazy_imports import import_torchmetrics
     from pl_fed.command.wandb_runs import import_wandb_first
+    from pl_fed.lazy_imports import import_lazily
 
     gc.disable()
     if "--trainer.logger=false" not in words:
         import_wandb_first(words)
-    import_torchmetrics()
+    import_lazily()
     import pl_fed.studies.cell_run  # noqa: F401
     from pl_fed.command.main import prepare_output
 
