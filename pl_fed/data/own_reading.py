@@ -94,7 +94,7 @@ def _read_owners_and_labels(
     values: list[Any] = []
     if in_samples or callable(labels):
         for position in range(len(dataset)):
-            sample = dataset[position]
+            sample = _read_sample(dataset, position)
             if in_samples:
                 owners.append(roles.owner(sample))
             if callable(labels):
@@ -102,6 +102,15 @@ def _read_owners_and_labels(
     found = values if callable(labels) else labels
     numbers = None if found is None else number_labels(found, len(dataset))
     return owners if in_samples else None, numbers
+
+
+def _read_sample(dataset: Any, position: int) -> Any:
+    """Return a sample; an error has a note of its position."""
+    try:
+        return dataset[position]
+    except Exception as error:
+        error.add_note(f"sample {position}")
+        raise
 
 
 def _read_entry(sample: Any, name: Any) -> int | str:
@@ -124,7 +133,9 @@ def _draws(dataset: Any, collate: Collate) -> bool:
     """Return whether samples, or a batch of them, differ when they are read again."""
     positions = spaced_positions(len(dataset))
     first, second = (
-        Fingerprints({}).compute(collate([dataset[position] for position in positions]))
+        Fingerprints({}).compute(
+            collate([_read_sample(dataset, position) for position in positions])
+        )
         for _ in range(2)
     )
     return first != second

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from pl_fed.data.sample_reader import SampleReader, Samples
 from pl_fed.data.sample_structure import align
 from pl_fed.random import fork_all_generators, key
-from pl_fed.text import first_line
+from pl_fed.text import find_code_line, first_line
 from pl_fed.trees import Tree, join, leaves, tree_map
 
 _READ_TWICE = 16  # samples that are read again, to find random draws
@@ -171,9 +171,11 @@ def explain_errors(name: str) -> Iterator[None]:
                 f"Expected all samples of {name} to have the same shape but got several: set"
                 " `padding` to the number that pads the shorter ones, or `collate_fn`."
             ) from error
+        places = [*getattr(error, "__notes__", ()), find_code_line(error)]
+        place = "; ".join(filter(None, places))
         raise ValueError(
             f"Expected {name} to give samples that its `collate_fn` joins but got"
-            f" {type(error).__name__}: {text}."
+            f" {type(error).__name__}: {text}{f' ({place})' if place else ''}."
         ) from error
 
 

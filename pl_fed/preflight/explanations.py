@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from pl_fed.text import find_code_line
+
 
 def call_or_explain(
     expected: str,
@@ -14,7 +16,7 @@ def call_or_explain(
     remedies: Mapping[str, str] | None = None,
     explains_own: bool = True,
 ) -> Any:
-    """Return the value of a function, or raise its error with an explanation.
+    """Return the value of a function, or raise its error with an explanation and the user's line.
 
     Args:
         expected: The beginning of the new message.
@@ -36,7 +38,9 @@ def call_or_explain(
         for words, remedy in (remedies or {}).items():
             if words in reason:
                 reason = f"{reason.rstrip('.')}{remedy}."
-        raise ValueError(f"{expected} failed: {reason}") from error
+        line = find_code_line(error)
+        place = f" ({line})" if line else ""
+        raise ValueError(f"{expected} failed: {reason}{place}") from error
 
 
 def _is_own(error: BaseException) -> bool:

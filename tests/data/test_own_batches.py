@@ -550,6 +550,34 @@ def test_batch_in_another_order_is_read_here():
         assert torch.equal(points, Sets()[position].points)
 
 
+class WrongStep(SetNet):
+    def training_step(self, batch, batch_idx):
+        return batch.mask.sum()
+
+
+@table_test(
+    "module, data, match",
+    [
+        (
+            WrongStep,
+            Sets,
+            r"has no attribute 'mask' \(test_own_batches.py:\d+: return batch.mask.sum",
+        ),
+        (
+            SetNet,
+            Fragile,
+            r"OSError: no such image \(sample 3; test_own_batches.py:\d+: raise OSErr",
+        ),
+    ],
+)
+def test_errors_before_training_name_the_sample_and_the_line(tmp_path, module, data, match):
+    source = TorchDataset(
+        data(), client_fn=lambda sample: int(sample.label), collate_fn=join_sets, batches="own"
+    )
+    with pytest.raises(ValueError, match=match):
+        fit(module(), source, rounds=1, folder=tmp_path)
+
+
 class Adaptive(SetNet):
     def __init__(self, momentum=None):
         super().__init__()
