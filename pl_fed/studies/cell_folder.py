@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -18,6 +18,9 @@ RECORD = "cell.json"
 
 LOG = "log.txt"
 """Name of the file with the output of a cell's run."""
+
+OTHER_ROUND = "another choice of the tested round"
+"""The reason of a changed cell whose config is the same."""
 
 _SUMMARY, _CONFIG = "summary.json", "config.yaml"
 
@@ -50,6 +53,7 @@ class CellRecord:
         seed: Its seed.
         digest: The hash of the inputs of its config.
         error: The error of its last attempt in one line; empty without one.
+        best: The metric and the mode that choose the tested round; empty for the last round.
     """
 
     study: str
@@ -58,6 +62,7 @@ class CellRecord:
     seed: int
     digest: str
     error: str = ""
+    best: Sequence[str] = ()
 
 
 class CellFolder:

@@ -11,12 +11,13 @@ from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pl_fed.command.fit import FederatedCLI
 from pl_fed.command.run_files import wandb_loggers_in
 from pl_fed.run_folder import RunLock, last_checkpoint
 from pl_fed.studies.cell_configs import check_config, describe_changes
-from pl_fed.studies.cell_folder import LOG, CellFolder, CellRecord, State
+from pl_fed.studies.cell_folder import LOG, OTHER_ROUND, CellFolder, CellRecord, State
 from pl_fed.studies.isolation import isolate
 from pl_fed.studies.jobs import RunJob, RunOutcome
 from pl_fed.text import first_line
@@ -52,7 +53,37 @@ class CellCLI(FederatedCLI):
 
     def __init__(self, args: list[str], lock: RunLock, record: CellRecord) -> None:
         self.record = record
+        self._best_round: ModelCheckpoint | None = None
         super().__init__(args, lock=lock, callbacks=[StudyLabels(record)])
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the trainer; it keeps the models of the best round, if the study tests them."""
+        trainer = super().instantiate_trainer(**kwargs)
+        if self.record.best:
+            metric, mode = self.record.best
+            if "personal" not in self.model.evaluated:
+                metric = metric.replace("/personal/", "/global/", 1)
+            self._best_round = ModelCheckpoint(monitor=metric, mode=mode, filename="best")
+            trainer.callbacks.append(self._best_round)  # type: ignore[attr-defined]
+        return trainer
+
+    def after_fit(self) -> None:
+        """Test the models of the last round, or of the best one.
+
+        Raises:
+            ValueError: If no validation has chosen a round.
+        """
+        if self._best_round is None:
+            return super().after_fit()
+        best = self._best_round.best_model_path
+        if not best:
+            raise ValueError(
+                f"Expected argument `options.best` to be a metric of a validation but got"
+                f" {self._best_round.monitor} and no validation: set"
+                " `trainer.check_val_every_n_epoch` to at most the number of rounds."
+            )
+        self.trainer.test(self.model, datamodule=self.datamodule, verbose=False, ckpt_path=best)
+        return None
 
     def _place_loggers(self, config: Namespace) -> None:
         for logger in wandb_loggers_in(config.trainer.logger):
@@ -109,6 +140,8 @@ def _find_mismatch(folder: CellFolder, record: CellRecord, job: RunJob) -> str:
     before = folder.read_record()
     if before is not None and before.digest == record.digest:
         return ""
+    if before is not None and list(before.best) != list(record.best):
+        return OTHER_ROUND
     return describe_changes(folder.config, check_config(job.arguments))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pl_fed.command.config_files import read_text
 from pl_fed.studies.changes import Change, find_layer
+from pl_fed.studies.metric_names import BestRound
 from pl_fed.studies.readers import StudyError, refuse
 from pl_fed.studies.selection import SEED
 from pl_fed.studies.spec import StudySpec
@@ -28,11 +29,13 @@ class Cell:
         values: Its label on each axis.
         seed: Its seed.
         change: Its config, as layers and overrides.
+        best: The choice of the round whose models are tested; ``None`` for the last one.
     """
 
     values: Mapping[str, str]
     seed: int
     change: Change
+    best: BestRound | None = None
 
     @property
     def name(self) -> str:
@@ -60,11 +63,20 @@ class Cell:
         """The words of the command line ``fit``, without the name of the command."""
         return [*self.change.words(), f"--seed_everything={self.seed}"]
 
+    @property
+    def best_words(self) -> list[str]:
+        """The metric and the mode that choose the tested round; empty for the last round."""
+        return [] if self.best is None else [self.best.metric, self.best.mode]
+
     @cached_property
     def digest(self) -> str:
         """A hash of the words and of the texts of all layers: equal inputs give equal configs."""
         digest = hashlib.sha256()
-        for text in (*self.arguments, *(_read_layer(layer) for layer in self.change.layers)):
+        for text in (
+            *self.best_words,
+            *self.arguments,
+            *(_read_layer(layer) for layer in self.change.layers),
+        ):
             digest.update(f"{len(text)}:{text}".encode())
         return digest.hexdigest()
 
@@ -119,7 +131,7 @@ def expand(spec: StudySpec, tuned: Mapping[str, Mapping[str, Any]] | None = None
             matched = [selection.includes(values, seed) for selection in spec.leave_out]
             matches = [count + match for count, match in zip(matches, matched)]
             if not any(matched):
-                cells.append(Cell(values, seed, change))
+                cells.append(Cell(values, seed, change, spec.options.best))
     for place, count in enumerate(matches):
         if not count:
             raise StudyError(

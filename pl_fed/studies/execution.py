@@ -81,7 +81,14 @@ class Execution:
 
     def _make_job(self, path: str) -> RunJob:
         cell = self._by_path[path].cell
-        record = CellRecord(self.study, cell.name, dict(cell.values), cell.seed, cell.digest)
+        record = CellRecord(
+            self.study,
+            cell.name,
+            dict(cell.values),
+            cell.seed,
+            cell.digest,
+            best=cell.best_words,
+        )
         return RunJob(
             root=str(self.root),
             path=path,

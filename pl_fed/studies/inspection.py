@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pl_fed.studies.cell_folder import CellFolder, State
+from pl_fed.studies.cell_folder import OTHER_ROUND, CellFolder, State
 from pl_fed.studies.cells import Cell
 from pl_fed.studies.jobs import CheckJob, CheckOutcome
 from pl_fed.studies.pool import WorkerPool
@@ -115,5 +115,8 @@ def _update(status: CellStatus, changes: dict[str, str]) -> CellStatus:
         return CellStatus(status.cell, status.folder, State.CHANGED, reason)
     if status.state is not State.CHANGED:
         return status
+    record = status.folder.read_record()
+    if record is not None and list(record.best) != status.cell.best_words:
+        return CellStatus(status.cell, status.folder, State.CHANGED, OTHER_ROUND)
     status.folder.change_record(digest=status.cell.digest)
     return CellStatus(status.cell, status.folder, status.folder.read_state())

@@ -12,6 +12,7 @@ from pl_fed.command.config_files import read_text as read_file
 from pl_fed.command.config_files import reason
 from pl_fed.studies.axes import Axis, read_axes
 from pl_fed.studies.changes import Change, read_change
+from pl_fed.studies.metric_names import BestRound, read_best_round
 from pl_fed.studies.plans import Comparison, Tuning, read_comparison, read_tuning
 from pl_fed.studies.readers import (
     StudyError,
@@ -32,7 +33,7 @@ _MAX_SEED = 2**32 - 1
 
 @dataclass(frozen=True)
 class Options:
-    """Options: how a study runs; they change no result.
+    """Options: how a study runs.
 
     Attributes:
         folder: The folder of the study; ``None`` is ``runs/<name>``.
@@ -40,12 +41,15 @@ class Options:
         keep_checkpoints: Whether finished cells keep their checkpoints.
         runs_per_worker: The number of runs of a process; then a fresh one takes its place, so that
             its memory does not grow without bound.
+        best: The choice of the round whose models are tested, the same for all cells; ``None``
+            tests the last round. It changes results.
     """
 
     folder: str | None = None
     workers: int | None = None
     keep_checkpoints: bool = False
     runs_per_worker: int = 50
+    best: BestRound | None = None
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ def _read_leave_out(value: Any, axes: tuple[Axis, ...]) -> tuple[Selection, ...]
 
 
 def _read_options(value: Any) -> Options:
-    keys = ("folder", "workers", "keep_checkpoints", "runs_per_worker")
+    keys = ("folder", "workers", "keep_checkpoints", "runs_per_worker", "best")
     options = read_mapping("options", value, keys)
     default = Options()
     folder, workers = options.get("folder"), options.get("workers")
@@ -173,4 +177,5 @@ def _read_options(value: Any) -> Options:
         runs_per_worker=read_integer(
             "options.runs_per_worker", options.get("runs_per_worker", default.runs_per_worker), 1
         ),
+        best=read_best_round("options.best", options.get("best")),
     )

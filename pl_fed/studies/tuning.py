@@ -11,6 +11,7 @@ from pl_fed.studies.cell_folder import LOG, CellFolder, State, write_text
 from pl_fed.studies.cells import Cell, folder_name
 from pl_fed.studies.execution import Event, Execution
 from pl_fed.studies.inspection import CellStatus, check_configs, read_states
+from pl_fed.studies.metric_names import VALIDATION, find_direction
 from pl_fed.studies.plans import ALL, Choices, Interval, Tuning
 from pl_fed.studies.pool import WorkerPool
 from pl_fed.studies.readers import StudyError
@@ -24,12 +25,6 @@ TABLE = "tuning.csv"
 
 JOURNAL = "optuna.log"
 """End of the names of Optuna's journals, one for each label, in the folder of the trials."""
-
-_PREFIX = "val/"
-
-_LOWER_SUFFIXES = ("_std", "_var", "_undefined")
-_HIGHER_SUFFIXES = ("_jain",)
-_SHARED_SUFFIXES = ("_worst10", "_best10", "_weighted", "_trained")
 
 
 @dataclass(frozen=True)
@@ -215,7 +210,7 @@ class Tuner:
             StudyError: If the run has no such metric.
         """
         metrics = status.folder.read_summary().get("metrics", {}).get("val") or {}
-        name = self.plan.metric.removeprefix(_PREFIX)
+        name = self.plan.metric.removeprefix(VALIDATION)
         if not any(other.startswith("personal/") for other in metrics):
             name = name.replace("personal/", "global/", 1)
         value = metrics.get(name)
@@ -238,7 +233,7 @@ class Tuner:
             summary = CellFolder(self.spec.folder, cell.path).read_summary()
             directions = summary.get("higher_is_better")
             if isinstance(directions, Mapping) and directions:
-                return _find_direction(self.plan.metric, directions)
+                return find_direction("tune.metric", self.plan.metric, directions)
         return guess_direction(self.plan.metric) is not False
 
     def best(self, label: str) -> ScoredTrial:
@@ -307,36 +302,9 @@ def _describe_metrics(metrics: Mapping[str, Any]) -> str:
     names = [name for name in metrics if "/" in name]
     if not names:
         return ": it had no validation, so set `trainer.check_val_every_n_epoch`"
-    return f": its metrics are {', '.join(f'{_PREFIX}{name}' for name in names[:8])}"
+    return f": its metrics are {', '.join(f'{VALIDATION}{name}' for name in names[:8])}"
 
 
 def _space_of(plan: Tuning, label: str) -> dict[str, Interval | Choices]:
     """Return the searched values of a label: those of ``all`` and its own, which win."""
     return {**plan.space.get(ALL, {}), **plan.space.get(label, {})}
-
-
-def _find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool:
-    """Return whether larger values of a metric are better.
-
-    Args:
-        metric: The metric with its model, such as ``val/personal/accuracy_worst10``.
-        directions: The directions of metrics without statistics over clients.
-
-    Raises:
-        StudyError: If it is unknown.
-    """
-    name = metric.removeprefix(_PREFIX).partition("/")[2]
-    if name.endswith(_LOWER_SUFFIXES):
-        return False
-    if name.endswith(_HIGHER_SUFFIXES):
-        return True
-    for suffix in _SHARED_SUFFIXES:
-        name = name.removesuffix(suffix)
-    direction = directions.get(name, guess_direction(name))
-    if direction is None:
-        raise StudyError(
-            f"Expected argument `tune.metric` to be a metric of which larger or smaller values are"
-            f" better but got {metric}, of which this is unknown: declare it by"
-            " `federation.higher_is_better` or `federation.lower_is_better`."
-        )
-    return direction
