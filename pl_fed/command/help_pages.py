@@ -97,7 +97,8 @@ of the values on its axes, and each seed. Finished cells are skipped, stopped
 ones resume, failed ones are tried again. Results go to runs/NAME/results.csv.
 
   FILE                                a YAML file with the keys name, base,
-                                      axes, seeds, leave_out and options
+                                      axes, seeds, leave_out, tune, compare and
+                                      options
   --dry_run                           check all configs, print the cells and
                                       the estimated time, and stop
   --status                            count the cells by state and axis
@@ -106,6 +107,8 @@ ones resume, failed ones are tried again. Results go to runs/NAME/results.csv.
                                       and print old results beside new ones
   --workers N                         number of processes, one thread each; by
                                       default the number of cores
+  --on ray | slurm                    run cells on a Ray cluster, or as jobs of
+                                      Slurm
   --folder FOLDER                     folder of the study
 
 Example: {program} study configs/studies/fairness_under_attack.yaml

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     options = _parse(arguments)
     try:
-        study = Study.from_file(options.study, options.folder)
+        study = Study.from_file(options.study, options.folder, options.on)
         if options.again is not None:
             _run_again(study, options.again)
         elif options.status:
@@ -69,6 +69,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--workers")
     parser.add_argument("--folder")
     parser.add_argument("--again")
+    parser.add_argument("--on")
     parser.add_argument("--status", action="store_true")
     parser.add_argument("--dry_run", action="store_true")
     try:

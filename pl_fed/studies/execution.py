@@ -9,7 +9,7 @@ from pathlib import Path
 from pl_fed.studies.cell_folder import CellRecord, State
 from pl_fed.studies.inspection import CellStatus
 from pl_fed.studies.jobs import RunJob, RunOutcome
-from pl_fed.studies.pool import WorkerPool
+from pl_fed.studies.pool import Pool
 
 _MAX_ATTEMPTS = 2
 _SECONDS = 0.5  # between two looks at cells of other processes
@@ -66,7 +66,7 @@ class Execution:
         self._attempts: Counter[str] = Counter()
         self._restarts: set[str] = set()
 
-    def run(self, pool: WorkerPool) -> None:
+    def run(self, pool: Pool) -> None:
         """Run all cells; returns when each has a result, or has failed twice."""
         while self._waiting or self._elsewhere or pool.jobs:
             for worker in pool.idle:

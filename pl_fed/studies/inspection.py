@@ -7,7 +7,7 @@ from pathlib import Path
 from pl_fed.studies.cell_folder import OTHER_ROUND, CellFolder, State
 from pl_fed.studies.cells import Cell
 from pl_fed.studies.jobs import CheckJob, CheckOutcome
-from pl_fed.studies.pool import WorkerPool
+from pl_fed.studies.pool import Pool
 from pl_fed.studies.readers import StudyError
 
 
@@ -51,7 +51,7 @@ def needs_check(statuses: Sequence[CellStatus]) -> bool:
     return any(not status.state.is_result for status in statuses)
 
 
-def check_configs(root: Path, statuses: Sequence[CellStatus], pool: WorkerPool) -> list[CellStatus]:
+def check_configs(root: Path, statuses: Sequence[CellStatus], pool: Pool) -> list[CellStatus]:
     """Check the configs of all cells without a result, and compare them with earlier runs.
 
     Cells that differ in the seed alone share one check.

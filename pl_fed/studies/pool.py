@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO
+from typing import IO, Protocol
 
 from pl_fed.studies.jobs import Job, Outcome, decode, encode
 from pl_fed.studies.worker import DIED, READY
@@ -118,8 +119,69 @@ class Worker:
                     stream.close()
 
 
-class WorkerPool:
-    """Worker pool: some workers, as a context that kills them at its end.
+class Slot(Protocol):
+    """Slot: a place for one job at a time."""
+
+    job: Job | None
+
+    def give(self, job: Job) -> None:
+        """Start a job."""
+
+
+class Pool(ABC):
+    """Pool: does jobs side by side; a context that ends its processes."""
+
+    def __enter__(self) -> "Pool":
+        """Return the pool."""
+        return self
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None:
+        """End all processes."""
+
+    @property
+    @abstractmethod
+    def idle(self) -> Sequence[Slot]:
+        """The slots that can take a job."""
+
+    @property
+    @abstractmethod
+    def jobs(self) -> list[Job]:
+        """The jobs that are done now."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> list[tuple[Job, Outcome | None]]:
+        """Wait for the end of jobs.
+
+        Args:
+            seconds: The longest time to wait.
+
+        Returns:
+            Ended jobs and their outcomes; ``None`` in place of an outcome if the process died.
+        """
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
+        """Do jobs, and yield each with its outcome; after the death of a process, once more.
+
+        Raises:
+            RuntimeError: If a process dies twice with the same job.
+        """
+        waiting, deaths = list(jobs), []
+        while waiting or self.jobs:
+            for slot in self.idle[: len(waiting)]:
+                slot.give(waiting.pop(0))
+            for job, outcome in self.wait(1.0):
+                if outcome is not None:
+                    yield job, outcome
+                elif job in deaths:
+                    raise RuntimeError(f"a worker of the study died twice with {job}")
+                else:
+                    deaths.append(job)
+                    waiting.append(job)
+
+
+class WorkerPool(Pool):
+    """Worker pool: some workers on this machine, which are killed at its end.
 
     Args:
         count: The number of workers.
@@ -129,10 +191,6 @@ class WorkerPool:
 
     def __init__(self, count: int, limit: int, words: Sequence[str] = ()) -> None:
         self.workers = [Worker(limit, words) for _ in range(count)]
-
-    def __enter__(self) -> "WorkerPool":
-        """Return the pool."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Kill all workers."""
@@ -150,36 +208,10 @@ class WorkerPool:
         return [worker.job for worker in self.workers if worker.job is not None]
 
     def wait(self, seconds: float) -> list[tuple[Job, Outcome | None]]:
-        """Wait for lines of workers.
-
-        Args:
-            seconds: The longest time to wait.
-
-        Returns:
-            Ended jobs and their outcomes; ``None`` in place of an outcome if the worker died.
-        """
+        """Wait for lines of workers."""
         with selectors.DefaultSelector() as selector:
             for worker in self.workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
             ready = [key.data for key, _ in selector.select(seconds)]
         ended = [worker.read() for worker in ready]
         return [pair for pair in ended if pair is not None]
-
-    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
-        """Do jobs, and yield each with its outcome; after the death of a worker, once more.
-
-        Raises:
-            RuntimeError: If a worker dies twice with the same job.
-        """
-        waiting, deaths = list(jobs), []
-        while waiting or self.jobs:
-            for worker in self.idle[: len(waiting)]:
-                worker.give(waiting.pop(0))
-            for job, outcome in self.wait(1.0):
-                if outcome is not None:
-                    yield job, outcome
-                elif job in deaths:
-                    raise RuntimeError(f"a worker of the study died twice with {job}")
-                else:
-                    deaths.append(job)
-                    waiting.append(job)

@@ -23,6 +23,7 @@ from pl_fed.studies.readers import (
     read_text,
     refuse,
 )
+from pl_fed.studies.remote_pool import Remote, read_remote
 from pl_fed.studies.selection import Selection, read_selection
 from pl_fed.studies.yaml_texts import load_study
 
@@ -43,6 +44,7 @@ class Options:
             its memory does not grow without bound.
         best: The choice of the round whose models are tested, the same for all cells; ``None``
             tests the last round. It changes results.
+        on: The engine that runs cells on other machines; ``None`` runs them on this one.
     """
 
     folder: str | None = None
@@ -50,6 +52,7 @@ class Options:
     keep_checkpoints: bool = False
     runs_per_worker: int = 50
     best: BestRound | None = None
+    on: Remote | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def _read_leave_out(value: Any, axes: tuple[Axis, ...]) -> tuple[Selection, ...]
 
 
 def _read_options(value: Any) -> Options:
-    keys = ("folder", "workers", "keep_checkpoints", "runs_per_worker", "best")
+    keys = ("folder", "workers", "keep_checkpoints", "runs_per_worker", "best", "on")
     options = read_mapping("options", value, keys)
     default = Options()
     folder, workers = options.get("folder"), options.get("workers")
@@ -178,4 +181,5 @@ def _read_options(value: Any) -> Options:
             "options.runs_per_worker", options.get("runs_per_worker", default.runs_per_worker), 1
         ),
         best=read_best_round("options.best", options.get("best")),
+        on=read_remote("options.on", options.get("on")),
     )

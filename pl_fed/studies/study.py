@@ -12,8 +12,9 @@ from pl_fed.studies.cell_folder import State, write_text
 from pl_fed.studies.cells import Cell, expand
 from pl_fed.studies.execution import Event, Execution
 from pl_fed.studies.inspection import CellStatus, check_configs, needs_check, read_states
-from pl_fed.studies.pool import WorkerPool, count_cores
+from pl_fed.studies.pool import Pool, WorkerPool, count_cores
 from pl_fed.studies.readers import StudyError
+from pl_fed.studies.remote_pool import open_remote_pool, read_remote
 from pl_fed.studies.results import make_row, write_results
 from pl_fed.studies.selection import Selection, read_only
 from pl_fed.studies.spec import StudySpec, read_spec, read_spec_file
@@ -93,12 +94,15 @@ class Study:
         return study
 
     @classmethod
-    def from_file(cls, path: str | Path, folder: str | Path | None = None) -> "Study":
+    def from_file(
+        cls, path: str | Path, folder: str | Path | None = None, on: str | None = None
+    ) -> "Study":
         """Return the study in a YAML file.
 
         Args:
             path: The file.
             folder: The folder of the study; by default that of the file, else ``runs/<name>``.
+            on: The engine that runs cells; by default that of the file, else this machine.
 
         Raises:
             ValueError: If the file describes no study; with one sentence.
@@ -106,6 +110,8 @@ class Study:
         spec = read_spec_file(path)
         if folder is not None:
             spec = replace(spec, options=replace(spec.options, folder=str(folder)))
+        if on is not None and (spec.options.on is None or spec.options.on.engine != on):
+            spec = replace(spec, options=replace(spec.options, on=read_remote("on", on)))
         return cls.from_spec(spec)
 
     @cached_property
@@ -130,8 +136,24 @@ class Study:
             )
         return cells
 
+    def open_runners(self, workers: int | None = None, cells: int | None = None) -> Pool:
+        """Start the processes that run cells: workers here, or those of ``options.on``.
+
+        Args:
+            workers: Their number; by default that of the study, else that which there is room for.
+            cells: The number of cells; more workers would have nothing to do.
+
+        Raises:
+            ValueError: If the engine of ``options.on`` is not installed, or cannot be reached.
+        """
+        options = self.spec.options
+        if options.on is None:
+            return self.open_pool(workers, cells)
+        count = workers or options.workers
+        return open_remote_pool(options.on, self.open_pool, count, options.runs_per_worker)
+
     def open_pool(self, workers: int | None = None, cells: int | None = None) -> WorkerPool:
-        """Start workers.
+        """Start workers on this machine.
 
         Args:
             workers: Their number; by default that of the study, else the number of cores.
@@ -177,7 +199,7 @@ class Study:
         statuses = read_states(self.folder, self.select(only))
         if needs_check(statuses):
             missing = sum(not status.state.is_result for status in statuses)
-            with self.open_pool(workers, missing) as pool:
+            with self.open_runners(workers, missing) as pool:
                 checked = check_configs(self.folder, statuses, pool)
                 self._describe()
                 todo = _order([status for status in checked if not status.state.is_result])
@@ -219,7 +241,7 @@ class Study:
             return
         per = self.tuner.plan.per
         labels = dict.fromkeys(cell.values[per] for cell in self.select(only))
-        self.tuner.run(lambda: self.open_pool(workers), labels, report or (lambda _: None))
+        self.tuner.run(lambda: self.open_runners(workers), labels, report or (lambda _: None))
         self.cells = self._expand()
 
     def _describe(self) -> None:

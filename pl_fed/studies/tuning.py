@@ -13,7 +13,7 @@ from pl_fed.studies.execution import Event, Execution
 from pl_fed.studies.inspection import CellStatus, check_configs, read_states
 from pl_fed.studies.metric_names import VALIDATION, find_direction
 from pl_fed.studies.plans import ALL, Choices, Interval, Tuning
-from pl_fed.studies.pool import WorkerPool
+from pl_fed.studies.pool import Pool
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.search import at_edge, propose, write_journal
 from pl_fed.studies.spec import StudySpec
@@ -107,7 +107,7 @@ class Tuner:
 
     def run(
         self,
-        open_pool: Callable[[], WorkerPool],
+        open_pool: Callable[[], Pool],
         labels: Iterable[str],
         report: Callable[[Event], None],
     ) -> None:
@@ -123,7 +123,7 @@ class Tuner:
                 of a label have failed.
         """
         root, chosen_labels = self.spec.folder, set(labels)
-        pools: list[WorkerPool] = []
+        pools: list[Pool] = []
 
         def report_and_check(event: Event) -> None:
             """Report an event, and refuse the metric at the first run without it."""

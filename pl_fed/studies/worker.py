@@ -11,6 +11,10 @@ import select
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pl_fed.studies.jobs import Job, Outcome
 
 RECYCLE = 75
 """Exit status of a child that has done its number of runs."""
@@ -64,9 +68,7 @@ def work(channel: int, limit: int | None) -> int:
         channel: File descriptor for the outcomes.
         limit: The largest number of runs; ``None`` is unlimited.
     """
-    from pl_fed.studies.cell_configs import InvalidCellError
-    from pl_fed.studies.cell_run import check_cell, run_cell
-    from pl_fed.studies.jobs import CheckJob, CheckOutcome, Job, RunOutcome, decode, encode
+    from pl_fed.studies.jobs import RunJob, decode, encode
 
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     runs = 0
@@ -74,19 +76,24 @@ def work(channel: int, limit: int | None) -> int:
         line = _read_line()
         if not line:
             return 0
-        job: Job = decode(line)
-        outcome: CheckOutcome | RunOutcome
-        if isinstance(job, CheckJob):
-            try:
-                changes = check_cell(job.arguments, Path(job.root), job.folders)
-                outcome = CheckOutcome(changes=changes)
-            except InvalidCellError as error:
-                outcome = CheckOutcome(error=str(error))
-        else:
-            outcome = run_cell(job)
-            runs += 1
-        os.write(channel, encode(outcome))
+        job = decode(line)
+        os.write(channel, encode(do_job(job)))
+        runs += isinstance(job, RunJob)
     return RECYCLE
+
+
+def do_job(job: "Job") -> "Outcome":
+    """Do a job in this process, and return its outcome."""
+    from pl_fed.studies.cell_configs import InvalidCellError
+    from pl_fed.studies.cell_run import check_cell, run_cell
+    from pl_fed.studies.jobs import CheckJob, CheckOutcome
+
+    if not isinstance(job, CheckJob):
+        return run_cell(job)
+    try:
+        return CheckOutcome(changes=check_cell(job.arguments, Path(job.root), job.folders))
+    except InvalidCellError as error:
+        return CheckOutcome(error=str(error))
 
 
 def _read_line() -> bytes:

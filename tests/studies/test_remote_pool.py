@@ -1,0 +1,150 @@
+"""Runs beyond this machine: a Ray cluster of two nodes, and submitit's local jobs."""
+
+import os
+import signal
+import time
+
+import pytest
+import yaml
+from study_processes import run
+from tables import table_test
+
+from pl_fed.studies.readers import StudyError
+from pl_fed.studies.remote_pool import Remote, read_remote
+from pl_fed.studies.study import Study
+
+TINY = {
+    "trainer.max_epochs": 3,
+    "trainer.logger": False,
+    "data.num_clients": 6,
+    "federation.sampler.cohort_size": 3,
+}
+STUDY = {
+    "name": "remote",
+    "base": ["quickstart", TINY],
+    "axes": {"algorithm": ["Ditto", "FedAvg"]},
+    "seeds": 2,
+    "options": {"folder": "study", "workers": 2},
+}
+
+
+@table_test(
+    "value, expected",
+    [
+        (None, None),
+        ("ray", Remote("ray", {})),
+        ({"ray": {"gpus": 0.25}}, Remote("ray", {"gpus": 0.25})),
+        ({"slurm": {"slurm_partition": "gpu"}}, Remote("slurm", {"slurm_partition": "gpu"})),
+    ],
+)
+def test_engines(value, expected):
+    assert read_remote("options.on", value) == expected
+
+
+@table_test(
+    "value, match",
+    [
+        ("kubernetes", "`options.on` to have only the keys ray, slurm but got kubernetes"),
+        ({"ray": {}, "slurm": {}}, "`options.on` to be one of ray, slurm"),
+        ({"ray": {"gpu": 1}}, "`options.on.ray` to have only the keys address, cpus, gpus"),
+        (3, "`options.on` to be a mapping"),
+    ],
+)
+def test_wrong_engines_are_one_sentence(value, match):
+    with pytest.raises(StudyError, match=match):
+        read_remote("options.on", value)
+
+
+def write(folder, **changes):
+    (folder / "study.yaml").write_text(yaml.safe_dump({**STUDY, **changes}))
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The table of the same study on this machine."""
+    folder = tmp_path_factory.mktemp("here")
+    write(folder)
+    status, output = run(["study.yaml"], folder)
+    assert status == 0, output
+    return (folder / "study" / "results.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_local_jobs_of_submitit_give_the_same_table(tmp_path, expected):
+    pytest.importorskip("submitit")
+    options = {**STUDY["options"], "on": {"slurm": {"cluster": "local"}}}
+    write(tmp_path, options=options)
+    status, output = run(["study.yaml"], tmp_path)
+    assert status == 0, output
+    assert (tmp_path / "study" / "results.csv").read_bytes() == expected
+
+
+@pytest.mark.slow
+def test_slurm_without_a_cluster_is_one_sentence(tmp_path):
+    pytest.importorskip("submitit")
+    write(tmp_path)
+    status, output = run(["study.yaml", "--on", "slurm"], tmp_path)
+    assert status == 1
+    assert "`options.on.slurm` to be parameters of a cluster" in output
+
+
+@pytest.fixture
+def cluster():
+    """A Ray cluster of two nodes with one CPU each, on this machine."""
+    pytest.importorskip("ray", reason="`options.on: ray` uses it")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    yield cluster
+    cluster.shutdown()
+
+
+def find_workers():
+    """Return the ids of the processes that run jobs of studies."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                found += [int(name)] if b"ray::RayWorker.do" in file.read() else []
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_ray_cluster_gives_the_same_table_also_after_a_killed_worker(
+    tmp_path, cluster, expected, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    killed = []
+
+    def kill_once(event):
+        workers = find_workers()
+        if workers and not killed and event.running == 2:
+            time.sleep(1)
+            os.kill(workers[0], signal.SIGKILL)
+            killed.append(workers[0])
+
+    options = {**STUDY["options"], "on": {"ray": {"address": cluster.address}}}
+    study = Study(**{**STUDY, "options": options})
+    rows = study.run(report=kill_once)
+    assert killed
+    assert [row["status"] for row in rows] == ["done"] * 4
+    assert (tmp_path / "study" / "results.csv").read_bytes() == expected
+
+
+@pytest.mark.slow
+def test_ray_without_room_or_cluster_is_one_sentence(tmp_path, cluster, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for options, match in (
+        ({"address": cluster.address, "gpus": 1}, "room for a run of 1 CPUs and 1 GPUs"),
+        ({"address": "127.0.0.1:1"}, "address` to be that of a running cluster"),
+    ):
+        study = Study(**{**STUDY, "options": {"folder": "other", "on": {"ray": options}}})
+        with pytest.raises(StudyError, match=match):
+            study.run()
+        import ray
+
+        ray.shutdown()
