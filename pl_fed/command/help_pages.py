@@ -102,6 +102,8 @@ ones resume, failed ones are tried again. Results go to runs/NAME/results.csv.
   --dry_run                           check all configs, print the cells and
                                       the estimated time, and stop
   --status                            count the cells by state and axis
+  --report                            write tables and pictures of the results
+                                      so far to runs/NAME/report; runs nothing
   --only AXIS=LABEL                   only these cells; may be repeated
   --again CELL                        run a cell anew in a folder of its own,
                                       and print old results beside new ones

@@ -1,5 +1,7 @@
 """A self-contained page about runs: tables, pictures, configs."""
 
+import base64
+import hashlib
 import html
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -81,7 +83,7 @@ _HEAD = (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     '<meta http-equiv="Content-Security-Policy"'
-    " content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+    " content=\"default-src 'none'; style-src 'unsafe-inline'SCRIPT\">\n"
 )
 
 
@@ -112,13 +114,13 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
         _DIFFERENCES: tables.render_differences(groups) if len(facts) > 1 else "",
         "Configs": tables.render_configs(groups),
     }
-    chapters[_PRIVACY] += "".join(map(_note, describe_guarantees(all_runs)))
+    chapters[_PRIVACY] += "".join(map(render_note, describe_guarantees(all_runs)))
     for title in (_SPREAD, _CLIENTS):
         chapters[title] += _note_missing_metric(groups) if chapters[title] else ""
     chapters[_CLASSES] += _note_missing_classes(groups)
     if missing := robustness.list_missing_groups(groups):
-        chapters[_ROBUSTNESS] += _note(f"Not shown here: {missing}.")
-    text = encode(_page(_title(groups), _notes(groups, skipped), chapters))
+        chapters[_ROBUSTNESS] += render_note(f"Not shown here: {missing}.")
+    text = encode(render_page(_title(groups), _notes(groups, skipped), chapters))
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
     _remove_pictures(page)
@@ -142,17 +144,31 @@ def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
     }
 
 
-def _page(title: str, notes: Sequence[str], chapters: Mapping[str, str]) -> str:
+def render_page(
+    title: str, notes: Sequence[str], chapters: Mapping[str, str], style: str = "", script: str = ""
+) -> str:
+    """Return a page that needs no other file.
+
+    Args:
+        title: The title.
+        notes: The sentences at the top.
+        chapters: The HTML of each chapter by its title; empty ones are left out.
+        style: Further CSS.
+        script: JavaScript; the page runs no other.
+    """
     contents = {name: content for name, content in chapters.items() if content}
     links = "".join(f'<a href="#{_anchor(name)}">{name}</a>\n' for name in contents)
     sections = "".join(
         f'<section id="{_anchor(name)}">\n<h2>{name}</h2>\n{content}</section>\n'
         for name, content in contents.items()
     )
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    head = _HEAD.replace("SCRIPT", f"; script-src 'sha256-{digest}'" if script else "")
+    element = f"<script>{script}</script>\n" if script else ""
     return (
-        f"{_HEAD}<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{html.escape(title)}</h1>\n{''.join(map(_note, notes))}<nav>\n{links}</nav>\n"
-        f"{sections}</body>\n</html>\n"
+        f"{head}<title>{html.escape(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n"
+        f"<body>\n<h1>{html.escape(title)}</h1>\n{''.join(map(render_note, notes))}<nav>\n{links}"
+        f"</nav>\n{sections}{element}</body>\n</html>\n"
     )
 
 
@@ -160,7 +176,8 @@ def _anchor(title: str) -> str:
     return title.lower().replace(" ", "-")
 
 
-def _note(text: str) -> str:
+def render_note(text: str) -> str:
+    """Return the HTML of a sentence to the reader."""
     return f'<p class="note">{html.escape(text)}</p>\n'
 
 
@@ -260,7 +277,7 @@ def _note_missing_metric(groups: Sequence[Group]) -> str:
 def _note_missing(item: str, names: Iterable[str]) -> str:
     """Return a note on runs that lack an item, by name, or an empty string."""
     runs = ", ".join(names)
-    return _note(f"Not shown here, without {item}: {runs}.") if runs else ""
+    return render_note(f"Not shown here, without {item}: {runs}.") if runs else ""
 
 
 # Pictures
@@ -288,17 +305,22 @@ def _render(pictures: Iterator[Picture], files: dict[str, bytes]) -> str:
     for picture in pictures:
         files |= picture.files()
         captions[picture.caption] = None
-        figures.append(_figure(picture))
-    notes, content = "".join(map(_note, captions)), "".join(figures)
+        figures.append(render_figure(picture))
+    notes, content = "".join(map(render_note, captions)), "".join(figures)
     return f'{notes}<div class="pictures">\n{content}</div>\n' if figures else ""
 
 
-def _figure(picture: Picture) -> str:
-    """Return the HTML of a picture with its title and links to its files."""
+def render_figure(picture: Picture, folder: str = "") -> str:
+    """Return the HTML of a picture with its title and links to its files.
+
+    Args:
+        picture: The picture.
+        folder: The folder of the files below that of the page, with a slash at its end.
+    """
     title = f"<strong>{html.escape(picture.title)}</strong>"
     return (
         f'{_FIGURE}{picture.stem}">\n<figcaption>{title}'
-        f' <span class="files"><a href="{picture.stem}.png">PNG</a>'
-        f' <a href="{picture.stem}.csv">CSV</a></span></figcaption>\n'
-        f"{picture.inline_svg()}\n{_note(picture.note) if picture.note else ''}</figure>\n"
+        f' <span class="files"><a href="{folder}{picture.stem}.png">PNG</a>'
+        f' <a href="{folder}{picture.stem}.csv">CSV</a></span></figcaption>\n'
+        f"{picture.inline_svg()}\n{render_note(picture.note) if picture.note else ''}</figure>\n"
     )

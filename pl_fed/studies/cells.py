@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from pl_fed.command.config_files import read_text
+from pl_fed.studies.best_round import BestRound
 from pl_fed.studies.changes import Change, find_layer
-from pl_fed.studies.metric_names import BestRound
 from pl_fed.studies.readers import StudyError, refuse
 from pl_fed.studies.selection import SEED
 from pl_fed.studies.spec import StudySpec

@@ -44,6 +44,8 @@ def main(arguments: Sequence[str]) -> None:
         study = Study.from_file(options.study, options.folder, options.on)
         if options.again is not None:
             _run_again(study, options.again)
+        elif options.report:
+            print(f"The report is {study.report()}.")
         elif options.status:
             _show_status(study, options.only)
         elif options.dry_run:
@@ -71,6 +73,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--again")
     parser.add_argument("--on")
     parser.add_argument("--status", action="store_true")
+    parser.add_argument("--report", action="store_true")
     parser.add_argument("--dry_run", action="store_true")
     try:
         options, unknown = parser.parse_known_args(arguments)

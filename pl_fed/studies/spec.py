@@ -11,8 +11,8 @@ import yaml
 from pl_fed.command.config_files import read_text as read_file
 from pl_fed.command.config_files import reason
 from pl_fed.studies.axes import Axis, read_axes
+from pl_fed.studies.best_round import BestRound, read_best_round
 from pl_fed.studies.changes import Change, read_change
-from pl_fed.studies.metric_names import BestRound, read_best_round
 from pl_fed.studies.plans import Comparison, Tuning, read_comparison, read_tuning
 from pl_fed.studies.readers import (
     StudyError,

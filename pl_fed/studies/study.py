@@ -276,6 +276,18 @@ class Study:
             ) from None
         return pd.DataFrame(self.rows())
 
+    def report(self) -> Path:
+        """Write tables and pictures of the results that are there, and return the page.
+
+        It runs nothing. Missing, failed and diverged cells are listed.
+
+        Raises:
+            ValueError: If no cell has a result, or the comparison cannot be made.
+        """
+        from pl_fed.studies.report import write_report  # matplotlib takes long to import
+
+        return write_report(self)
+
 
 def _order(statuses: list[CellStatus]) -> list[CellStatus]:
     """Return cells with one seed of each condition first: a faulty condition fails early."""

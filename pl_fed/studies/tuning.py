@@ -11,7 +11,7 @@ from pl_fed.studies.cell_folder import LOG, CellFolder, State, write_text
 from pl_fed.studies.cells import Cell, folder_name
 from pl_fed.studies.execution import Event, Execution
 from pl_fed.studies.inspection import CellStatus, check_configs, read_states
-from pl_fed.studies.metric_names import VALIDATION, find_direction
+from pl_fed.studies.metrics import VALIDATION, choose_model, find_direction
 from pl_fed.studies.plans import ALL, Choices, Interval, Tuning
 from pl_fed.studies.pool import Pool
 from pl_fed.studies.readers import StudyError
@@ -210,9 +210,8 @@ class Tuner:
             StudyError: If the run has no such metric.
         """
         metrics = status.folder.read_summary().get("metrics", {}).get("val") or {}
-        name = self.plan.metric.removeprefix(VALIDATION)
-        if not any(other.startswith("personal/") for other in metrics):
-            name = name.replace("personal/", "global/", 1)
+        names = [f"{VALIDATION}{name}" for name in metrics]
+        name = choose_model(self.plan.metric, names).removeprefix(VALIDATION)
         value = metrics.get(name)
         if value is None:
             raise StudyError(
@@ -233,7 +232,7 @@ class Tuner:
             summary = CellFolder(self.spec.folder, cell.path).read_summary()
             directions = summary.get("higher_is_better")
             if isinstance(directions, Mapping) and directions:
-                return find_direction("tune.metric", self.plan.metric, directions)
+                return _find_direction(self.plan.metric, directions)
         return guess_direction(self.plan.metric) is not False
 
     def best(self, label: str) -> ScoredTrial:
@@ -308,3 +307,19 @@ def _describe_metrics(metrics: Mapping[str, Any]) -> str:
 def _space_of(plan: Tuning, label: str) -> dict[str, Interval | Choices]:
     """Return the searched values of a label: those of ``all`` and its own, which win."""
     return {**plan.space.get(ALL, {}), **plan.space.get(label, {})}
+
+
+def _find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool:
+    """Return whether larger values of a metric are better.
+
+    Raises:
+        StudyError: If it is unknown.
+    """
+    direction = find_direction(metric, directions)
+    if direction is None:
+        raise StudyError(
+            f"Expected argument `tune.metric` to be a metric of which larger or smaller values are"
+            f" better but got {metric}, of which this is unknown: declare it by"
+            " `federation.higher_is_better` or `federation.lower_is_better`."
+        )
+    return direction

@@ -11,7 +11,7 @@ from tables import table_test
 
 from pl_fed.studies.cell_folder import OTHER_ROUND, CellRecord, State, write_text
 from pl_fed.studies.inspection import check_configs, read_states
-from pl_fed.studies.metric_names import BestRound, read_best_round
+from pl_fed.studies.best_round import BestRound, read_best_round
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.study import Study
 
@@ -55,7 +55,7 @@ def test_choices(value, expected):
     "value, match",
     [
         ("test/global/accuracy", "`options.best` to be a metric of the validation"),
-        ("val/global/skill", "this is unknown: write {metric: ..., mode: max}"),
+        ("val/global/skill", "direction that its name tells but got val/global/skill: write"),
         ({"metric": "val/global/loss", "mode": "low"}, "`options.best.mode` to be max or min"),
         ({"monitor": "val/global/loss"}, "to have only the keys metric, mode"),
     ],

@@ -1,0 +1,196 @@
+"""The report of a study: tables and pictures from the results that are there. It runs nothing."""
+
+import csv
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pl_fed.reports.picture import encode_csv
+from pl_fed.studies.cell_folder import CellFolder, State
+from pl_fed.studies.comparison import (
+    Layout,
+    MetricComparison,
+    Row,
+    arrange,
+    choose_metrics,
+    compare_methods,
+)
+from pl_fed.studies.inspection import read_states
+from pl_fed.studies.metrics import choose_model
+from pl_fed.studies.pictures import draw_pictures
+from pl_fed.studies.readers import StudyError
+from pl_fed.studies.results import RESULTS, make_row
+from pl_fed.studies.selection import SEED
+from pl_fed.studies.study import Study
+from pl_fed.studies.study_page import render_report
+from pl_fed.studies.tables import (
+    Table,
+    make_metric_table,
+    make_tuning_table,
+    name_files,
+    record_difference,
+)
+from pl_fed.studies.tuning import TABLE
+
+REPORT = "report"
+"""Name of the report in a study's folder."""
+
+PAGE = "index.html"
+_OPEN = "cells.csv"
+
+
+def write_report(study: Study) -> Path:
+    """Write the report of a study from the results that are there, and return its page.
+
+    Missing, failed and diverged cells are listed. Files of an earlier report are replaced.
+
+    Args:
+        study: The study.
+
+    Raises:
+        StudyError: If no cell has a result, or the comparison of the study cannot be made.
+    """
+    rows, directions, from_table = read_rows(study)
+    results = [row for row in rows if State(row["status"]).is_result]
+    if not results:
+        raise StudyError(
+            f"Expected the study {study.spec.name} to have a cell with a result but got none of"
+            f" {len(rows)}: run it first, by the same command without --report."
+        )
+    layout = arrange(study.spec.axes, study.spec.compare, rows)
+    comparisons = [
+        compare_methods(metric, layout, rows, directions)
+        for metric in choose_metrics(study.spec.compare, rows)
+    ]
+    tables = [make_metric_table(item, name_files(item.metric)) for item in comparisons]
+    tuned = _read_tuning(study)
+    pictures = list(draw_pictures(comparisons))
+    notes = _describe(study, rows, layout, comparisons, from_table)
+    cells = _list_open_cells(study, rows)
+    files: dict[str, bytes] = {}
+    for table in [*tables, *tuned]:
+        files |= _encode(table)
+    differences = [
+        record_difference(item.metric, difference)
+        for item in comparisons
+        for difference in item.differences
+    ]
+    files["comparisons.csv"] = encode_csv(differences)
+    if cells:
+        files[_OPEN] = encode_csv(cells)
+    for picture in pictures:
+        files |= {f"pictures/{name}": content for name, content in picture.files().items()}
+    page = render_report(study.spec.name, notes, comparisons, tables, tuned, pictures, cells)
+    files[PAGE] = page.encode()
+    return _replace_files(study.folder / REPORT, files) / PAGE
+
+
+def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None], int]:
+    """Return the rows of all cells, the directions of metrics, and the number of rows from a table.
+
+    A cell without a folder has its row of an earlier ``results.csv``, if there is one: committed
+    results need no folders.
+    """
+    statuses = read_states(study.folder, study.cells)
+    table = _read_table(study.folder / RESULTS)
+    directions: dict[str, bool | None] = {}
+    rows, from_table = [], 0
+    for status in statuses:
+        row = make_row(status)
+        if status.state is State.MISSING and not status.folder.path.exists():
+            key = tuple(status.cell.labels.items())
+            from_table += key in table
+            row = table.get(key, row)
+        elif status.state is State.DONE:
+            found = status.folder.read_summary().get("higher_is_better")
+            directions |= dict(found) if isinstance(found, Mapping) else {}
+        rows.append(row)
+    return rows, directions, from_table
+
+
+def _read_table(path: Path) -> dict[tuple[tuple[str, str], ...], dict[str, Any]]:
+    """Return the rows of a table of results by the labels and the seed of their cells."""
+    if not path.is_file():
+        return {}
+    rows = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            names = list(line)
+            axes = names[: names.index(SEED) + 1]
+            labels = {axis: str(line[axis]).removeprefix("'") for axis in axes}
+            numbers = {name: text for name, text in line.items() if name not in axes and text}
+            status = numbers.pop("status")
+            numbers = {name: float(text) for name, text in numbers.items()}
+            rows[tuple(labels.items())] = {**labels, "status": status, **numbers}
+    return rows
+
+
+def _read_tuning(study: Study) -> list[Table]:
+    path = study.folder / TABLE
+    if study.spec.tune is None or not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [make_tuning_table(study.spec.tune, list(csv.DictReader(file)))]
+
+
+def _list_open_cells(study: Study, rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Return the cells that are not done, with their state and the error of a failed one."""
+    cells = []
+    for cell, row in zip(study.cells, rows):
+        if row["status"] != State.DONE:
+            record = CellFolder(study.folder, cell.path).read_record()
+            error = record.error if record is not None and row["status"] == State.FAILED else ""
+            cells.append({**cell.labels, "status": str(row["status"]), "error": error})
+    return cells
+
+
+def _describe(
+    study: Study,
+    rows: Sequence[Row],
+    layout: Layout,
+    comparisons: Sequence[MetricComparison],
+    from_table: int,
+) -> list[str]:
+    """Return the sentences at the top of the report."""
+    counts = {state: sum(row["status"] == state for row in rows) for state in State}
+    states = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
+    notes = [f"{len(rows)} cells: {states}."]
+    if from_table:
+        notes.append(f"{from_table} cells have no folder here; their rows are from {RESULTS}.")
+    if study.spec.tune is not None and not (study.folder / TABLE).is_file():
+        notes.append(f"The study tunes, but has no {TABLE} yet.")
+    for item in comparisons:
+        other = dict.fromkeys(
+            layout.find_method(row)
+            for row in rows
+            if row["status"] == State.DONE and choose_model(item.metric, row) != item.metric
+        )
+        if other:
+            notes.append(
+                f"{item.metric}: {', '.join(other)} has no personal model, and is read by its"
+                " global one."
+            )
+    return notes
+
+
+def _encode(table: Table) -> dict[str, bytes]:
+    """Return the files of a table: CSV, markdown and LaTeX."""
+    return {
+        f"tables/{table.name}.csv": encode_csv(table.records),
+        f"tables/{table.name}.md": table.markdown().encode(),
+        f"tables/{table.name}.tex": table.latex().encode(),
+    }
+
+
+def _replace_files(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write the files of a report, and remove the tables and pictures of an earlier one."""
+    for part in ("tables", "pictures"):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    for name in (PAGE, _OPEN):
+        (folder / name).unlink(missing_ok=True)
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder

@@ -1,0 +1,448 @@
+"""Tables of a study's report, as text, markdown, LaTeX and CSV."""
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pl_fed.statistics import Interval, format_p_value
+from pl_fed.studies.comparison import ALPHA, EVERYTHING, Difference, Entry, MetricComparison
+from pl_fed.studies.plans import Choices, Tuning
+from pl_fed.studies.plans import Interval as Range
+from pl_fed.studies.search import at_edge
+
+DIVERGED_RULE = (
+    "A run that diverged is a result, not a gap. Where a method has one, the method has no mean"
+    " and no test, and that condition is its worst case. The run has the last rank of its seed."
+    " The mean over the other runs is in the CSV file."
+)
+SEEDS_RULE = (
+    "Each run is one number, and seeds are taken as independent. The clients of a seed share a"
+    " model, so they are not independent, and no test counts them as further evidence."
+)
+NO_RESULT = "no result"
+_WIDEST = 6  # columns of numbers in a LaTeX table
+_WORDS = ("backslash", "asciitilde", "asciicircum", "bar")
+_SYMBOLS = (
+    r"± \pm|− -|≤ \le|≥ \ge|< <|> >|→ \to|∞ \infty|× \times|· \cdot|⁺ ^{+}|⁻ ^{-}|α \alpha|β \beta"
+    r"|γ \gamma|δ \delta|Δ \Delta|ε \varepsilon|η \eta|λ \lambda|μ \mu|ρ \rho|σ \sigma|τ \tau"
+)
+_LATEX = {
+    **{letter: rf"\{letter}" for letter in "&%$#_{}"},
+    **{letter: rf"\text{name}{{}}" for letter, name in zip("\\~^|", _WORDS)},
+    **{item[0]: f"${item[2:]}$" for item in _SYMBOLS.split("|")},
+    "–": "--",
+    "…": r"\dots{}",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Table: texts with a header, and sentences for its reader.
+
+    Attributes:
+        name: The name of its files.
+        title: The title.
+        header: The names of the columns; the first one is that of the headings.
+        rows: The heading and the cells of each row.
+        notes: The sentences below the table.
+        records: The numbers of the table, for CSV.
+        cells: For each cell, the method and the condition that it is about, for pages.
+    """
+
+    name: str
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+    records: Sequence[Mapping[str, Any]]
+    cells: Mapping[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
+
+    def markdown(self) -> str:
+        """Return the table in markdown, with its title and notes."""
+        lines = [self.header, tuple("---" for _ in self.header), *self.rows]
+        body = "".join(f"| {' | '.join(map(escape_markdown, line))} |\n" for line in lines)
+        notes = "".join(f"- {escape_markdown(note)}\n" for note in self.notes)
+        return f"# {escape_markdown(self.title)}\n\n{body}\n{notes}"
+
+    def latex(self) -> str:
+        """Return the table in LaTeX, with booktabs, at most six columns of cells side by side."""
+        columns = range(1, len(self.header))
+        starts = range(1, len(self.header), _WIDEST) or [1]
+        blocks = [[0, *columns[first - 1 : first - 1 + _WIDEST]] for first in starts]
+        tables = "\n\n\\medskip\n".join(self._format_tabular(block) for block in blocks)
+        notes = "\n".join(escape_latex(note) for note in self.notes)
+        return (
+            "% needs \\usepackage{booktabs}\n\\begin{table}\n\\centering\n"
+            f"\\caption{{{escape_latex(self.title)}.\n{notes}}}\n\\label{{tab:{self._label}}}\n"
+            f"{tables}\n\\end{{table}}\n"
+        )
+
+    @property
+    def _label(self) -> str:
+        return re.sub(r"[^\w.-]+", "-", self.name, flags=re.ASCII).replace("_", "-")
+
+    def _format_tabular(self, columns: Sequence[int]) -> str:
+        def join(line: Sequence[str]) -> str:
+            return f"{' & '.join(escape_latex(line[place]) for place in columns)} \\\\"
+
+        body = "\n".join(map(join, self.rows))
+        return (
+            f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}\n\\toprule\n{join(self.header)}\n"
+            f"\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}"
+        )
+
+
+def escape_latex(text: str) -> str:
+    r"""Return a text in which LaTeX finds no commands.
+
+    Example:
+        >>> print(escape_latex("50 % of a_b: 0.8 ± 0.1"))
+        50 \% of a\_b: 0.8 $\pm$ 0.1
+    """
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def escape_markdown(text: str) -> str:
+    r"""Return a text that does not end a cell of a markdown table, or start an emphasis.
+
+    Example:
+        >>> print(escape_markdown("a|b_c"))
+        a\|b\_c
+    """
+    return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", text).replace("\n", " ")
+
+
+def format_estimate(interval: Interval, decimals: int, sign: bool = False) -> str:
+    """Return mean ± half of the interval; the mean alone without an interval.
+
+    Args:
+        interval: The mean with its interval.
+        decimals: The number of decimals.
+        sign: Whether positive means have a plus sign.
+
+    Example:
+        >>> format_estimate(Interval(0.8125, 0.79, 0.835), 3)
+        '0.812 ± 0.022'
+        >>> format_estimate(Interval.point(-0.5), 2, sign=True)
+        '−0.50'
+    """
+    mean = format_number(interval.estimate, decimals, sign)
+    if math.isinf(interval.low):
+        return mean
+    return f"{mean} ± {(interval.high - interval.low) / 2:.{decimals}f}"
+
+
+def format_number(number: float, decimals: int, sign: bool = False) -> str:
+    """Return a number with a typographic minus sign."""
+    return f"{number:{'+' if sign else ''}.{decimals}f}".replace("-", "−")
+
+
+def choose_decimals(intervals: Sequence[Interval]) -> int:
+    """Return the decimals that show two digits of the median half interval: 1 to 6, or else 3.
+
+    Example:
+        >>> choose_decimals([Interval(0.8, 0.77, 0.83)]), choose_decimals([Interval(80, 77, 83)])
+        (3, 1)
+    """
+    halves = [(item.high - item.low) / 2 for item in intervals if math.isfinite(item.low)]
+    half = statistics.median(halves) if halves else 0.0
+    return min(6, max(1, 1 - math.floor(math.log10(half)))) if half > 0 else 3
+
+
+def make_metric_table(comparison: MetricComparison, name: str) -> Table:
+    """Return the table of a metric: methods × conditions, worst case and average rank.
+
+    Conditions are rows if they are more than six, and more than the methods.
+
+    Args:
+        comparison: The comparison of all methods by the metric.
+        name: The name of the table's files.
+    """
+    layout, entries = comparison.layout, comparison.entries
+    intervals = [entry.interval for entry in entries.values() if entry.interval is not None]
+    decimals = choose_decimals(intervals)
+    columns: dict[str, dict[str, str]] = {
+        condition: {
+            method: _describe_entry(comparison, method, condition, decimals)
+            for method in layout.methods
+        }
+        for condition in layout.conditions
+    }
+    if len(layout.conditions) > 1:
+        columns["worst case"] = {
+            method: _describe_worst(comparison, method, decimals) for method in layout.methods
+        }
+    if comparison.ranks is not None:
+        columns["rank"] = {
+            method: f"{comparison.find_rank(method) or 0:.2f}" for method in layout.methods
+        }
+    method_name = ", ".join(layout.method_axes) or "study"
+    by_condition = len(layout.conditions) > max(6, len(layout.methods))
+    cells = {}
+    if by_condition:
+        header = (f"{', '.join(layout.condition_axes)} \\ {method_name}", *layout.methods)
+        rows = [(condition, *texts.values()) for condition, texts in columns.items()]
+    else:
+        header = (method_name, *columns)
+        rows = [(m, *(texts[m] for texts in columns.values())) for m in layout.methods]
+    for first, condition in enumerate(columns):
+        for second, method in enumerate(layout.methods):
+            place = (first, second + 1) if by_condition else (second, first + 1)
+            cells[place] = (method, condition)
+    return Table(
+        name,
+        describe_metric(comparison.metric),
+        header,
+        tuple(rows),
+        tuple(_describe_table(comparison, decimals)),
+        [_record(comparison, key, entry) for key, entry in entries.items()],
+        cells,
+    )
+
+
+def name_files(metric: str) -> str:
+    """Return the name of a metric's files.
+
+    Example:
+        >>> name_files("test/personal/accuracy_worst10")
+        'test_personal_accuracy_worst10'
+    """
+    return re.sub(r"\W+", "_", metric, flags=re.ASCII)
+
+
+def describe_metric(metric: str) -> str:
+    """Return a metric in words.
+
+    Example:
+        >>> describe_metric("test/personal/accuracy_worst10")
+        'accuracy, mean of the worst 10 % of clients (test, personal model)'
+    """
+    stage, model, name = [*metric.split("/", 2), "", ""][:3]
+    words = {"_worst10": "mean of the worst 10 % of clients", "_std": "deviation over clients"}
+    for suffix, text in words.items():
+        if name.endswith(suffix):
+            name = f"{name.removesuffix(suffix)}, {text}"
+    return f"{name} ({stage}, {model} model)" if name else metric
+
+
+def _describe_entry(
+    comparison: MetricComparison, method: str, condition: str, decimals: int
+) -> str:
+    entry = comparison.entries.get((method, condition))
+    if entry is None:
+        return ""
+    if entry.diverged:
+        return f"{len(entry.diverged)} of {entry.planned} diverged"
+    if entry.interval is None:
+        return NO_RESULT
+    difference = comparison.find_difference(method, condition)
+    mark = {"better": " ⁺", "worse": " ⁻"}.get(difference.verdict if difference else "", "")
+    missing = f" ({len(entry.values)} of {entry.planned})" if entry.unfinished else ""
+    return f"{format_estimate(entry.interval, decimals)}{mark}{missing}"
+
+
+def _describe_worst(comparison: MetricComparison, method: str, decimals: int) -> str:
+    worst = comparison.find_worst(method)
+    if worst.has_diverged:
+        return "diverged"
+    if worst.mean is None:
+        return NO_RESULT
+    bound = ("≤ " if comparison.is_higher_better else "≥ ") if worst.is_bound else ""
+    return f"{bound}{format_number(worst.mean, decimals)}"
+
+
+def _describe_table(comparison: MetricComparison, decimals: int) -> list[str]:
+    """Return the sentences below the table of a metric."""
+    layout, entries = comparison.layout, comparison.entries
+    counts = [entry.planned for entry in entries.values()]
+    seeds = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    direction = "Larger" if comparison.is_higher_better else "Smaller"
+    notes = [
+        f"Mean over {seeds} seed{'' if seeds == '1' else 's'} ± half of Student's 95 % interval,"
+        " which assumes independent seeds with about normal results. With one seed there is no"
+        f" interval. {direction} values are better.",
+        SEEDS_RULE,
+    ]
+    if len(counts) < len(layout.methods) * len(layout.conditions):
+        notes.append("An empty cell is a combination that the study leaves out.")
+    notes += _describe_tests(comparison, decimals)
+    if len(layout.conditions) > 1:
+        sign = "≤" if comparison.is_higher_better else "≥"
+        notes.append(
+            "Worst case: the worst mean over conditions. The worst of several estimates tends to be"
+            f" too pessimistic. {sign} marks methods with conditions that have no result yet."
+        )
+    notes += _describe_ranks(comparison)
+    diverged = sum(len(entry.diverged) for entry in entries.values())
+    if diverged:
+        notes.append(f"{_count(diverged, 'run')} diverged. {DIVERGED_RULE}")
+    unfinished = sum(len(entry.unfinished) for entry in entries.values())
+    if unfinished:
+        notes.append(
+            f"{_count(unfinished, 'run')} without a result: the cells count them, as in (2 of 3)."
+            " Means are over the other seeds, and pairs are the seeds that both methods have."
+        )
+    return notes
+
+
+def _count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    Example:
+        >>> _count(1, "run"), _count(2, "run")
+        ('1 run', '2 runs')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _describe_tests(comparison: MetricComparison, decimals: int) -> list[str]:
+    """Return the sentences on paired tests and on their power."""
+    if not comparison.tests:
+        return ["No test: it needs two methods with two common seeds."]
+    baseline = comparison.layout.baseline
+    subject = (
+        f"⁺ and ⁻ mark methods that are better and worse than {baseline}"
+        if baseline is not None
+        else "comparisons.csv has the tests of all pairs of methods:"
+    )
+    notes = [
+        f"{subject} by a paired t-test over seeds (p < {ALPHA:g} after Holm's correction for"
+        f" {_count(comparison.tests, 'comparison')}). It assumes independent seeds, and differences"
+        " that are about normal."
+    ]
+    smallest = [item.smallest for item in comparison.differences if item.smallest > 0]
+    if smallest:
+        notes.append(
+            "Power: these seeds find a true difference of"
+            f" {statistics.median(smallest):.{decimals}f} (median over comparisons; the largest is"
+            f" {max(smallest):.{decimals}f}) with a chance of 80 %, at the strictest level of the"
+            " correction. Smaller differences need more seeds."
+        )
+    elif any(math.isnan(item.smallest) for item in comparison.differences):
+        notes.append("Power: so few seeds decide no difference in a family of this size.")
+    return notes
+
+
+def _describe_ranks(comparison: MetricComparison) -> list[str]:
+    ranks, left_out = comparison.ranks, comparison.incomplete_seeds
+    note = f" {_count(left_out, 'seed')} with missing runs left out." if left_out else ""
+    if ranks is None:
+        return [f"No ranks: fewer than two seeds are complete.{note}"] if left_out else []
+    p_value = format_p_value(ranks.friedman.p_value)
+    equals = "" if p_value.startswith("<") else "= "
+    return [
+        f"Rank: average over {_count(ranks.friedman.blocks, 'seed')} of the mean rank over"
+        " conditions, 1 for the best. Seeds are independent blocks. Friedman's test that all"
+        f" methods are equal: p {equals}{p_value}. If it rejects, methods differ whose ranks are"
+        f" more than {ranks.difference:.2f} apart (Nemenyi, α = {ranks.alpha:g}).{note}"
+    ]
+
+
+def _record(comparison: MetricComparison, key: tuple[str, str], entry: Entry) -> dict[str, Any]:
+    """Return the numbers of a method under a condition."""
+    worst = comparison.find_worst(key[0])
+    difference = comparison.find_difference(*key)
+    return {
+        **entry.labels,
+        "metric": comparison.metric,
+        "seeds": len(entry.values),
+        "diverged": len(entry.diverged),
+        "without_result": len(entry.unfinished),
+        "mean_of_finished": entry.interval.estimate if entry.interval else "",
+        **_record_ends("", entry.interval),
+        "verdict": difference.verdict if difference else "",
+        "p_holm": _blank(difference.corrected) if difference else "",
+        "worst_case": "diverged" if worst.has_diverged else worst.mean,
+        "rank": comparison.find_rank(key[0]),
+    }
+
+
+def _record_ends(prefix: str, interval: Interval | None) -> dict[str, Any]:
+    """Return the ends of an interval, empty without one."""
+    has_ends = interval is not None and math.isfinite(interval.low)
+    low, high = (interval.low, interval.high) if interval is not None and has_ends else ("", "")
+    return {f"{prefix}low": low, f"{prefix}high": high}
+
+
+def _blank(number: float) -> Any:
+    return "" if math.isnan(number) else number
+
+
+def record_difference(metric: str, difference: Difference) -> dict[str, Any]:
+    """Return the row of a comparison in ``comparisons.csv``."""
+    return {
+        "metric": metric,
+        "condition": "" if difference.condition == EVERYTHING else difference.condition,
+        "method": difference.first,
+        "compared_with": difference.second,
+        "pairs": difference.pairs,
+        "diverged": difference.diverged,
+        "unpaired": difference.unpaired,
+        "difference": difference.interval.estimate if difference.interval else "",
+        **_record_ends("", difference.interval),
+        "p_value": _blank(difference.p_value),
+        "p_holm": _blank(difference.corrected),
+        "verdict": difference.verdict,
+        "smallest_difference": _blank(difference.smallest),
+    }
+
+
+def make_tuning_table(plan: Tuning, trials: Sequence[Mapping[str, str]]) -> Table:
+    """Return the table of tuning: for each label its trials, space, chosen values and score.
+
+    Args:
+        plan: The tuning.
+        trials: The rows of ``tuning.csv``.
+    """
+    rows, records = [], []
+    labels = dict.fromkeys([*plan.space, *(trial[plan.per] for trial in trials)])
+    for label in (name for name in labels if name != "all"):
+        space = {**plan.space.get("all", {}), **plan.space.get(label, {})}
+        members = [trial for trial in trials if trial[plan.per] == label]
+        states = [trial["status"] for trial in members]
+        best = next((trial for trial in members if trial["is_chosen"] == "1"), None)
+        values = {path: best[path] for path in space} if best else {}
+        edges = [path for path, text in values.items() if at_edge(_number(text), space[path])]
+        record = {
+            plan.per: label,
+            "trials": f"{len(members)} of {plan.budget}",
+            "diverged": states.count("diverged"),
+            "failed": states.count("failed"),
+            "searched": "; ".join(f"{path}: {_describe_range(r)}" for path, r in space.items()),
+            "chosen": "; ".join(f"{p} = {text}" for p, text in values.items()) or "nothing yet",
+            plan.metric: best[plan.metric] if best else "",
+            "at the edge": ", ".join(edges) or "no",
+        }
+        records.append(record)
+        score = _number(best[plan.metric] if best else "")
+        texts = {**record, plan.metric: f"{score:.4f}" if isinstance(score, float) else "–"}
+        rows.append(tuple(map(str, texts.values())))
+    trials_text = _count(plan.budget, "trial")
+    notes = [
+        f"Each label has the same budget of {trials_text} of {_count(plan.seeds, 'seed')}, sampled"
+        f" by {plan.sampler}. Validation chose, on seeds that the results above do not have.",
+        "A diverged trial has the worst score. A failed one has none, and counts towards the"
+        " budget. Labels that are not listed had no trial.",
+        "A chosen value at the edge of its space may have a better one beyond it.",
+    ]
+    header = tuple(records[0]) if records else (plan.per,)
+    title = f"Tuned equally, by {plan.metric}"
+    return Table("tuned", title, header, tuple(rows), tuple(notes), records)
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _describe_range(values: Range | Choices) -> str:
+    """Return a searched space in a few letters."""
+    if isinstance(values, Choices):
+        return ", ".join(map(str, values.values))
+    scale = "" if values.scale == "linear" else f" ({values.scale})"
+    return f"{values.low:g} to {values.high:g}{scale}"
