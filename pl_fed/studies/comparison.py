@@ -267,11 +267,11 @@ def choose_metrics(compare: Comparison | None, rows: Sequence[Row]) -> tuple[str
     if compare is not None:
         for metric in compare.metrics if finished else ():
             if not any(choose_model(metric, row) in row for row in finished):
-                known = [n for row in finished[:1] for n in row if n.count("/") >= 2]
+                names_there = [n for row in finished[:1] for n in row if n.count("/") >= 2]
                 refuse(
                     "compare.metrics",
                     "be metrics of the results",
-                    f"{metric}, which no finished run has{suggest_name(metric, known)}",
+                    f"{metric}, which no finished run has{suggest_name(metric, names_there)}",
                 )
         return compare.metrics
     mains = [name.split("/", 2)[2] for name in names if f"{name}_worst10" in names]

@@ -26,7 +26,7 @@ const all = (query, root) => [...(root || document).querySelectorAll(query)];
 function choose() {
   const metric = document.querySelector("#metric");
   all("[data-metric]").forEach(part =>
-    part.hidden = metric.value && part.dataset.metric != metric.value);
+    part.hidden = metric.value !== "" && part.dataset.metric !== metric.value);
   const hidden = {method: new Set(), condition: new Set()};
   all("select[data-side]").forEach(select => {
     const text = select.selectedOptions[0].dataset.hides;
