@@ -20,6 +20,7 @@ from pl_fed.statistics import (
     correct_by_holm,
     paired_differences,
     paired_t_test,
+    sign_flip_test,
     smallest_difference,
     t_interval,
 )
@@ -141,10 +142,12 @@ class Difference:
         values: first − second for each common seed of finished runs.
         diverged: The number of seeds on which one of both diverged; then there is no test.
         unpaired: The number of seeds with a result of one method alone.
-        p_value: p-value of the paired t-test, without a correction; NaN without a test.
+        p_value: p-value of the paired t-test, without a correction; NaN without a test. Of the
+            sign-flip test if all differences are equal.
         corrected: p-value after Holm's correction over all comparisons of the metric.
         smallest: Smallest true difference that this number of seeds finds with a power of 80 %, at
-            the strictest level of the correction; NaN for fewer than two seeds.
+            the strictest level of the correction; NaN if all differences are equal, or without a
+            test.
         is_better: Whether the first method is better in the mean.
     """
 
@@ -363,7 +366,7 @@ def _subtract(
     if seeds:
         numbers = [[entry.values[seed] for seed in seeds] for entry in (first, second)]
         differences = tuple(paired_differences(*numbers).tolist())
-        p_value = math.nan if diverged else paired_t_test(*numbers).p_value
+        p_value = math.nan if diverged else _test(*numbers)
     total = math.fsum(differences)
     return Difference(
         condition,
@@ -374,6 +377,18 @@ def _subtract(
         p_value=p_value,
         is_better=total > 0 if is_higher else total < 0,
     )
+
+
+def _test(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the p-value of the paired t-test; of the sign-flip test if all differences are equal.
+
+    The t-test takes equal differences as certain, even of two seeds. Differences of small test sets
+    take few values, so they may well be equal by chance.
+    """
+    differences = paired_differences(first, second)
+    is_equal = len(differences) > 1 and bool((differences == differences[0]).all())
+    test = sign_flip_test if is_equal else paired_t_test
+    return test(first, second).p_value
 
 
 def _correct(differences: Sequence[Difference]) -> tuple[Difference, ...]:
@@ -388,7 +403,7 @@ def _correct(differences: Sequence[Difference]) -> tuple[Difference, ...]:
 
 def _find_smallest(difference: Difference, tests: int) -> float:
     """Return the smallest difference that a test at the strictest level of the family finds."""
-    if math.isnan(difference.p_value):
+    if math.isnan(difference.p_value) or len(set(difference.values)) < 2:
         return math.nan
     return float(np.std(difference.values, ddof=1)) * _smallest_effect(difference.pairs, tests)
 

@@ -27,9 +27,9 @@ from pl_fed.studies.study_page import render_report
 from pl_fed.studies.tables import (
     Table,
     make_metric_table,
+    make_test_table,
     make_tuning_table,
     name_files,
-    record_difference,
 )
 from pl_fed.studies.tuning import TABLE
 
@@ -64,24 +64,20 @@ def write_report(study: Study) -> Path:
         for metric in choose_metrics(study.spec.compare, rows)
     ]
     tables = [make_metric_table(item, name_files(item.metric)) for item in comparisons]
+    tests = [make_test_table(item, f"{name_files(item.metric)}_tests") for item in comparisons]
     tuned = _read_tuning(study)
     pictures = list(draw_pictures(comparisons))
     notes = _describe(study, rows, layout, comparisons, from_table)
     cells = _list_open_cells(study, rows)
     files: dict[str, bytes] = {}
-    for table in [*tables, *tuned]:
+    for table in [*tables, *(table for table in tests if table.rows), *tuned]:
         files |= _encode(table)
-    differences = [
-        record_difference(item.metric, difference)
-        for item in comparisons
-        for difference in item.differences
-    ]
-    files["comparisons.csv"] = encode_csv(differences)
+    files["comparisons.csv"] = encode_csv([record for table in tests for record in table.records])
     if cells:
         files[_OPEN] = encode_csv(cells)
     for picture in pictures:
         files |= {f"pictures/{name}": content for name, content in picture.files().items()}
-    page = render_report(study.spec.name, notes, comparisons, tables, tuned, pictures, cells)
+    page = render_report(study.spec.name, notes, comparisons, tables, tests, tuned, pictures, cells)
     files[PAGE] = page.encode()
     return _replace_files(study.folder / REPORT, files) / PAGE
 
@@ -160,17 +156,14 @@ def _describe(
         notes.append(f"{from_table} cells have no folder here; their rows are from {RESULTS}.")
     if study.spec.tune is not None and not (study.folder / TABLE).is_file():
         notes.append(f"The study tunes, but has no {TABLE} yet.")
-    for item in comparisons:
-        other = dict.fromkeys(
-            layout.find_method(row)
-            for row in rows
-            if row["status"] == State.DONE and choose_model(item.metric, row) != item.metric
-        )
-        if other:
-            notes.append(
-                f"{item.metric}: {', '.join(other)} has no personal model, and is read by its"
-                " global one."
-            )
+    others = dict.fromkeys(
+        layout.find_method(row)
+        for item in comparisons
+        for row in rows
+        if row["status"] == State.DONE and choose_model(item.metric, row) != item.metric
+    )
+    if others:
+        notes.append(f"Read by their global model, without a personal one: {', '.join(others)}.")
     return notes
 
 

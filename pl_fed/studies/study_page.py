@@ -55,6 +55,7 @@ def render_report(
     notes: Sequence[str],
     comparisons: Sequence[MetricComparison],
     tables: Sequence[Table],
+    tests: Sequence[Table],
     tuned: Sequence[Table],
     pictures: Sequence[Picture],
     cells: Sequence[Mapping[str, str]],
@@ -66,11 +67,15 @@ def render_report(
         notes: The sentences at the top.
         comparisons: The comparisons of the methods by each metric.
         tables: The table of each metric.
+        tests: The table of paired comparisons by each metric.
         tuned: The table of tuning, if the study tunes.
         pictures: The pictures of all metrics.
         cells: The cells that are not done, with their states.
     """
-    parts = {item.metric: _render_table(table, item) for item, table in zip(comparisons, tables)}
+    parts = {
+        item.metric: _render_table(table, item) + _render_tests(test, item)
+        for item, table, test in zip(comparisons, tables, tests)
+    }
     results = "".join(
         f'<div data-metric="{html.escape(metric)}">\n{part}</div>\n'
         for metric, part in parts.items()
@@ -154,11 +159,10 @@ def _list_axes(comparison: MetricComparison) -> Iterator[tuple[str, str, dict[st
 def _render_table(table: Table, comparison: MetricComparison | None) -> str:
     """Return a table with its notes, and its LaTeX, markdown and CSV to copy."""
     places = _number_names(comparison)
-    is_upright = table.cells.get((0, 1), ("",))[0] == table.header[1]
-    columns, lines = ("method", "condition") if is_upright else ("condition", "method")
+    rows, columns = range(len(table.rows)), range(1, len(table.header))
     head = "".join(
         f'<th scope="col" class="{"number" if place else "text"}"'
-        f"{_describe_heading(name, places, columns)}>{html.escape(name)}</th>"
+        f"{_describe_line(table, [(row, place) for row in rows], places)}>{html.escape(name)}</th>"
         for place, name in enumerate(table.header)
     )
     body = ""
@@ -169,8 +173,8 @@ def _render_table(table: Table, comparison: MetricComparison | None) -> str:
             f"{side}>{html.escape(text)}</td>"
             for text, side in zip(texts, sides)
         )
-        name = _describe_heading(heading, places, lines)
-        body += f'<tr><th scope="row"{name}>{html.escape(heading)}</th>{cells}</tr>\n'
+        line = _describe_line(table, [(row, place) for place in columns], places)
+        body += f'<tr{line}><th scope="row">{html.escape(heading)}</th>{cells}</tr>\n'
     notes = "".join(map(render_note, table.notes))
     return (
         f'<h3>{html.escape(table.title)}</h3>\n<div class="wide study" tabindex="0" role="region"'
@@ -194,7 +198,7 @@ def _number_names(comparison: MetricComparison | None) -> dict[str, dict[str, in
     }
 
 
-def _describe_cell(names: tuple[str, str] | None, places: Mapping[str, Mapping[str, int]]) -> str:
+def _describe_cell(names: Sequence[str] | None, places: Mapping[str, Mapping[str, int]]) -> str:
     """Return the attributes by which the script hides a cell."""
     return "".join(
         f' data-{side}="{places[side][name]}"'
@@ -203,9 +207,22 @@ def _describe_cell(names: tuple[str, str] | None, places: Mapping[str, Mapping[s
     )
 
 
-def _describe_heading(name: str, places: Mapping[str, Mapping[str, int]], side: str) -> str:
-    """Return the attribute by which the script hides a heading."""
-    return f' data-{side}="{places[side][name]}"' if name in places[side] else ""
+def _describe_line(
+    table: Table, line: Sequence[tuple[int, int]], places: Mapping[str, Mapping[str, int]]
+) -> str:
+    """Return the attributes that all cells of a row or column share."""
+    names = [table.cells[place] for place in line if place in table.cells]
+    shared = [next(iter(set(side))) if len(set(side)) == 1 else "" for side in zip(*names)]
+    return _describe_cell(shared, places)
+
+
+def _render_tests(table: Table, comparison: MetricComparison) -> str:
+    """Return the folded table of paired comparisons."""
+    if not table.rows:
+        return ""
+    content = _render_table(table, comparison)
+    summary = f"Paired comparisons ({len(table.rows)})"
+    return f"<details><summary>{summary}</summary>\n{content}</details>\n"
 
 
 def _render_copies(table: Table) -> str:

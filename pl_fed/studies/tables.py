@@ -306,13 +306,17 @@ def _describe_tests(comparison: MetricComparison, decimals: int) -> list[str]:
     subject = (
         f"⁺ and ⁻ mark methods that are better and worse than {baseline}"
         if baseline is not None
-        else "comparisons.csv has the tests of all pairs of methods:"
+        else "A further table compares all pairs of methods"
     )
     notes = [
         f"{subject} by a paired t-test over seeds (p < {ALPHA:g} after Holm's correction for"
         f" {_count(comparison.tests, 'comparison')}). It assumes independent seeds, and differences"
         " that are about normal."
     ]
+    if any(item.pairs > 1 and len(set(item.values)) == 1 for item in comparison.differences):
+        notes.append(
+            "Where all seeds have the same difference, the p-value is that of the sign-flip test."
+        )
     smallest = [item.smallest for item in comparison.differences if item.smallest > 0]
     if smallest:
         notes.append(
@@ -388,6 +392,54 @@ def record_difference(metric: str, difference: Difference) -> dict[str, Any]:
         "verdict": difference.verdict,
         "smallest_difference": _blank(difference.smallest),
     }
+
+
+def make_test_table(comparison: MetricComparison, name: str) -> Table:
+    """Return the table of the paired comparisons of a metric.
+
+    Args:
+        comparison: The comparison of all methods by the metric.
+        name: The name of the table's files.
+    """
+    differences = comparison.differences
+    intervals = [item.interval for item in differences if item.interval is not None]
+    decimals = choose_decimals(intervals)
+    header = ("method", "compared with", "condition", "difference", "p", "p (Holm)", "80 % power")
+    rows = tuple(
+        (
+            item.first,
+            item.second,
+            item.condition,
+            _describe_difference(item, decimals),
+            format_p_value(item.p_value),
+            format_p_value(item.corrected),
+            "–" if math.isnan(item.smallest) else format_number(item.smallest, decimals),
+        )
+        for item in differences
+    )
+    cells = {
+        (row, column): (item.first, item.condition)
+        for row, item in enumerate(differences)
+        for column in range(1, len(header))
+    }
+    title = f"Paired comparisons by {describe_metric(comparison.metric)}"
+    records = [record_difference(comparison.metric, item) for item in differences]
+    notes = [
+        "Difference: mean over the seeds that both methods have ± half of Student's 95 % interval,"
+        " without a correction. 80 % power: the smallest true difference that this test finds.",
+        *_describe_tests(comparison, decimals),
+        SEEDS_RULE,
+    ]
+    return Table(name, title, header, rows, tuple(notes), records, cells)
+
+
+def _describe_difference(difference: Difference, decimals: int) -> str:
+    """Return a difference with its interval, or the reason why there is no test."""
+    if difference.diverged:
+        return f"diverged on {_count(difference.diverged, 'seed')}"
+    if difference.interval is None:
+        return "no common seed"
+    return format_estimate(difference.interval, decimals, sign=True)
 
 
 def make_tuning_table(plan: Tuning, trials: Sequence[Mapping[str, str]]) -> Table:

@@ -21,7 +21,7 @@ from pl_fed.studies.readers import StudyError
 from pl_fed.studies.report import read_rows
 from pl_fed.studies.results import write_results
 from pl_fed.studies.study import Study
-from pl_fed.studies.tables import escape_latex, make_metric_table
+from pl_fed.studies.tables import escape_latex, make_metric_table, make_test_table
 
 ACCURACY = "test/personal/accuracy"
 WORST = f"{ACCURACY}_worst10"
@@ -116,6 +116,17 @@ def test_differences_are_paired_by_seed_and_corrected_over_the_family(tmp_path):
     assert (first.verdict, comparison.differences[2].verdict) == ("better", "")
     decided = smallest_difference(0.01, 3, alpha=0.05 / 4)
     assert first.smallest == pytest.approx(decided)
+
+
+def test_equal_differences_of_few_seeds_are_not_certain(tmp_path):
+    values = {("Ditto", "none"): [0.5, 0.75], ("FedAvg", "none"): [0.25, 0.5]}
+    comparison = compare(make_study(tmp_path, values))
+    (difference,) = comparison.differences
+    assert difference.values == (0.25, 0.25)
+    assert difference.p_value == 0.5  # two of four signs are as extreme
+    assert math.isnan(difference.smallest)
+    notes = make_metric_table(comparison, "name").notes
+    assert any("sign-flip test" in note for note in notes)
 
 
 def test_smaller_losses_are_better(tmp_path):
@@ -303,7 +314,8 @@ def test_all_files_are_written_and_replaced(tmp_path):
     stems = ["test_personal_accuracy", "test_personal_accuracy_worst10"]
     pictures = [f"{kind}_{stem}" for kind in ("heat_map", "ranks") for stem in stems]
     pictures.append("front_test_personal_accuracy")
-    expected = {f"tables/{stem}.{end}" for stem in stems for end in ("csv", "md", "tex")}
+    tables = [*stems, *(f"{stem}_tests" for stem in stems)]
+    expected = {f"tables/{stem}.{end}" for stem in tables for end in ("csv", "md", "tex")}
     expected |= {f"pictures/{name}.{end}" for name in pictures for end in ("csv", "png")}
     assert names == expected | {"comparisons.csv", "index.html"}
     first = page.read_bytes()
@@ -336,6 +348,14 @@ def test_wide_latex_tables_are_split_and_long_ones_turned(tmp_path):
     assert table.latex().count(r"\begin{tabular}") == 2
 
 
+def test_the_table_of_tests_has_each_comparison(tmp_path):
+    study = make_study(tmp_path, status={("Ditto", "labels", 1): "diverged"})
+    table = make_test_table(compare(study), "name")
+    first, second, *_ = table.rows
+    assert first[:4] == ("Ditto", "FedAvg", "none", "+0.100 ± 0.025")
+    assert second[3:] == ("diverged on 1 seed", "–", "–", "–")
+
+
 def test_csv_files_hold_the_numbers_of_the_comparison(tmp_path):
     study = make_study(tmp_path)
     study.report()
@@ -358,8 +378,8 @@ def test_the_page_reads_alone_and_runs_one_script(tmp_path):
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', text)
     assert text.count("<script>") == 1
     assert "script-src 'sha256-" in text
-    assert "FedAvg has no personal model, and is read by its global one" in text
-    assert text.count("data-copy=") == 6  # three for each table
+    assert "Read by their global model, without a personal one: FedAvg." in text
+    assert text.count("data-copy=") == 12  # three for each table
     assert set(re.findall(r'data-copy="([^"]*)"', text)) == set(
         re.findall(r'<pre id="([^"]*)"', text)
     )
