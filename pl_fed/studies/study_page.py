@@ -8,6 +8,9 @@ from pl_fed.reports.picture import Picture, encode_csv
 from pl_fed.studies.comparison import MetricComparison
 from pl_fed.studies.tables import Table, describe_metric, name_files
 
+_NARROW = 600  # width of a picture that fits a small screen, in CSS pixels
+_SMALLEST = 0.75  # of the width of a wider one
+
 _STYLE = """
 .choosers { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; padding: .5rem 0; position: sticky;
   top: 0; background: var(--page); z-index: 1; font-size: .85rem; }
@@ -251,6 +254,15 @@ def _render_pictures(comparison: MetricComparison, pictures: Sequence[Picture]) 
         for picture in pictures
         if picture.name in (f"heat_map_{stem}", f"ranks_{stem}", f"front_{stem}")
     ]
-    return "".join(
-        render_figure(picture, "pictures/") + render_note(picture.caption) for picture in members
+    return "".join(_render_picture(picture) for picture in members)
+
+
+def _render_picture(picture: Picture) -> str:
+    """Return a picture with its caption; on a narrow screen, a wide one scrolls."""
+    figure = f"{render_figure(picture, 'pictures/')}{render_note(picture.caption)}"
+    if picture.width <= _NARROW:
+        return figure
+    return (
+        '<div class="wide" tabindex="0" role="region" aria-label="picture">'
+        f'<div style="min-width: {round(_SMALLEST * picture.width)}px">{figure}</div></div>\n'
     )
