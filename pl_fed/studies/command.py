@@ -85,6 +85,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if len(options.study) != 1:
         got = " and ".join(options.study) or "none"
         _exit(f"Expected argument `study` to be one YAML file but got {got}.")
+    if options.report and options.only:
+        _exit(
+            f"Expected argument `report` without `only` but got {options.only[0]}: the report has"
+            " all cells, and its page chooses among them."
+        )
     options.study = options.study[0]
     if options.workers is not None:
         if not options.workers.isdecimal() or not int(options.workers):

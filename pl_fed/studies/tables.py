@@ -325,8 +325,8 @@ def _describe_tests(comparison: MetricComparison, decimals: int) -> list[str]:
             f" {max(smallest):.{decimals}f}) with a chance of 80 %, at the strictest level of the"
             " correction. Smaller differences need more seeds."
         )
-    elif any(math.isnan(item.smallest) for item in comparison.differences):
-        notes.append("Power: so few seeds decide no difference in a family of this size.")
+    else:
+        notes.append("Power: unknown, because the differences do not vary over these seeds.")
     return notes
 
 

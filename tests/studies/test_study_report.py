@@ -14,6 +14,7 @@ from study_processes import run
 from tables import table_test
 
 from pl_fed.statistics import correct_by_holm, smallest_difference
+from pl_fed.studies import command
 from pl_fed.studies.cell_folder import CellFolder, CellRecord, State, write_text
 from pl_fed.studies.comparison import arrange, choose_metrics, compare_methods
 from pl_fed.studies.pictures import find_front
@@ -438,6 +439,13 @@ def test_a_hundred_groups_are_drawn(tmp_path, methods, conditions):
     assert page.stat().st_size < 2_000_000
     heat_map = read_csv(page.parent / "pictures/heat_map_test_personal_accuracy.csv")
     assert len(heat_map) == methods * (conditions + (conditions > 1))
+
+
+def test_a_report_of_some_cells_is_refused(capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main(["study.yaml", "--report", "--only", "algorithm=Ditto"])
+    assert stop.value.code == 2
+    assert "`report` without `only`" in capsys.readouterr().err
 
 
 def test_the_command_writes_the_report_and_runs_nothing(tmp_path):
