@@ -12,7 +12,8 @@ PATH = re.compile(r"^[\w.\-]+(/[\w.\-]+)*\.(py|md|yaml|csv|png)$")  # in code, w
 WRITTEN_BY_A_RUN = {  # files of a run's folder, or of the reader's own
     *("config.yaml", "python_config.yaml", "metrics.csv", "per_client.csv", "per_class.csv"),
     *("per_client_validation.csv", "predictions.csv", "patients.csv", "split.csv"),
-    *("metrics_before.csv", "results.csv"),
+    *("metrics_before.csv", "results.csv", "tuning.csv", "tuned.csv", "cells.csv"),
+    "comparisons.csv",
 }
 
 

@@ -49,7 +49,7 @@ def propose(
         trials = _ask(study, space, len(generation))
         for trial, score in zip(trials, generation, strict=True):
             if score is None:
-                study.tell(trial, state=_failed())
+                study.tell(trial, state=_failure())
             else:
                 study.tell(trial, score)
     number = min(GENERATION, plan.budget - sum(map(len, scores)))
@@ -64,7 +64,7 @@ def _ask(study: Any, space: Mapping[str, Interval | Choices], number: int) -> li
     return [study.ask(distributions) for _ in range(number)]
 
 
-def _failed() -> Any:
+def _failure() -> Any:
     from optuna.trial import TrialState
 
     return TrialState.FAIL
@@ -154,7 +154,7 @@ def write_journal(
         for values, score in trials:
             study.add_trial(
                 optuna.trial.create_trial(
-                    state=_failed() if score is None else optuna.trial.TrialState.COMPLETE,
+                    state=_failure() if score is None else optuna.trial.TrialState.COMPLETE,
                     params=dict(values),
                     distributions=distributions,
                     value=score,
@@ -163,16 +163,16 @@ def write_journal(
         temporary.replace(path)
 
 
-def at_edge(value: Any, values: Interval | Choices) -> bool:
+def is_at_edge(value: Any, values: Interval | Choices) -> bool:
     """Return whether a chosen value lies at an end of its space: a better one may lie beyond.
 
     The ends of an interval are its outer twentieths, on the interval's scale. Choices have ends if
     they are three or more numbers.
 
     Example:
-        >>> at_edge(0.011, Interval(0.01, 10, "log")), at_edge(0.1, Interval(0.01, 10, "log"))
+        >>> is_at_edge(0.011, Interval(0.01, 10, "log")), is_at_edge(0.1, Interval(0.01, 10, "log"))
         (True, False)
-        >>> at_edge(3, Choices((1, 2, 3))), at_edge("a", Choices(("a", "b", "c")))
+        >>> is_at_edge(3, Choices((1, 2, 3))), is_at_edge("a", Choices(("a", "b", "c")))
         (True, False)
     """
     if isinstance(values, Choices):

@@ -11,7 +11,7 @@ from pl_fed.statistics import Interval, format_p_value
 from pl_fed.studies.comparison import ALPHA, EVERYTHING, Difference, Entry, MetricComparison
 from pl_fed.studies.plans import Choices, Tuning
 from pl_fed.studies.plans import Interval as Range
-from pl_fed.studies.search import at_edge
+from pl_fed.studies.search import is_at_edge
 
 DIVERGED_RULE = (
     "A run that diverged is a result, not a gap. Where a method has one, the method has no mean"
@@ -457,7 +457,7 @@ def make_tuning_table(plan: Tuning, trials: Sequence[Mapping[str, str]]) -> Tabl
         states = [trial["status"] for trial in members]
         best = next((trial for trial in members if trial["is_chosen"] == "1"), None)
         values = {path: best[path] for path in space} if best else {}
-        edges = [path for path, text in values.items() if at_edge(_number(text), space[path])]
+        edges = [path for path, text in values.items() if is_at_edge(_number(text), space[path])]
         record = {
             plan.per: label,
             "trials": f"{len(members)} of {plan.budget}",

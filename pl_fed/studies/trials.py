@@ -85,12 +85,12 @@ def build_trial(spec: StudySpec, plan: Tuning, label: str, number: int, values: 
         by_axis = {axis.name: own for axis, own in zip(spec.axes, labels)}
         cells += [
             TrialCell(by_axis, seed, change, tuned=plan.per, trial=number)
-            for seed in tuning_seeds(spec, plan)
+            for seed in list_tuning_seeds(spec, plan)
         ]
     return Trial(label, number, dict(values), tuple(cells))
 
 
-def tuning_seeds(spec: StudySpec, plan: Tuning) -> Sequence[int]:
+def list_tuning_seeds(spec: StudySpec, plan: Tuning) -> Sequence[int]:
     """Return the seeds of the trials.
 
     Raises:

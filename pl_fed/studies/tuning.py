@@ -15,7 +15,7 @@ from pl_fed.studies.metrics import VALIDATION, choose_model, find_direction
 from pl_fed.studies.plans import ALL, Choices, Interval, Tuning
 from pl_fed.studies.pool import Pool
 from pl_fed.studies.readers import StudyError
-from pl_fed.studies.search import at_edge, propose, write_journal
+from pl_fed.studies.search import is_at_edge, propose, write_journal
 from pl_fed.studies.spec import StudySpec
 from pl_fed.studies.trials import TUNING, Trial, build_trial
 from pl_fed.tasks.directions import guess_direction
@@ -259,7 +259,7 @@ class Tuner:
             " a better value may lie beyond, so widen it."
             for label, values in self.chosen().items()
             for path, value in values.items()
-            if at_edge(value, self.spaces[label][path])
+            if is_at_edge(value, self.spaces[label][path])
         ]
 
     def rows(self) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ import yaml
 from study_processes import run
 from tables import table_test
 
+from pl_fed.studies.best_round import BestRound, read_best_round
 from pl_fed.studies.cell_folder import OTHER_ROUND, CellRecord, State, write_text
 from pl_fed.studies.inspection import check_configs, read_states
-from pl_fed.studies.best_round import BestRound, read_best_round
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.study import Study
 

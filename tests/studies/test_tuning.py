@@ -16,7 +16,7 @@ from pl_fed.studies import tuning
 from pl_fed.studies.cell_folder import CellFolder, CellRecord, State, write_text
 from pl_fed.studies.plans import Choices, Interval
 from pl_fed.studies.readers import StudyError
-from pl_fed.studies.search import GENERATION, at_edge, propose
+from pl_fed.studies.search import GENERATION, is_at_edge, propose
 from pl_fed.studies.spec import read_spec
 from pl_fed.studies.study import Study
 from pl_fed.studies.trials import FIRST_SEED
@@ -313,8 +313,8 @@ def test_edges_are_outer_twentieths(share):
         expected = share < 0.0499 or share > 0.9501
         if 0.0499 < share < 0.0501 or 0.9499 < share < 0.9501:
             continue
-        assert at_edge(value, Interval(*ends, scale)) is expected
-    assert not at_edge("a", Choices(("a", "b", "c")))
+        assert is_at_edge(value, Interval(*ends, scale)) is expected
+    assert not is_at_edge("a", Choices(("a", "b", "c")))
 
 
 def test_trials_of_a_generation_do_not_know_each_other():
