@@ -761,7 +761,7 @@ def test_invalid_file_of_a_section_is_refused(config_folder, get_refusal, sectio
     ("arguments", "words"),
     [
         ([], "but got none"),
-        (["train"], "predict, partition, report, export, list, but got 'train'"),
+        (["train"], "predict, study, partition, report, export, list, but got 'train'"),
     ],
 )
 def test_missing_and_unknown_subcommands_are_refused(capsys, arguments, words):

@@ -242,7 +242,8 @@ def test_killed_worker_is_replaced_and_its_cell_is_tried_again(tmp_path, deaths,
 
 
 def test_stopped_study_says_how_to_go_on(tmp_path):
-    write_study(tmp_path)
+    lengths = {"first": {}, "then long": {"trainer.max_epochs": 100_000}}
+    write_study(tmp_path, axes={"length": lengths}, seeds=1)
     command = StudyCommand(["study.yaml", "--workers", "1"], tmp_path)
     command.wait_for(lambda: "done in" in command.output)
     workers = children(command)
