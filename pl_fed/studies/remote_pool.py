@@ -11,6 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pl_fed.studies.jobs import Job, Outcome, decode, encode
@@ -60,12 +61,17 @@ def read_remote(path: str, value: Any) -> Remote | None:
 
 
 def open_remote_pool(
-    remote: Remote, open_local: Callable[[], WorkerPool], workers: int | None, limit: int
+    remote: Remote,
+    folder: Path,
+    open_local: Callable[[], WorkerPool],
+    workers: int | None,
+    limit: int,
 ) -> "RemotePool":
     """Return the pool of an engine.
 
     Args:
         remote: The engine.
+        folder: The folder of the study, for the files of Slurm's jobs.
         open_local: Starts workers on this machine, for the checks of configs.
         workers: The number of runs at the same time; by default as many as Ray has room for, or 100
             jobs of Slurm.
@@ -76,7 +82,7 @@ def open_remote_pool(
     """
     if remote.engine == "ray":
         return RayPool(remote.options, open_local, workers, limit)
-    return SlurmPool(remote.options, open_local, workers or _SLURM_JOBS)
+    return SlurmPool(remote.options, folder / "slurm", open_local, workers or _SLURM_JOBS)
 
 
 @dataclass
@@ -248,6 +254,7 @@ class SlurmPool(RemotePool):
 
     Args:
         options: ``cluster`` and the parameters of ``submitit.AutoExecutor``.
+        folder: The folder of the jobs' files.
         open_local: Starts workers on this machine.
         workers: The number of jobs that wait or run at the same time.
 
@@ -256,14 +263,18 @@ class SlurmPool(RemotePool):
     """
 
     def __init__(
-        self, options: Mapping[str, Any], open_local: Callable[[], WorkerPool], workers: int
+        self,
+        options: Mapping[str, Any],
+        folder: Path,
+        open_local: Callable[[], WorkerPool],
+        workers: int,
     ) -> None:
         super().__init__(open_local)
         parameters = {"cpus_per_task": 1, "timeout_min": 24 * 60, "name": "pl_fed", **options}
         cluster = parameters.pop("cluster", "slurm")
         try:
             self._executor = _import_engine("submitit").AutoExecutor(
-                folder=os.path.abspath(parameters.pop("folder", ".slurm/%j")), cluster=cluster
+                folder=folder.absolute() / "%j", cluster=cluster
             )
             self._executor.update_parameters(**parameters)
         except (RuntimeError, NameError, TypeError, ValueError) as error:

@@ -150,7 +150,8 @@ class Study:
         if options.on is None:
             return self.open_pool(workers, cells)
         count = workers or options.workers
-        return open_remote_pool(options.on, self.open_pool, count, options.runs_per_worker)
+        limit = options.runs_per_worker
+        return open_remote_pool(options.on, self.folder, self.open_pool, count, limit)
 
     def open_pool(self, workers: int | None = None, cells: int | None = None) -> WorkerPool:
         """Start workers on this machine.
