@@ -16,13 +16,14 @@ def call_or_explain(
     remedies: Mapping[str, str] | None = None,
     explains_own: bool = True,
 ) -> Any:
-    """Return the value of a function, or raise its error with an explanation and the user's line.
+    """Return the value of a function, or raise its error with an explanation.
 
     Args:
         expected: The beginning of the new message.
         call: The function.
         remedies: Endings of the new message, by words in the message of the error.
-        explains_own: Whether to explain errors that pl_fed's own code raises.
+        explains_own: Whether to explain errors that pl_fed's own code raises. Otherwise the
+            function is the user's own code, and the explanation ends in its line.
 
     Raises:
         ValueError: If the function fails.
@@ -38,7 +39,7 @@ def call_or_explain(
         for words, remedy in (remedies or {}).items():
             if words in reason:
                 reason = f"{reason.rstrip('.')}{remedy}."
-        line = find_code_line(error)
+        line = "" if explains_own else find_code_line(error)
         place = f" ({line})" if line else ""
         raise ValueError(f"{expected} failed: {reason}{place}") from error
 
