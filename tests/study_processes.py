@@ -4,6 +4,7 @@ An interpreter imports PyTorch and Lightning in six seconds; a fork has them.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -76,6 +77,7 @@ def run_study(arguments, folder, environment, output):
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     os.environ.update({"WANDB_MODE": "disabled", **environment})
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     sys.argv = ["pl_fed", "study", *arguments]
     pool.subprocess = SimpleNamespace(Popen=ForkedWorker, PIPE=subprocess.PIPE)
     status = 0

@@ -54,10 +54,12 @@ def test_loggers_learn_study_cell_and_labels(tmp_path):
         "options": {"workers": 1, "folder": "study"},
     }
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
-    done = subprocess.run(  # in a fork, W&B could go on with settings of an earlier test
+    # an earlier test in this process may have left W&B's settings, and the address of its service
+    environment = {name: text for name, text in os.environ.items() if "WANDB" not in name}
+    done = subprocess.run(
         [sys.executable, "-m", "pl_fed", "study", "study.yaml"],
         cwd=tmp_path,
-        env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+        env={**environment, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
         capture_output=True,
         text=True,
         check=False,
