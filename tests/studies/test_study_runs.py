@@ -140,7 +140,7 @@ def test_killed_study_continues_to_the_same_table(finished, tmp_path):
     for _ in range(6):
         command = StudyCommand(["study.yaml"], tmp_path)
         workers = command.wait_for(lambda command=command: children(command))
-        until = time.monotonic() + draws.uniform(0.2, 2.5)
+        until = time.monotonic() + draws.uniform(0.1, 1.0)
         while command.is_running and time.monotonic() < until:
             time.sleep(0.01)
         if not command.is_running:
@@ -152,7 +152,7 @@ def test_killed_study_continues_to_the_same_table(finished, tmp_path):
         while any(map(is_alive, workers)):
             assert time.monotonic() < until
             time.sleep(0.05)
-    assert kills > 1, "the study was hardly killed"
+    assert kills, "the study was not killed"
     status, output = run(["study.yaml"], tmp_path)
     assert status == 0, output
     table = (tmp_path / "study" / RESULTS).read_bytes()
