@@ -14,7 +14,8 @@ from typing import IO, Protocol
 from pl_fed.studies.jobs import Job, Outcome, decode, encode
 from pl_fed.studies.worker import DIED, READY
 
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment variables that give a process one thread."""
 _MAX_STARTS = 3  # of a worker that dies before it is ready
 _TAIL = 2_000  # characters of a worker's error output
 
@@ -53,7 +54,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
-            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
             start_new_session=True,
         )
 

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pl_fed.studies.jobs import Job, Outcome, decode, encode
-from pl_fed.studies.pool import Pool, WorkerPool
+from pl_fed.studies.pool import ONE_THREAD, Pool, WorkerPool
 from pl_fed.studies.readers import StudyError, read_mapping, refuse
 
 ENGINES = ("ray", "slurm")
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _POLL_SECONDS = 0.2
 _SLURM_JOBS = 100  # runs that wait or run at the same time, by default
 
@@ -208,7 +207,7 @@ class RayPool(RemotePool):
             num_cpus=cpus,
             num_gpus=gpus,
             max_restarts=0,
-            runtime_env={"env_vars": {**_ONE_THREAD, "PYTHONPATH": path}},
+            runtime_env={"env_vars": {**ONE_THREAD, "PYTHONPATH": path}},
         )
         self._pending: dict[Any, _Slot] = {}
         self._slots = [_Slot(self._start) for _ in range(workers or int(room))]
@@ -323,7 +322,7 @@ def do_job_elsewhere(folder: str, path: Sequence[str], line: bytes) -> bytes:
         path: The search path of modules of the study.
         line: The job.
     """
-    os.environ.update(_ONE_THREAD)
+    os.environ.update(ONE_THREAD)
     os.chdir(folder)
     sys.path[:] = list(dict.fromkeys([*path, *sys.path]))
     import torch
