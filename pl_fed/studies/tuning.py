@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +125,7 @@ class Tuner:
         """
         root, chosen_labels = self.spec.folder, set(labels)
         pools: list[Pool] = []
+        stack = ExitStack()
 
         def report_and_check(event: Event) -> None:
             """Report an event, and refuse the metric at the first run without it."""
@@ -138,17 +140,16 @@ class Tuner:
             if all(status.state.is_result for status in statuses):
                 return
             if not pools:
-                pools.append(open_pool().__enter__())
+                pools.append(stack.enter_context(open_pool()))
             statuses = check_configs(root, statuses, pools[0])
             todo = [status for status in statuses if not status.state.is_result]
             keep = self.spec.options.keep_checkpoints
             Execution(self.spec.name, root, todo, keep, report_and_check).run(pools[0])
 
         try:
-            self._search(run_missing)
+            with stack:
+                self._search(run_missing)
         finally:
-            for pool in pools:
-                pool.__exit__(None, None, None)
             self.write_table()
         for label in chosen_labels:
             if self.spaces[label]:
