@@ -141,6 +141,20 @@ def _compile_with_graphs(graph: GraphModule, options: Mapping[str, Any]) -> Call
     return compiled
 
 
+def compiled_module(module: Any) -> Any:
+    """Return the module that ``torch.compile`` has wrapped, or ``None`` if it has not."""
+    return vars(module).get("_modules", {}).get("_orig_mod")
+
+
+def compiled_method(value: Any) -> Any:
+    """Return the function that ``torch.compile`` has wrapped, or ``None`` if it has not."""
+    function = getattr(value, "_torchdynamo_orig_callable", None) if callable(value) else None
+    code = getattr(function, "__code__", None)
+    if code is not None and "_dynamo" in code.co_filename:  # around a function of torch itself
+        return getattr(function, "__wrapped__", function)
+    return function
+
+
 def _stand_ins(tensors: Sequence[Tensor]) -> tuple[list[Any], AbstractContextManager[Any]]:
     """Return stand-ins for tensors, and a context that lets the compiler reuse its results.
 

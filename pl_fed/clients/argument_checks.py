@@ -7,6 +7,7 @@ from torch import nn
 
 from pl_fed.arguments import check_instances, check_integers
 from pl_fed.clients.host import FederationModule
+from pl_fed.nets.copies import find_own_function
 from pl_fed.tasks import CriterionTask, HuggingFace, LightningTask, Task
 from pl_fed.tasks.hugging_face import find_model
 from pl_fed.tasks.module_steps import check_hooks, has_training_step, list_hooks
@@ -54,6 +55,20 @@ def check_builders(**builders: Any) -> None:
                 f"Expected argument `{argument}` to be a callable, such as"
                 f" functools.partial(torch.optim.SGD, lr=0.1), but got {builder!r}."
             )
+
+
+def check_copies(net: nn.Module) -> None:
+    """Refuse a net whose copies, such as personal models, would compute with its own weights.
+
+    Raises:
+        ValueError: If an attribute is a function that keeps the net, such as ``lambda x:
+            self.layer(x)``.
+    """
+    if path := find_own_function(net):
+        raise ValueError(
+            f"Expected argument `net` to have copies with their own weights but got `{path}` of"
+            f" {type(net).__name__}, a function that keeps the net itself: write it as a method."
+        )
 
 
 def check_net(net: nn.Module) -> None:

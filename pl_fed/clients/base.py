@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.argument_checks import (
     check_builders,
+    check_copies,
     check_net,
     check_work,
     choose_net_task,
@@ -31,6 +32,7 @@ from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData, move_tree
 from pl_fed.functional.losses import RowDistance, squared_distance
 from pl_fed.nets.calls import Net
+from pl_fed.nets.copies import remove_compilation
 from pl_fed.nets.dropout import Draws, key_dropouts
 from pl_fed.nets.rows import copy_trainable, count_as_numbers, trainable_parameters
 from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
@@ -139,6 +141,7 @@ class Client(Configurable, ClientRounds, ABC):
         super().__init__()
         check_work(local_steps, local_epochs)
         check_builders(optimizer=optimizer, lr_scheduler=lr_scheduler)
+        net = remove_compilation(net)
         check_net(net)
         build_layers(net)
         if "configure_optimizers" in list_hooks(net) and names_no_optimizer(optimizer):
@@ -251,6 +254,8 @@ class Client(Configurable, ClientRounds, ABC):
             )
         for name in self.models:
             if not hasattr(self, f"{name}_model"):
+                if self.models[name] != unused:
+                    check_copies(self.global_model)
                 model = copy_trainable(self.global_model)
                 key_dropouts(model, self.draws)
                 self.add_module(f"{name}_model", model)
