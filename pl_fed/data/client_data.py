@@ -155,6 +155,12 @@ class ClientData:
         part: Part = getattr(self, name)
         return part
 
+    def find_clients(self, samples: Tensor) -> list[int]:
+        """Return the clients that have at least one of these samples, int64 [n], in any part."""
+        parts = (self.train, self.val, self.test)
+        owners = [p.owners()[torch.isin(p.index, samples.to(p.index.device)).cpu()] for p in parts]
+        return sorted(set(torch.cat(owners).tolist()))
+
     def copy_shared_samples(self) -> "ClientData":
         """Return data in which each client, and the server, has its own copy of shared samples.
 

@@ -2,8 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from torch import nn
 from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import module_parts, trainer_parts
 from pl_fed.clients.optimizer_options import OptionGuard
-from pl_fed.engine.base import TAKEN_NUMBERS
+from pl_fed.engine.base import TAKEN_NUMBERS, name_clients
 from pl_fed.metrics.client_metrics import (
     STANDARD_ERROR,
     STATISTICS,
@@ -114,7 +114,8 @@ def _try_evaluations(
         samples = trial.spread_samples(part)
         before = KeptValues.record(owners, reads_trained=True)
         guard, options = ValueGuard(owners), OptionGuard([optimizer])
-        parts[part] = _try_evaluation(net, task, samples, part, step)
+        with _note_samples(trial, samples):
+            parts[part] = _try_evaluation(net, task, samples, part, step)
         changes = before.changes(KeptValues.record(owners, reads_trained=True))
         guard.restore()
         parameters = changes.frozen_parameters | changes.trained_parameters
@@ -179,7 +180,8 @@ def _find_training_facts(
         trial = replace(trial, takes_integers=takes_integers)
         try:
             batch = trial.augment_batch(trial.first_samples(count=7))  # no step unpacks 7 outputs
-            return trial, _try_training(net, task, batch, needs_training_mode)
+            with _note_samples(trial, batch):
+                return trial, _try_training(net, task, batch, needs_training_mode)
         except ValueError as error:
             errors.append(error)
     raise errors[0]
@@ -247,6 +249,19 @@ def _try_step(
         call,
         explains_own=False,
     )
+
+
+@contextmanager
+def _note_samples(trial: Trial, batch: Batch) -> Iterator[None]:
+    """Add the samples of the data set's own batch, and their clients, to the note of an error."""
+    try:
+        yield
+    except Exception as error:
+        if trial.data.own_batches is not None and batch.samples is not None:
+            samples, clients = batch.samples.tolist(), trial.data.find_clients(batch.samples)
+            place = f"samples {samples} of {name_clients(clients)}"
+            error.add_note(f"In the trial before the first round, {place}.")
+        raise
 
 
 def _copy(client: Client, optimizer: torch.optim.Optimizer) -> nn.Module:

@@ -578,6 +578,24 @@ def test_errors_before_training_name_the_sample_and_the_line(tmp_path, module, d
         fit(module(), source, rounds=1, folder=tmp_path)
 
 
+@table_test("step, samples", [("training_step", 7), ("validation_step", 8)])
+def test_errors_of_a_step_before_training_name_the_client(tmp_path, step, samples):
+    module = type("Wrong", (SetNet,), {step: WrongStep.training_step})
+    source = TorchDataset(
+        Sets(), client_fn=lambda sample: int(sample.label), collate_fn=join_sets, batches="own"
+    )
+    with pytest.raises(ValueError, match=step) as caught:
+        fit(module(), source, rounds=1, folder=tmp_path)
+    (note,) = caught.value.__notes__
+    positions, clients = re.fullmatch(
+        r"In the trial before the first round, samples \[(.*)\] of clients? (.*)\.", note
+    ).groups()
+    positions = [int(position) for position in positions.split(", ")]
+    assert len(positions) <= samples
+    labels = {int(Sets()[position].label) for position in positions}
+    assert clients == ", ".join(map(str, sorted(labels)))
+
+
 class Adaptive(SetNet):
     def __init__(self, momentum=None):
         super().__init__()
