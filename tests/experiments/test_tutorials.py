@@ -1,11 +1,14 @@
 """The tutorials print what their page shows."""
 
+import csv
 import logging
 import re
+import shutil
 
 import pytest
 import torch
 
+import pl_fed
 from experiments.grid import ROOT
 from experiments.tutorials import compare_under_attack, own_algorithm
 
@@ -34,6 +37,35 @@ def test_tutorial_prints_the_output_of_its_page(tutorial, capsys, lightning_logs
     assert NUMBER.sub("x", printed).strip() == NUMBER.sub("x", shown).strip()
     numbers = [float(number) for number in NUMBER.findall(printed)]
     assert numbers == pytest.approx([float(n) for n in NUMBER.findall(shown)], abs=0.035)
+
+
+STUDY = ROOT / "experiments" / "tutorials" / "study.yaml"
+
+
+def test_study_reports_the_table_of_its_page(tmp_path):
+    """From the results of its runs, which stand beside it."""
+    study = pl_fed.Study.from_file(STUDY, folder=tmp_path / "tutorial")
+    study.folder.mkdir()
+    shutil.copy(STUDY.with_suffix(".csv"), study.folder / "results.csv")
+    tables = study.report().parent / "tables"
+    latex = (tables / "test_personal_accuracy_worst10.tex").read_text()
+    shown = re.search(r"<!-- study -->\n\n```latex\n(.*)\n```\n\n<!-- /study -->", PAGE, re.DOTALL)[
+        1
+    ]
+    assert len(study.cells) == 24
+    assert shown in latex
+
+
+@pytest.mark.slow
+def test_study_gives_its_results(tmp_path):
+    """A cell of the 24, up to the rounding of other machines."""
+    with STUDY.with_suffix(".csv").open(newline="") as file:
+        shown = next(row for row in csv.DictReader(file) if row["attack"] == "signs")
+    only = [f"{axis}={shown[axis]}" for axis in ("algorithm", "attack", "aggregator", "seed")]
+    study = pl_fed.Study.from_file(STUDY, folder=tmp_path / "tutorial")
+    (row,) = (row for row in study.run(workers=1, only=only) if row["status"] == "done")
+    for name in ("test/global/accuracy", "test/global/accuracy_worst10"):
+        assert row[name] == pytest.approx(float(shown[name]), abs=0.035)
 
 
 def test_own_algorithm_passes_its_check():
