@@ -141,12 +141,12 @@ def _compile_with_graphs(graph: GraphModule, options: Mapping[str, Any]) -> Call
     return compiled
 
 
-def compiled_module(module: Any) -> Any:
+def unwrap_module(module: Any) -> Any:
     """Return the module that ``torch.compile`` has wrapped, or ``None`` if it has not."""
     return vars(module).get("_modules", {}).get("_orig_mod")
 
 
-def compiled_method(value: Any) -> Any:
+def unwrap_method(value: Any) -> Any:
     """Return the function that ``torch.compile`` has wrapped, or ``None`` if it has not."""
     function = getattr(value, "_torchdynamo_orig_callable", None) if callable(value) else None
     code = getattr(function, "__code__", None)

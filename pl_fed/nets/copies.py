@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from pl_fed.nets.fingerprints import function_values
-from pl_fed.torch_internals import compiled_method, compiled_module
+from pl_fed.torch_internals import unwrap_method, unwrap_module
 
 
 def remove_compilation(net: nn.Module) -> nn.Module:
@@ -29,12 +29,12 @@ def remove_compilation(net: nn.Module) -> nn.Module:
         )
     """
     parts = []
-    if (inner := compiled_module(net)) is not None:
+    if (inner := unwrap_module(net)) is not None:
         parts.append(type(inner).__name__)
         net = inner
     for path, module in net.named_modules():
         for name, child in list(module._modules.items()):  # named_children skips repeats
-            if child is not None and (inner := compiled_module(child)) is not None:
+            if child is not None and (inner := unwrap_module(child)) is not None:
                 setattr(module, name, inner)
                 parts.append(f"{path}.{name}".removeprefix("."))
         parts += [f"{path}.{name}".removeprefix(".") for name in _restore_methods(module)]
@@ -54,7 +54,7 @@ def _restore_methods(module: nn.Module) -> list[str]:
     if attributes.pop("_compiled_call_impl", None) is not None:  # by module.compile()
         restored.append("forward")
     for name, value in list(attributes.items()):
-        method = compiled_method(value)
+        method = unwrap_method(value)
         if method is None:
             continue
         restored.append(name)

@@ -318,16 +318,19 @@ class ValueGuard:
 
     def _note(self, name: str, value: Any) -> None:
         """Copy the containers and objects in a value, without what modules have registered."""
-        stack = [value]
-        while stack and len(self._containers) < _MAX_CONTAINERS:
+        stack, visited = [value], {}  # of all values: a function may keep itself
+        while stack and len(self._containers) < _MAX_CONTAINERS and len(visited) < _MAX_VALUES:
             value = stack.pop()
-            if id(value) in self._registered or id(value) in self._containers:
+            place = id(value)
+            if place in self._registered or place in self._containers or place in visited:
                 continue
             before = _copy_mutable(value)
             if before is not None:
-                self._containers[id(value)] = (name, value, before)
+                self._containers[place] = (name, value, before)
             held = None if is_unread(value) else contents(value)
-            stack += () if held is None else held.values
+            if held is not None:
+                visited[place] = value
+                stack += held.values
 
     def restore(self) -> list[str]:
         """Restore all values, and return the names of the changed ones."""
@@ -352,6 +355,7 @@ def _is_immutable(value: Any) -> bool:
 
 
 _MAX_CONTAINERS = 1 << 14
+_MAX_VALUES = 1 << 16  # values that hold others, in one attribute
 _MISSING = object()
 
 

@@ -107,6 +107,18 @@ def test_cycles_end():
 SEEN = {"steps": 0}
 
 
+def test_the_guard_ends_at_a_function_that_keeps_itself():
+    def count(values):
+        return sum(count(value) if isinstance(value, list) else 1 for value in values)
+
+    module = nn.Module()
+    module.count, module.counts = count, [count]
+    guard = ValueGuard([Part("net", module)])
+    module.counts.append(count)
+    assert guard.restore() == ["net.counts"]
+    assert module.counts == [count]
+
+
 class Counting:
     total = 0
 
