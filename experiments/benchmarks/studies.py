@@ -4,8 +4,8 @@ Runs of the quickstart (60 rounds) that differ in their seed, without a logger, 
 
 - study: ``pl_fed study`` on all cores;
 - processes: ``pl_fed fit`` one after another, and as many at a time as there are cores;
-- warm: ``pl_fed fit`` again and again in one process, which is the rate of a warm run;
-- hydra: a Hydra multirun whose job is ``pl_fed fit``, one after another in one process, if
+- warm: ``pl_fed fit`` again and again in one process, the rate of a warm run;
+- hydra: a Hydra multirun of ``pl_fed fit``, one after another in one process, if
   ``hydra-core`` is installed.
 
 Prints wall time, processor time and rate of each. Machines that do other work distort wall times.

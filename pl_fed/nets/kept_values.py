@@ -318,7 +318,8 @@ class ValueGuard:
 
     def _note(self, name: str, value: Any) -> None:
         """Copy the containers and objects in a value, without what modules have registered."""
-        stack, visited = [value], {}  # of all values: a function may keep itself
+        stack = [value]
+        visited: dict[int, Any] = {}  # of all values: a function may keep itself
         while stack and len(self._containers) < _MAX_CONTAINERS and len(visited) < _MAX_VALUES:
             value = stack.pop()
             place = id(value)
