@@ -1,6 +1,4 @@
-"""Data sources for Ditto's tables: a random share of a data set, and unscaled images."""
-
-from dataclasses import replace
+"""A random share of a data set, for Ditto's smaller federation."""
 
 import torch
 
@@ -34,19 +32,3 @@ class Share(DataSource):
         return Arrays(
             arrays.inputs[index], arrays.targets[index], client, split, arrays.num_classes
         )
-
-
-class Pixels(DataSource):
-    """Images of a data set in 0..255, as floats, so that pl_fed does not scale them.
-
-    Args:
-        dataset: Source of the images.
-    """
-
-    def __init__(self, dataset: DataSource) -> None:
-        self.dataset = dataset
-
-    def load(self) -> Arrays:
-        """Return the samples."""
-        arrays = self.dataset.load()
-        return replace(arrays, inputs=arrays.inputs.to(torch.float32))
