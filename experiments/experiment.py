@@ -127,7 +127,7 @@ class Experiment(Study):
         missing = [status for status in self.read_states() if not status.state.is_result]
         if missing:
             raise StudyError(
-                f"Expected all {len(self.cells)} cells of {self.name} to have results before its pages"
+                f"Expected all {len(self.cells)} cells of {self.name} to have results before pages"
                 f" are written but got {len(missing)} without, first {missing[0].cell.name}"
                 f" ({missing[0].state}): run `python -m experiments {self.name}`."
             )

@@ -126,10 +126,15 @@ def draw(results: Results, algorithms: Sequence[str], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def make_page() -> str:
+    """Return the text of table.md."""
+    return f"{(HERE / 'head.md').read_text()}\n{tabulate(read_results())}"
+
+
 def write_pages() -> None:
     """Write table.md and the pictures."""
     results = read_results()
-    (HERE / "table.md").write_text(f"{(HERE / 'head.md').read_text()}\n{tabulate(results)}")
+    (HERE / "table.md").write_text(make_page())
     draw(results, results.algorithms, HERE / "algorithms.png")
     draw(results, HERO, HERE / "hero.png")
 

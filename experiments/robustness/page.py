@@ -75,9 +75,14 @@ class Results:
         return sorted(drops, reverse=True)
 
 
+def read_results() -> Results:
+    """Return the committed results."""
+    return Results(read_csv(HERE / "results.csv"))
+
+
 def write() -> None:
     """Write table.md and the pictures from the committed results."""
-    results = Results(read_csv(HERE / "results.csv"))
+    results = read_results()
     (HERE / "table.md").write_text(make_page(results))
     draw_grid(results).savefig(HERE / "grid_20.png", dpi=120)
     draw_models(results).savefig(HERE / "models_20.png", dpi=120)
