@@ -1,4 +1,4 @@
-"""Experiments: studies whose results are committed beside the pages that show them.
+"""Experiments: studies with results and pages that are committed.
 
 A run folder stays below ``runs/experiments/``. The numbers that pages need are collected from it
 into CSV files in the experiment's folder. Cells with a row there are not run.

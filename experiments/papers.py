@@ -1,4 +1,4 @@
-"""Tables that compare a paper's figures with ours, and what all pages of experiments share."""
+"""Tables that compare a paper's figures with ours, and the formats of all pages."""
 
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

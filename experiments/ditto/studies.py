@@ -1,4 +1,4 @@
-"""Ditto's Tables 1, 5, 7 and 9 as studies: Vehicle, Fashion-MNIST, and Fashion-MNIST in the small.
+"""Ditto's Tables 1, 5, 7 and 9 as studies: Vehicle and Fashion-MNIST.
 
 PL_FED_DATA=../data python -m experiments ditto/vehicle
 """
@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ditto import over_rounds, page
+from experiments.ditto import page
 from experiments.ditto.results import (
     CONDITIONS,
     DEFENCES,
     WEAK,
-    choices_of,
     is_strong,
     name_ditto,
 )
@@ -46,7 +45,6 @@ METHODS: dict[str, Content] = {
         "model.finetune_epochs": 40,
         "trainer.limit_val_batches": 0,
     },
-    "FedAvg": {"model": "FedAvg"},
 }
 COMMON: Content = {
     **ON_CPU,
@@ -65,6 +63,7 @@ VEHICLE: Content = {
     "model.criterion.margin": 2.0,
     "data": {"dataset": "Vehicle", "batch_size": 32, "val_fraction": 0.08, "test_fraction": 0.2},
     "federation.engine.name": "stacked",
+    "trainer": {"max_epochs": 600, "check_val_every_n_epoch": 600},
 }
 FASHION: Content = {
     **COMMON,
@@ -77,15 +76,11 @@ FASHION: Content = {
     "data.partitioner.classes_per_client": 5,
     "data.partitioner.overlapping": True,
     "data.partitioner.reference_seed": 233,
+    "data.num_clients": 500,
     "federation.engine.name": "one_by_one_compiled",
-}
-FIFTH: Content = {
-    "data.dataset": "experiments.ditto.data.Share",
-    "data.dataset.dataset": "FashionMNIST",
-    "data.dataset.share": 0.2,
+    "trainer": {"max_epochs": 5_000, "check_val_every_n_epoch": 5_000},
 }
 UPLOADS = {"A2": "pl_fed.attacks.RandomUpdates", "A3": "pl_fed.attacks.ModelReplacement"}
-FASHION_CONDITIONS = ("clean", "A1_50", "A2_50", "A3_20")
 
 
 def draw_byzantine(clients: int, share: float) -> list[int]:
@@ -114,34 +109,26 @@ def make_adversary(condition: str, clients: int, labels: str) -> Content:
     return {"federation.adversary": {**adversary, "expected": round(share * COHORT)}}
 
 
-def make_content(
-    base: Content,
-    conditions: tuple[str, ...],
-    methods: tuple[str, ...],
-    clients: int,
-    rounds: int,
-    seeds: int = 1,
+def make_axes(
+    conditions: tuple[str, ...], methods: tuple[str, ...], clients: int, labels: str
 ) -> Content:
-    """Return the study of a table, with the λ of each condition: the paper's and the clients'."""
-    labels = f"pl_fed.attacks.{'FlippedLabels' if clients == 23 else 'RandomLabels'}"
+    """Return the axes of a table, and the λ that a condition leaves out.
+
+    Args:
+        conditions: The conditions.
+        methods: The methods beside Ditto.
+        clients: The number of clients.
+        labels: The class of the attack on labels.
+    """
     ditto = [method for method in METHODS if method.startswith("Ditto")]
-    own = {c: {name_ditto(lam) for lam in (*WEAK, *choices_of(c))} for c in conditions}
+    weak = [condition for condition in conditions if not is_strong(condition)]
+    small = [name for name in ditto if name not in map(name_ditto, WEAK)]
     return {
-        "base": {
-            **base,
-            "trainer.max_epochs": rounds,
-            "trainer.check_val_every_n_epoch": rounds,
-        },
         "axes": {
             "condition": {c: make_adversary(c, clients, labels) for c in conditions},
             "method": {name: METHODS[name] for name in (*ditto, *methods)},
         },
-        "seeds": seeds,
-        "leave_out": [
-            {"condition": c, "method": [name for name in ditto if name not in own[c]]}
-            for c in conditions
-            if not is_strong(c)
-        ],
+        "leave_out": [{"condition": weak, "method": small}],
     }
 
 
@@ -166,24 +153,11 @@ def collect(run: CellRun) -> dict[str, list[Row]]:
     return tables
 
 
-def collect_rounds(run: CellRun) -> dict[str, list[Row]]:
-    """Return the accuracy in each validation, and the test accuracy after the last round."""
-    column = "val/global/accuracy_weighted"
-    rows = [
-        {"round": row["round"], "accuracy_weighted": shorten(row[column])}
-        for row in run.read("metrics.csv")
-        if row.get(column)
-    ]
-    return {
-        "over_rounds.csv": rows,
-        "results.csv": [run.select("test/global/accuracy_weighted")],
-    }
-
-
 def make_vehicle(**options: Any) -> Experiment:
     """Return Tables 5 and 7 on Vehicle: 23 sensors under all attacks and defences."""
     methods = ("local", *DEFENCES, "MOCHA")
-    content = make_content(VEHICLE, CONDITIONS, methods, clients=23, rounds=600, seeds=5)
+    axes = make_axes(CONDITIONS, methods, 23, "pl_fed.attacks.FlippedLabels")
+    content = {"base": VEHICLE, "seeds": 5, **axes}
     write = functools.partial(page.write, "vehicle")
     return Experiment("ditto/vehicle", content, collect, write, options)
 
@@ -191,43 +165,13 @@ def make_vehicle(**options: Any) -> Experiment:
 def make_fashion(**options: Any) -> Experiment:
     """Return Tables 1, 5 and 9 on Fashion-MNIST: 500 clients, 5,000 rounds."""
     methods = ("local", "fair", "median", "multi-Krum", "clipping", "finetuning")
-    base = {**FASHION, "data.num_clients": 500}
-    content = make_content(base, FASHION_CONDITIONS, methods, clients=500, rounds=5_000)
+    conditions = ("clean", "A1_50", "A2_50", "A3_20")
+    axes = make_axes(conditions, methods, 500, "pl_fed.attacks.RandomLabels")
     write = functools.partial(page.write, "fashion")
-    return Experiment("ditto/fashion", content, collect, write, options)
-
-
-def make_fashion_small(**options: Any) -> Experiment:
-    """Return all defences on a fifth of Fashion-MNIST: 100 clients, 1,000 rounds."""
-    methods = ("local", *DEFENCES, "finetuning")
-    base = {**FASHION, **FIFTH, "data.num_clients": 100}
-    content = make_content(base, FASHION_CONDITIONS, methods, clients=100, rounds=1_000)
-    write = functools.partial(page.write, "fashion_small")
-    return Experiment("ditto/fashion_small", content, collect, write, options)
-
-
-def make_fashion_over_rounds(**options: Any) -> Experiment:
-    """Return runs of Fashion-MNIST that miss the paper's figures, validated every 50 rounds."""
-    methods = tuple(dict.fromkeys(method for _, method in over_rounds.RUNS))
-    conditions = tuple(dict.fromkeys(condition for condition, _ in over_rounds.RUNS))
-    base = {**FASHION, "data.num_clients": 500}
-    content = make_content(base, conditions, methods, clients=500, rounds=5_000)
-    content["base"]["trainer.check_val_every_n_epoch"] = over_rounds.EVERY
-    axes = {**content["axes"], "method": {name: METHODS[name] for name in methods}}
-    leave_out = [
-        {"condition": condition, "method": method}
-        for condition in conditions
-        for method in methods
-        if (condition, method) not in over_rounds.RUNS
-    ]
-    content = {**content, "axes": axes, "leave_out": leave_out}
-    name = "ditto/fashion_over_rounds"
-    return Experiment(name, content, collect_rounds, over_rounds.draw, options)
+    return Experiment("ditto/fashion", {"base": FASHION, **axes}, collect, write, options)
 
 
 EXPERIMENTS = {
     "ditto/vehicle": make_vehicle,
     "ditto/fashion": make_fashion,
-    "ditto/fashion_small": make_fashion_small,
-    "ditto/fashion_over_rounds": make_fashion_over_rounds,
 }

@@ -116,8 +116,8 @@ def draw_attacks() -> None:
     rows = read_csv(HERE / "attacks.csv")
     figure, panels = make_panels(3.1, 6.4, len(ATTACKS), True)
     for column, attack in enumerate(ATTACKS):
-        shown = [row for row in rows if row["attack"] in (attack, "none")]
-        draw_methods(panels[:, column], shown, mean_over_shares, size=4.5)
+        own_rows = [row for row in rows if row["attack"] in (attack, "none")]
+        draw_methods(panels[:, column], own_rows, mean_over_shares, size=4.5)
         panels[0, column].set_title(attack, fontsize=10.5)
         panels[1, column].set_xlabel("malicious clients, %")
     label_rows(panels, "accuracy")

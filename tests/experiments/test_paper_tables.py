@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from experiments import summary
 from experiments.__main__ import open_experiment
 from experiments.ditto import points
-from experiments.ditto.data import Share
 from experiments.ditto.results import MIN_VALIDATION, choices_of, choose_lam, fallback_of, summarize
 from experiments.ditto.studies import collect
 from experiments.experiment import CellRun
@@ -20,7 +19,6 @@ from experiments.flame import page
 from experiments.flame.reference import UnsynchronizedDitto
 from experiments.flame.results import Results
 from pl_fed.command.fit import FederatedCLI
-from pl_fed.data import Arrays
 from pl_fed.studies.cell_configs import check_config
 from pl_fed.studies.cell_folder import iterate_numbers
 from pl_fed.types import RoundContext
@@ -128,17 +126,6 @@ def test_choice_among_runs_equals_the_choice_within_one_run(tmp_path):
         assert value == pytest.approx(chosen[f"test/personal/{name}"], abs=2e-5)
     fixed = {summarize(choose_lam([c, c, c], "clean"))["accuracy"] for c in clients}
     assert len(fixed) > 1, "λ matters"
-
-
-def test_share_takes_equal_fractions_of_all_parts():
-    split = torch.tensor([0, 2] * 50)
-    x = torch.arange(100.0)[:, None]
-    share = Share(shared_out(Arrays(x, split // 2, split=split, num_classes=2)).dataset, 0.2)
-    arrays = share.load()
-    assert torch.equal(arrays.split.bincount(), torch.tensor([10, 0, 10]))
-    assert len(arrays.inputs.unique()) == 20
-    assert torch.equal(arrays.targets, arrays.inputs[:, 0].long() % 2)
-    assert torch.equal(arrays.inputs, share.load().inputs)
 
 
 @pytest.mark.parametrize("name", points.FIGURE_1)
