@@ -1,33 +1,27 @@
-"""``python experiments/benchmarks/launches.py``: operators of a local step, by engine.
+"""Operators of a local step, by engine, and of the same step written by hand.
 
 An operator on a device is about one kernel launch; views launch nothing and are left out. Torch's
 SGD updates each tensor on a CPU, and all at once on a GPU. The count needs no device. A local step
-is the difference of rounds of 20 and of 10 steps, and the rest of a round is what remains. The same
-step written by hand, with forward pass, backward pass and SGD alone, is counted beside it: for one
-client, and for a stack by ``torch.vmap``.
+is the difference of rounds of many and of few steps, and the rest of a round is what remains. The
+step by hand is forward pass, backward pass and SGD alone: for one client, and for a stack by
+``torch.vmap``. The cases are those of ``experiments/benchmarks``, whose folder is on the path.
 """
 
-import argparse
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from cases import LAM, LR, Case
 from fit import client_of
-from report import table
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pl_fed import EngineOptions, Federation
-from pl_fed.engine import compiled
 from pl_fed.samplers import All
 
-HERE = Path(__file__).parent
 SMALL = {"hidden": [8, 4]}
 CASES = {
     "FedAvg, MLP": Case("", "MLP", (784,), options=SMALL),
@@ -35,26 +29,12 @@ CASES = {
     "FedAvg, logistic regression": Case("", "LogisticRegression", (784,)),
     "FedAvg, FlameCNN": Case("", "FlameCNN", (3, 32, 32), clients=2, options={"dropout": 0.0}),
 }
-ENGINES = ("one_by_one", "stacked", "stacked_compiled")
 _FREE = (  # views, and marks for profilers
     *("_record_function_enter_new", "_record_function_exit"),
     *("view", "_unsafe_view", "reshape", "as_strided", "t", "transpose", "permute", "expand"),
     *("slice", "select", "unbind", "split", "squeeze", "unsqueeze", "detach", "alias", "movedim"),
     *("split_with_sizes", "diagonal", "unflatten", "_reshape_alias", "lift_fresh", "view_as"),
 )
-INTRODUCTION = """# Operators of a local step
-
-Operators without views, about one kernel launch each, per local step of a client (one by one) or
-of all clients (stacked). By hand: forward pass, backward pass and SGD alone, in the same form, with
-one operator for all updates. A stacked step has as many for 10 as for 1,000 clients. A step of
-`stacked_compiled` is the traced graph before it is compiled: the compiler joins its operators, and
-its masks stay, because one graph serves full and partial minibatches. Before steps of full
-minibatches had no masks (a3e441d), the stacked rows were 67, 176, 45 and 82 per step. On a pretend
-device (`tests/devices`), a round of 10 clients waited 14 times for the device one by one and 19
-times stacked (Ditto 18 and 23), and now waits twice in each case.
-`python experiments/benchmarks/launches.py` counts them.
-
-"""
 
 
 class Operators(TorchDispatchMode):
@@ -149,35 +129,3 @@ def count_by_hand(case: Case, stacked: bool) -> int:
         with torch.no_grad():
             torch._foreach_add_(leaves, gradients, alpha=-LR)
     return sum(operators.counts.values())
-
-
-def main() -> None:
-    """Count, print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--names", action="store_true", help="print the operators by name")
-    parser.add_argument("--out", type=Path, default=HERE / "launches.md")
-    options = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    compiled.compile_graph = lambda graph, *_, **__: graph  # type: ignore[assignment]
-    rows = []
-    for title, case in CASES.items():
-        for engine in ENGINES:
-            launches = count_engine(case, engine)
-            by_hand = count_by_hand(case, engine != "one_by_one")
-            others = sum(launches.others.values())
-            ratio = f"{launches.per_step / by_hand:.2f}"
-            rows.append(
-                [title, engine, f"{launches.per_step:.1f}", str(by_hand), ratio, f"{others:.0f}"]
-            )
-            print(rows[-1], flush=True)
-            if options.names:
-                for part in (launches.step, launches.others):
-                    pairs = sorted(part.items(), key=lambda pair: -pair[1])
-                    print("   ", ", ".join(f"{n} {k:g}" for n, k in pairs if k), flush=True)
-    header = ["case", "engine", "per step", "by hand", "ratio", "rest of a round"]
-    options.out.write_text(INTRODUCTION + table(header, rows))
-
-
-if __name__ == "__main__":
-    main()
