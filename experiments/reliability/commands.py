@@ -1,58 +1,16 @@
-"""Cases in forks: a fork has pl_fed imported, and takes nothing down with it."""
+"""Commands in forks: a fork has pl_fed imported, and takes nothing down with it."""
 
 import os
-import pickle
-import select
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from pl_fed.command.main import main
 
 TIMED_OUT = "timed out"
-
-
-class Result(NamedTuple):
-    """Result of a function in a fork.
-
-    Attributes:
-        value: The returned value, or ``None``.
-        failure: The error's last line, the signal, or ``"timed out"``; empty if it returned.
-    """
-
-    value: Any
-    failure: str
-
-
-def call_in_fork(function: Callable[[], Any], seconds: float) -> Result:
-    """Call a function in a fork without output, and return its result."""
-    reader, writer = os.pipe()
-    child = _fork()
-    if child == 0:
-        os.close(reader)
-        with Path(os.devnull).open("r+b") as nothing:
-            for stream in (0, 1, 2):
-                os.dup2(nothing.fileno(), stream)
-        try:
-            result = Result(function(), "")
-        except BaseException as error:
-            result = Result(None, f"{type(error).__name__}: {str(error)[:300]}")
-        with os.fdopen(writer, "wb") as pipe:
-            pickle.dump(result, pipe)
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        if not select.select([pipe], [], [], seconds)[0]:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return Result(None, TIMED_OUT)
-        content = pipe.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return pickle.loads(content) if content else Result(None, f"status {status}")
 
 
 class Command:
