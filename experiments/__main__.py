@@ -16,7 +16,10 @@ from pl_fed.command.messages import suggest_name
 from pl_fed.studies import command
 from pl_fed.studies.readers import StudyError
 
-ROOMS = ("ditto", "fashion_mnist", "flame", "robustness")
+ROOMS = (
+    *("adapters", "ditto", "fashion_mnist", "fedtilt", "fedtilt_levels"),
+    *("flame", "privacy", "robustness", "shakespeare"),
+)
 """Folders with a module ``studies``; its ``EXPERIMENTS`` are functions that make experiments."""
 
 

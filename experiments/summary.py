@@ -1,4 +1,4 @@
-"""Tables of three pages: the papers' figures that agree with ours, and all algorithms.
+"""Tables of two pages: the papers' figures that agree with ours, and all algorithms.
 
 python -m experiments.summary
 """
@@ -32,11 +32,9 @@ def tabulate_papers() -> str:
 def make_texts() -> dict[Path, dict[str, str]]:
     """Return the texts between ``<!-- name -->`` and ``<!-- /name -->``, by page and name."""
     algorithms = fashion_mnist.tabulate_main_models(fashion_mnist.read_results())
-    agreement = fedtilt.short_table()
     return {
         HERE / "README.md": {"papers": tabulate_papers()},
         HERE / "fashion_mnist" / "README.md": {"algorithms": f"\n{algorithms}\n"},
-        HERE / "fedtilt" / "README.md": {"agreement": f"\n{agreement}\n"},
     }
 
 

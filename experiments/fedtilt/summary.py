@@ -1,13 +1,9 @@
 """FedTilt's tables for the summary of all experiments."""
 
-from collections.abc import Callable
+from experiments.experiment import read_csv
+from experiments.fedtilt.figures import HERE, Compared, compare_own, compare_whole
+from experiments.papers import DATA_NAMES, PaperTable
 
-from experiments.experiment import Row, read_csv
-from experiments.fedtilt.report import HERE, figures, own_figures, short_table
-from experiments.fedtilt.run import CIFAR10_SETTINGS, NAMES, OWN_TENTH, SEEDS, SETTINGS, table_jobs
-from experiments.papers import DATA_NAMES, Comparison, PaperTable
-
-__all__ = ["short_table", "summarize"]
 KINDS = {
     "accuracies": {"accuracy"},
     "spreads": {"accuracy_std", "class_std_mean", "class_std_std"},
@@ -19,54 +15,40 @@ MAIN = {
 }
 
 
+def make_table(name: str, study: str, compared: Compared, is_cifar: bool) -> PaperTable:
+    """Return a table of the summary; CIFAR-10 has one of its own.
+
+    Args:
+        name: The paper's tables, and the reading of the test.
+        study: The study, ``whole`` or ``own``.
+        compared: The comparisons of the study.
+        is_cifar: Whether to take CIFAR-10, and nothing else.
+    """
+    figures = {
+        (" / ".join(key), metric): figure
+        for key, row in compared.items()
+        for metric, figure in row.items()
+        if key[0].startswith("cifar10/") == is_cifar
+    }
+    rows = [  # "FedAvg, 3 steps" is another test of FedAvg's runs
+        row
+        for row in read_csv(HERE / f"{study}.csv")
+        if row["method"] != "FedAvg, 3 steps" and row["setting"].startswith("cifar10/") == is_cifar
+    ]
+    main = MAIN if study == "whole" and not is_cifar else {}
+    command = f"experiments fedtilt/{study}"
+    return PaperTable(name, "fedtilt/figures.md", command, figures, rows, main, KINDS, digits=2)
+
+
 def summarize() -> list[PaperTable]:
     """Return the tables for the summary of all experiments."""
-    tilts = {job.key for job in table_jobs(SEEDS, SETTINGS + CIFAR10_SETTINGS)}
-    whole, own = (
-        {
-            (" / ".join(key), name): figure
-            for key, row in compared.items()
-            for name, figure in row.items()
-        }
-        for compared in (figures(), own_figures())
-    )
-    rows = [row for row in read_csv(HERE / "results.csv") if not row["failed"]]
-
-    def make(
-        name: str,
-        command: str,
-        compared: dict[tuple[str, str], Comparison],
-        uses: Callable[[Row], bool],
-        is_cifar: bool,
-    ) -> PaperTable:
-        return PaperTable(
-            name,
-            "fedtilt/tables.md",
-            f"experiments.fedtilt.{command}",
-            {k: f for k, f in compared.items() if k[0].startswith("cifar10/") == is_cifar},
-            [
-                row
-                for row in rows
-                if uses(row) and row["setting"].startswith("cifar10/") == is_cifar
-            ],
-            MAIN if compared is whole and not is_cifar else {},
-            KINDS,
-            digits=2,
-        )
-
-    def is_whole(row: Row) -> bool:
-        return tuple(row[name] for name in NAMES) in tilts
-
-    def is_own(row: Row) -> bool:
-        return row["split"] == OWN_TENTH
-
+    official, own = compare_whole(), compare_own()
     tenth = "tested on 10 % of the own samples in ten groups"
     tables, cifar = "FedTilt, the same tables", "FedTilt, Table II: CIFAR-10, a tenth of the rounds"
     first = "FedTilt, Tables II, III and VII, tested on whole classes, FedAvg in two readings"
-    second = f"{tables}, {tenth}, FedAvg in three readings"
     return [
-        make(first, "run", whole, is_whole, False),
-        make(second, "run own", own, is_own, False),
-        make(cifar, "run cifar10", whole, is_whole, True),
-        make(f"{cifar}, {tenth}", "run own_cifar10", own, is_own, True),
+        make_table(first, "whole", official, is_cifar=False),
+        make_table(f"{tables}, {tenth}, FedAvg in three readings", "own", own, is_cifar=False),
+        make_table(cifar, "whole", official, is_cifar=True),
+        make_table(f"{cifar}, {tenth}", "own", own, is_cifar=True),
     ]

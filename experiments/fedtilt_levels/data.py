@@ -1,6 +1,10 @@
-"""Data split: clients with classes whose sizes are in a geometric series."""
+"""Data split with classes whose sizes are in a geometric series, and a table of these classes."""
+
+import csv
+from pathlib import Path
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pl_fed.arguments import check_integers
@@ -64,3 +68,20 @@ class Graded(Partitioner):
         train = self.split(labels, num_clients, generator)
         test = [torch.isin(test_labels, labels[part].unique()).nonzero() for part in train]
         return train, [part.flatten() for part in test]
+
+
+class TrainClasses(Callback):
+    """Train classes: writes the number of each client's training samples of each class.
+
+    The columns of train_classes.csv in the run's folder are ``client``, ``class`` and ``samples``.
+    """
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the table."""
+        data = trainer.federation.data
+        with (Path(trainer.run_dir) / "train_classes.csv").open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["client", "class", "samples"])
+            for client in range(data.num_clients):
+                counts = torch.bincount(data.targets[data.train.samples(client)])
+                writer.writerows([client, k, n] for k, n in enumerate(counts.tolist()) if n)

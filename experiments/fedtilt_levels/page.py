@@ -1,7 +1,4 @@
-"""The tables and the picture of two-level fairness, from the runs' rows.
-
-python -m experiments.fedtilt_levels.run --report
-"""
+"""The tables and the picture of two-level fairness, from the rows of the clients."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,26 +9,22 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.evidence import Pairs, tabulate_pairs
-from experiments.fedtilt_levels.run import (
-    DITTO,
-    LOSSES,
-    NAMES,
-    RATIOS,
-    SEEDS,
-    SELECTION_SEED,
-    SMALL_STEPS,
-    TILTS,
-    chosen_rates,
-    same_rates,
-    small_rates,
-)
-from experiments.grid import Row, finished_rows, group_rows, read
-from experiments.tables import COLOURS, MARKERS, fold, markdown
+from experiments.experiment import Row, group_rows, read_csv
+from experiments.papers import COLOURS, MARKERS, markdown
+from experiments.rankings import Pairs, tabulate_pairs
 from pl_fed.statistics import t_interval
 
 HERE = Path(__file__).parent
+DITTO = "Ditto"
 DECISIVE = "FedTilt, τ = 3"
+TILTS = (
+    "FedTilt, τ = 1",
+    "FedTilt, τ = 3",
+    "FedTilt, τ = 10",
+    "FedTilt, τ = 3, λ = 3",
+    "FedTilt, τ = 50, λ = 100",
+)
+SMALL_STEPS = "remain, small steps"  # added after the first results
 FIGURES = {
     "accuracy": "accuracy, %",
     "own_accuracy": "in the client's proportions, %",
@@ -40,8 +33,13 @@ FIGURES = {
     "spread": "σ over clients",
 }
 Setting = tuple[str, str]
-LETTERS: dict[Setting, str] = dict(zip(((s, k) for k in LOSSES for s in RATIOS), "ABCD"))
-SMALL_SETTINGS = [(sizes, SMALL_STEPS) for sizes in RATIOS]
+LETTERS: dict[Setting, str] = {
+    ("unequal", "remain"): "A",
+    ("equal", "remain"): "B",
+    ("unequal", "vanish"): "C",
+    ("equal", "vanish"): "D",
+}
+SMALL_SETTINGS = [("unequal", SMALL_STEPS), ("equal", SMALL_STEPS)]
 
 
 @dataclass(frozen=True)
@@ -68,18 +66,12 @@ class SeedResult:
 Results = dict[tuple[str, str, str], list[SeedResult]]
 
 
-def read_results(rates: Mapping[tuple[str, str, str], str]) -> Results:
-    """Return the results of finished runs by sizes, losses and method, in the order of seeds.
-
-    Args:
-        rates: The learning rates of the runs to read, by sizes, losses and method.
-    """
-    done = {tuple(row[name] for name in NAMES) for row in finished_rows(HERE / "results.csv")}
+def read_results() -> Results:
+    """Return the results of finished runs by sizes, losses and method, in the order of seeds."""
     results: Results = {}
-    for key, rows in group_rows(read(HERE / "clients.csv"), *NAMES):
-        sizes, losses, method, rate, seed = key
-        if key in done and rate == rates.get((sizes, losses, method)):
-            results.setdefault((sizes, losses, method), []).append(build_result(seed, rows))
+    runs = group_rows(read_csv(HERE / "clients.csv"), "sizes", "losses", "method", "seed")
+    for (sizes, losses, method, seed), rows in runs:
+        results.setdefault((sizes, losses, method), []).append(build_result(seed, rows))
     return {key: sorted(runs, key=lambda run: int(run.seed)) for key, runs in results.items()}
 
 
@@ -141,12 +133,11 @@ def describe(setting: Setting) -> str:
     return f"{letter}: {sizes} sizes, losses {losses}"
 
 
-def draw(results: Results, small: Results, path: Path) -> None:
+def draw(results: Results, path: Path) -> None:
     """Draw each method's difference from Ditto in accuracy and in μ_σ, with 95 % intervals.
 
     Args:
-        results: The results with the chosen learning rates, as filled markers.
-        small: The results with more and smaller steps, as hollow markers.
+        results: The results; those with more and smaller steps have hollow markers.
         path: The file to write.
     """
     figure = Figure(figsize=(10, 7.5), layout="constrained")
@@ -158,7 +149,7 @@ def draw(results: Results, small: Results, path: Path) -> None:
             style = {"fmt": marker, "color": colour, "capsize": 2}
             _draw_method(axes, pairs(results, setting, method), {**style, "label": method})
             if setting[1] == "remain":
-                small_pairs = pairs(small, (setting[0], SMALL_STEPS), method)
+                small_pairs = pairs(results, (setting[0], SMALL_STEPS), method)
                 _draw_method(axes, small_pairs, {**style, "markerfacecolor": "white"})
         axes.set_title(describe(setting), fontsize=10.5)
         axes.grid(alpha=0.3)
@@ -185,20 +176,6 @@ def _draw_method(
     axes.errorbar(x.estimate, y.estimate, **error, **style)
 
 
-def tabulate_rates() -> str:
-    """Return the table of the learning rates, with the validation accuracy of each, in %."""
-    rows = []
-    for (sizes, losses, method), tried in group_rows(
-        finished_rows(HERE / "select.csv"), "sizes", "losses", "method"
-    ):
-        accuracies = {row["lr"]: 100 * float(row["personal_validation"]) for row in tried}
-        best = max(accuracies, key=lambda rate: accuracies[rate])
-        texts = [f"{rate}: {accuracy:.2f}" for rate, accuracy in accuracies.items()]
-        rows.append([describe((sizes, losses)), method, best, ", ".join(texts)])
-    rows.sort(key=lambda row: row[0])
-    return markdown(["", "method", "chosen", "validation accuracy, %"], rows)
-
-
 def tabulate_settings(results: Results, settings: Iterable[Setting] = LETTERS) -> str:
     """Return the tables of some settings, without those that have no run."""
     parts = [
@@ -209,17 +186,12 @@ def tabulate_settings(results: Results, settings: Iterable[Setting] = LETTERS) -
     return "\n".join(parts)
 
 
-def make_tables(results: Results, same: Results, small: Results) -> str:
-    """Return the page of all tables.
-
-    Args:
-        results: The results with the chosen learning rates.
-        same: The results of the first seed with Ditto's first learning rate for all methods.
-        small: The results with more and smaller steps.
-    """
-    runs = [run for found in results.values() for run in found]
+def make_tables(results: Results) -> str:
+    """Return the page of all tables; rates.md has the choice of the learning rates."""
+    runs = [run for key, own in results.items() if key[1] != SMALL_STEPS for run in own]
     untrained = sum(run.untrained for run in runs)
     seeds = len({run.seed for run in runs})
+    rates = (HERE / "rates.md").read_text(encoding="utf-8")
     return f"""# Two-level fairness: all figures
 
 {len(runs)} runs, {seeds} seeds. Figures are means over clients, in points; σ is a deviation over
@@ -242,28 +214,13 @@ kind in this table.
 Added after the results above. All methods take six passes in a round with learning rate 0.005,
 instead of two passes with the learning rates below.
 
-{tabulate_decisive(small, SMALL_SETTINGS)}
-{tabulate_settings(small, SMALL_SETTINGS)}
-## Learning rates
-
-Chosen by the personal models' mean accuracy on a fifth of the training samples, which are not
-trained on (seed {SELECTION_SEED}).
-
-{fold("All learning rates", tabulate_rates())}
-## With Ditto's first learning rate for all methods
-
-{fold("All figures, seed 0", tabulate_settings(same))}"""
+{tabulate_decisive(results, SMALL_SETTINGS)}
+{tabulate_settings(results, SMALL_SETTINGS)}
+{rates}"""
 
 
 def write() -> None:
     """Write the tables and the picture."""
-    results = read_results(chosen_rates())
-    first_seed = str(SEEDS[0])
-    same = {
-        key: [run for run in runs if run.seed == first_seed]
-        for key, runs in read_results(same_rates()).items()
-    }
-    small = read_results(small_rates())
-    text = make_tables(results, same, small)
-    (HERE / "table.md").write_text(text, encoding="utf-8")
-    draw(results, small, HERE / "levels.png")
+    results = read_results()
+    (HERE / "table.md").write_text(make_tables(results), encoding="utf-8")
+    draw(results, HERE / "levels.png")
