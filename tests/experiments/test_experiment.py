@@ -1,13 +1,18 @@
 """Experiments: rows of finished runs join the committed ones, and pages need all cells."""
 
 import json
+import shutil
+import subprocess
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
+from study_processes import ForkedWorker
 
 from experiments.__main__ import find_experiments, main, open_experiment
 from experiments.experiment import Experiment, group_rows, read_csv, write_csv
 from pl_fed.command.fit import FederatedCLI
+from pl_fed.studies import pool
 from pl_fed.studies.cell_configs import check_config
 from pl_fed.studies.cell_folder import CellFolder, CellRecord, State, write_text
 from pl_fed.studies.results import RESULTS
@@ -87,6 +92,36 @@ def test_committed_rows_count_as_results_without_runs(tmp_path):
     rows = read_csv(experiment.table)
     make_experiment(tmp_path).collect()
     assert read_csv(experiment.table) == rows
+
+
+@pytest.mark.slow
+def test_only_missing_cells_run(tmp_path, monkeypatch, capsys):
+    """A subset runs first, then the others; the table stays when the run folders are gone."""
+    forks = SimpleNamespace(Popen=ForkedWorker, PIPE=subprocess.PIPE)
+    monkeypatch.setattr(pool, "subprocess", forks)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    written = []
+
+    def open_tiny():
+        short = {"trainer.max_epochs": 1, "trainer.logger": False, "data.num_clients": 6}
+        short["federation.sampler.cohort_size"] = 3
+        content = {"base": ["quickstart", short], "axes": {"algorithm": ["Ditto", "FedRep"]}}
+        options = {"folder": str(tmp_path / "runs"), "workers": 1}
+        write, folder = (lambda: written.append("pages")), tmp_path / "committed"
+        return Experiment("made/up", content, collect, write, options, folder)
+
+    open_tiny().run(only=["algorithm=FedRep"])
+    assert "Expected all 2 cells of made/up to have results" in capsys.readouterr().out
+    assert [row["algorithm"] for row in read_csv(open_tiny().table)] == ["FedRep"]
+    shutil.rmtree(tmp_path / "runs")
+    open_tiny().run()
+    assert written == ["pages"]
+    assert f"The pages in {tmp_path / 'committed'} show the results." in capsys.readouterr().out
+    rows = read_csv(open_tiny().table)
+    assert [row["algorithm"] for row in rows] == ["Ditto", "FedRep"]
+    assert all(0 < float(row[COLUMN]) < 1 for row in rows)
+    assert len(read_csv(tmp_path / "committed" / "clients.csv")) == 12
+    assert [path.name for path in (tmp_path / "runs").glob("algorithm=*")] == ["algorithm=Ditto"]
 
 
 def test_pages_are_written_when_all_cells_have_results(tmp_path):
