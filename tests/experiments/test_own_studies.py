@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_federations import Given
 
 from experiments.__main__ import open_experiment
 from experiments.adapters import studies as adapters
@@ -12,9 +13,11 @@ from experiments.experiment import CellRun, read_csv
 from experiments.fedtilt import figures
 from experiments.fedtilt_levels import page as levels
 from experiments.fedtilt_levels import studies as levels_studies
+from experiments.fedtilt_levels.data import Graded, Share
 from experiments.privacy import page as privacy
 from experiments.privacy.modules import GlorotCNN
 from experiments.shakespeare import studies as shakespeare
+from pl_fed.data import Arrays
 
 
 def test_values_follow_labels_and_seeds():
@@ -95,6 +98,31 @@ def test_accuracy_in_own_proportions_weighs_classes_by_training_samples(tmp_path
         "class_std": "0.2",
         "worst_class": "0.5",
     }
+
+
+def test_share_takes_equal_fractions_of_all_parts():
+    split = torch.tensor([0, 2] * 50)
+    x = torch.arange(100.0)[:, None]
+    share = Share(Given(Arrays(x, split // 2, split=split, num_classes=2)), 0.2)
+    arrays = share.load()
+    assert torch.equal(arrays.split.bincount(), torch.tensor([10, 0, 10]))
+    assert len(arrays.inputs.unique()) == 20
+    assert torch.equal(arrays.targets, arrays.inputs[:, 0].long() % 2)
+    assert torch.equal(arrays.inputs, share.load().inputs)
+
+
+def test_graded_classes_are_in_a_geometric_series():
+    """Three classes of 1,110 samples, ratio 100: each has 1,000, 100 and 10 of three clients."""
+    labels = torch.arange(3).repeat(1110)
+    train, test = Graded(3, 100.0).split_matching(
+        labels, torch.arange(3).repeat(5), 3, torch.Generator().manual_seed(0)
+    )
+    counts = torch.stack([labels[part].bincount(minlength=3) for part in train])
+    assert counts.sort(1).values.tolist() == [[10, 100, 1000]] * 3
+    assert counts.sort(0).values.tolist() == [[10] * 3, [100] * 3, [1000] * 3]
+    assert [len(part) for part in test] == [15] * 3
+    with pytest.raises(ValueError, match="multiple of the 3 classes"):
+        Graded(3).split(labels, 4, torch.Generator())
 
 
 def test_initial_weights_follow_the_seed():
