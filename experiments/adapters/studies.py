@@ -13,6 +13,7 @@ from typing import Any
 
 from experiments.experiment import CellRun, Experiment, Row, read_csv, read_study, shorten
 from experiments.papers import COLOURS, format_mean_and_std, markdown
+from pl_fed.studies.pool import WorkerPool
 
 HERE = Path(__file__).parent
 TOKENS = Path("runs/experiments/adapters_tokens")
@@ -126,16 +127,24 @@ def write_pages() -> None:
     draw_accuracy(rows, HERE / "accuracy.png")
 
 
+class Adapters(Experiment):
+    """Adapters; their workers need the tokens, and look for no files on the network."""
+
+    def open_pool(self, workers: int | None = None, cells: int | None = None) -> WorkerPool:
+        """Write the tokens if they are missing, and start workers on this machine."""
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        encoder = find_encoder()
+        if Path(encoder).is_dir() and not TOKENS.exists():
+            write_tokens(encoder)
+        return super().open_pool(workers, cells)
+
+
 def make(**options: Any) -> Experiment:
-    """Return the experiment; writes the tokens if they are missing and the encoder is there."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    encoder = find_encoder()
-    if Path(encoder).is_dir() and not TOKENS.exists():
-        write_tokens(encoder)
+    """Return the experiment: 20 runs."""
     content = read_study(HERE / "study.yaml")
-    paths = {"model.net.base": encoder, "data.dataset.dataset": str(TOKENS.absolute())}
+    paths = {"model.net.base": find_encoder(), "data.dataset.dataset": str(TOKENS.absolute())}
     content = {**content, "base": {**content["base"], **paths}}
-    return Experiment("adapters", content, collect, write_pages, options)
+    return Adapters("adapters", content, collect, write_pages, options)
 
 
 EXPERIMENTS = {"adapters": make}

@@ -13,6 +13,7 @@ from experiments.fedtilt.figures import HERE, METRICS, write
 from experiments.make_cifar10_npz import OUTPUT, write_if_missing
 from pl_fed.data.folders import data_root
 from pl_fed.studies.cells import Cell
+from pl_fed.studies.pool import WorkerPool
 
 MLP: Content = {
     "model.net": "pl_fed.models.MLP",
@@ -80,6 +81,15 @@ WHOLE: Content = {
 OWN: Content = {"data.split": "own", "data.val_fraction": 0.1, "data.test_fraction": 0.1}
 
 
+class Tables(Experiment):
+    """Tables of FedTilt; their workers need CIFAR-10 as one file."""
+
+    def open_pool(self, workers: int | None = None, cells: int | None = None) -> WorkerPool:
+        """Write CIFAR-10 if it is missing, and start workers on this machine."""
+        write_if_missing(data_root(None))
+        return super().open_pool(workers, cells)
+
+
 def make_content(split: Content, methods: list[str], seeds: int) -> Content:
     """Return the study of a reading of the test; CIFAR-10 has the first seed alone.
 
@@ -133,18 +143,16 @@ def collect_own(run: CellRun) -> dict[str, list[Row]]:
 
 def make_whole(**options: Any) -> Experiment:
     """Return the tests on all official test images of a client's classes: 39 runs."""
-    write_if_missing(data_root(None))
     content = make_content(WHOLE, ["FedAvg", "Ditto", "FedTilt"], seeds=2)
-    return Experiment(
+    return Tables(
         "fedtilt/whole", content, collect_whole, write, options, HERE, "whole.csv", choose_tilts
     )
 
 
 def make_own(**options: Any) -> Experiment:
     """Return the tests on a tenth of a client's own samples: 124 runs."""
-    write_if_missing(data_root(None))
     content = make_content(OWN, list(METHODS), seeds=5)
-    return Experiment(
+    return Tables(
         "fedtilt/own", content, collect_own, write, options, HERE, "own.csv", choose_tilts
     )
 
