@@ -47,31 +47,6 @@ class PflCNN(nn.Module):
         return self.layers(x)
 
 
-class Block(nn.Module):
-    """Two 3×3 convolutions with group normalisation, and the input added."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        layers = [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width)]
-        more = [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width)]
-        self.layers = nn.Sequential(*layers, nn.ReLU(), *more)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features."""
-        return torch.relu(x + self.layers(x))
-
-
-class Residual(nn.Sequential):
-    """Three blocks of width 32 on 3×32×32."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(3, 32, 3, padding=1),
-            *(Block(32), nn.AvgPool2d(2), Block(32), nn.AvgPool2d(2), Block(32)),
-            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
-        )
-
-
 class LowRank(nn.Module):
     """A frozen linear layer with a trained product of two matrices of rank 8 beside it (LoRA)."""
 
@@ -119,7 +94,7 @@ class Normalized(nn.Sequential):
         )
 
 
-_NETS = (PflCNN, Residual, Adapters, Normalized)
+_NETS = (PflCNN, Adapters, Normalized)
 _OWN: dict[str, type[nn.Module]] = {net.__name__: net for net in _NETS}
 
 

@@ -30,7 +30,7 @@ import torch
 from cases import CASES, Case
 from fit import fit
 from race import ROOT, WARM, environment
-from report import table
+from report import print_row, table
 from settings import Settings
 
 HEADER = ["round", "before, ms", "now, ms", "now / before", "by pair", "turns", ""]
@@ -157,7 +157,7 @@ def main() -> None:
         for name in arguments.rows:
             settings = Settings.from_arguments(arguments)
             line = compare(CASES[name], before, settings, arguments.pairs)
-            print(table(line, []).splitlines()[0], flush=True)
+            print_row(line)
 
 
 if __name__ == "__main__":

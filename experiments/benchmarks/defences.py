@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import torch
 from race import ROOT, environment
-from report import machine, save_rows, table
+from report import machine, print_row, save_rows, table
 from settings import Settings
 
 from pl_fed import aggregators
@@ -140,7 +140,7 @@ def main() -> None:
     rows = []
     for name in arguments.rows:
         rows.append(row_of(name, arguments))
-        print(table(format_cells(rows[-1]), []).splitlines()[0], flush=True)
+        print_row(format_cells(rows[-1]))
     if arguments.save:
         save_rows("defences.csv", rows)
 

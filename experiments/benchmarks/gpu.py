@@ -5,7 +5,7 @@ The parts run in this order, and each writes its results before the next begins:
 - ``first``: three rounds of Ditto with a test and a checkpoint, for an MLP and for BatchNorm.
 - ``tests``: the tests marked ``gpu``, without those that compile.
 - ``numbers``: two runs of the command line on the CPU and on the GPU, and their results.
-- ``steps``: a profile of local steps: a picture, and the operations that wait for the GPU.
+- ``steps``: a profile of local steps, and the operations that wait for the GPU.
 - ``scaling``: 10, 100 and 1,000 clients of the nets in each engine, the most telling rows first.
 - ``targets``: ``targets.py --device cuda``, with pfl-research where it is installed.
 - ``memory``: the GPU's memory over 1,000 rounds.
@@ -34,7 +34,7 @@ from pathlib import Path
 import torch
 from cases import SCALED, TARGETS, Case
 from fit import fit
-from report import machine, table
+from report import machine, read_rows, table
 from settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,7 +178,6 @@ def profile_steps(out: Path, device: str, deadline: Deadline) -> str:
         return "stopped: its share of the time was over before a round was profiled\n"
     order = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
     (out / "steps.txt").write_text(profiler.key_averages().table(sort_by=order, row_limit=30))
-    draw_timeline(profiler, out / "steps.png")
     waits = [
         f"{event.key}: {event.count}"
         for event in profiler.key_averages()
@@ -186,30 +185,6 @@ def profile_steps(out: Path, device: str, deadline: Deadline) -> str:
     ]
     profiled = "two rounds" if len(rounds) == 6 else "one round"
     return f"waits in {profiled} of {case.steps} local steps: {', '.join(waits) or 'none'}\n"
-
-
-def draw_timeline(profiler: torch.profiler.profile, path: Path) -> None:
-    """Draw when the CPU and the device work, and when the CPU waits."""
-    from matplotlib.figure import Figure
-
-    lanes: dict[str, list[tuple[float, float]]] = {"device": [], "CPU": [], "CPU waits": []}
-    for event in profiler.events() or []:
-        span = (event.time_range.start, event.time_range.end - event.time_range.start)
-        if str(event.device_type).endswith("CUDA"):
-            lanes["device"].append(span)
-        elif "Synchronize" in event.name or event.name == "aten::item":
-            lanes["CPU waits"].append(span)
-        elif event.cpu_parent is None:
-            lanes["CPU"].append(span)
-    begin = min((start for spans in lanes.values() for start, _ in spans), default=0.0)
-    figure = Figure(figsize=(10, 2.5), layout="constrained")
-    axes = figure.subplots()
-    for height, (spans, color) in enumerate(zip(lanes.values(), ("#0072B2", "#999999", "#D55E00"))):
-        shifted = [((start - begin) / 1e3, length / 1e3) for start, length in spans]
-        axes.broken_barh(shifted, (height - 0.4, 0.8), facecolors=color)
-    axes.set_yticks(range(len(lanes)), list(lanes))
-    axes.set(xlabel="ms", title="Two rounds of 100 stacked clients with 10 local steps")
-    figure.savefig(path, dpi=130)
 
 
 def watch_memory(out: Path, device: str, deadline: Deadline) -> str:
@@ -349,14 +324,6 @@ def run_command(command: list[str], environment: dict[str, str], deadline: Deadl
         text = printed.decode() if isinstance(printed, bytes) else printed
         return f"{text}\nstopped: its share of the time was over\n"
     return done.stdout
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file; none if it does not exist."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def append_row(path: Path, row: dict[str, str]) -> None:

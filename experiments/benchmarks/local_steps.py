@@ -19,7 +19,7 @@ from by_hand import ByHand
 from cases import Case
 from fit import client_of
 from race import time_run
-from report import table
+from report import print_row, table
 from settings import Settings
 
 from pl_fed import EngineOptions, Federation
@@ -93,7 +93,7 @@ def main() -> None:
     for case in (CASES[name] for name in arguments.cases):
         hand, ours = compare(case, arguments.engine, arguments.seconds)
         cells = [f"{hand:.2f}", f"{ours:.2f}", f"{ours / hand:.2f}"]
-        print(table([case.title, str(case.batch_size), *cells], []).splitlines()[0], flush=True)
+        print_row([case.title, str(case.batch_size), *cells])
 
 
 if __name__ == "__main__":

@@ -22,6 +22,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
+def print_row(cells: Sequence[str]) -> None:
+    """Print a row of a table whose head stands above."""
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def machine(device: str) -> str:
     """Describe the machine, the versions and the command of a measurement."""
     cpu = f"{_cpu()}, {os.cpu_count()} cores"
@@ -52,6 +57,14 @@ def save_rows(name: str, rows: Sequence[dict[str, object]]) -> None:
         writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file; none if it does not exist."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _cpu() -> str:

@@ -15,8 +15,6 @@ matrix product; convolutions may use other instructions, so a share can exceed 1
 """
 
 import argparse
-import contextlib
-import csv
 import statistics
 import sys
 import textwrap
@@ -28,7 +26,7 @@ from cases import NETS, Case
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from race import race
-from report import HERE, machine, save, save_rows, table
+from report import HERE, machine, print_row, read_rows, save, save_rows, table
 from settings import Settings
 from torch.nn import functional as F  # noqa: N812 (as everyone calls it)
 from torch.utils.flop_counter import FlopCounterMode
@@ -180,18 +178,15 @@ def plot(rows: list[dict[str, object]]) -> None:
     pyplot.close(figure)
 
 
-def read_rows() -> list[dict[str, object]]:
-    """Return the rows of ``scaling.csv``, with numbers as numbers."""
-    with (HERE / "scaling.csv").open(newline="") as file:
-        return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
-
-
-def _number(text: str) -> int | float | str:
-    """Return the number that a text denotes, or the text."""
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text
+def parse_numbers(row: dict[str, str]) -> dict[str, object]:
+    """Return a row of ``scaling.csv`` with numbers as numbers."""
+    integers = ("parameters", "processes", "clients", "cohort")
+    return {
+        name: text
+        if name in ("group", "row", "net") or not text
+        else (int if name in integers else float)(text)
+        for name, text in row.items()
+    }
 
 
 def _processes(axis: Axes, rows: list[dict[str, object]]) -> None:
@@ -238,7 +233,7 @@ def main() -> None:
     parser.set_defaults(seconds=3.0, turns=5)
     arguments = parser.parse_args()
     if arguments.plot:
-        plot(read_rows())
+        plot([parse_numbers(row) for row in read_rows(HERE / "scaling.csv")])
         return
     settings = Settings.from_arguments(arguments)
     torch.set_num_threads(1)
@@ -256,7 +251,7 @@ def main() -> None:
         for case, processes in GROUPS[group]:
             rows.append(measure(group, case, processes, settings, rates))
             lines.append(format_cells(rows[-1]))
-            print(table(lines[-1], []).splitlines()[0], flush=True)
+            print_row(lines[-1])
         text += table(HEADER, lines)
         print(flush=True)
     if arguments.save:

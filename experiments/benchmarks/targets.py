@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from cases import NETS, STACKED, TARGETS, Case
 from race import race
-from report import machine, save, save_rows, table
+from report import machine, print_row, save, save_rows, table
 from settings import Settings
 
 NEVER_SLOWER = 1 / 1.03
@@ -130,7 +130,7 @@ def main() -> None:
         line, behind = measure(name, rows[name], settings)
         lines.append(line)
         plain += behind
-        print(table(line, []).splitlines()[0], flush=True)
+        print_row(line)
     if arguments.save:
         text = f"## Targets\n\n{machine(settings.device)}\n\n{table(HEADER, lines)}"
         save("targets", text)

@@ -14,13 +14,17 @@ Finished runs are not repeated. The script writes results.csv and table.md.
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import tempfile
+import time
+import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from experiments.bring_your_own.code_bases import CODE_BASES, CodeBase
-from experiments.grid import Job, Row, Rows, read, run_missing, shorten
-from experiments.tables import markdown
+from experiments.experiment import Row, read_csv, shorten, write_csv
+from experiments.papers import markdown
 
 HERE = Path(__file__).parent
 NAMES = ("code_base", "algorithm", "setting")
@@ -37,13 +41,32 @@ SETTINGS = {
 }
 
 
-def run(job: Job) -> Rows:
-    """Return the row of a job."""
-    name, algorithm, setting = job.key
-    base = CODE_BASES[name]
-    if (algorithm, setting) == PLAIN:
-        return {"results.csv": [fit_plainly(base)]}
-    return {"results.csv": [federate(base, algorithm, setting)]}
+def run(name: str, algorithm: str, setting: str) -> Row:
+    """Return the row of a run in a worker; that of a failed run has its error."""
+    warnings.filterwarnings("ignore")
+    row = dict(zip(NAMES, (name, algorithm, setting)))
+    begun, base, failed = time.process_time(), CODE_BASES[name], ""
+    try:
+        is_plain = (algorithm, setting) == PLAIN
+        row |= fit_plainly(base) if is_plain else federate(base, algorithm, setting)
+    except (Exception, SystemExit) as error:  # the others go on
+        failed = " ".join(f"{type(error).__name__}: {error}".split())
+    return {**row, "seconds": f"{time.process_time() - begun:.1f}", "failed": failed}
+
+
+def run_missing(keys: list[tuple[str, ...]], path: Path, workers: int) -> None:
+    """Run what has no row yet, or a failed one, and write each row as soon as it is there."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # for workers
+    rows = {tuple(row[name] for name in NAMES): row for row in read_csv(path)}
+    missing = [key for key in keys if key not in rows or rows[key]["failed"]]
+    print(f"{len(keys)} runs, {len(missing)} of them missing", flush=True)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(run, *key): key for key in missing}
+        for future in as_completed(futures):
+            key = futures[future]
+            rows[key] = row = future.result()
+            write_csv(path, list(rows.values()))
+            print(", ".join(key), row["failed"] or f"{row['seconds']} s", flush=True)
 
 
 def fit_plainly(base: CodeBase, epochs: int = EPOCHS) -> Row:
@@ -76,7 +99,7 @@ def federate(base: CodeBase, algorithm: str, setting: str, options: tuple[str, .
         command += ["--trainer.enable_progress_bar", "false"]
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             run_folder = Path(FederatedCLI(command).run_dir or folder)
-        last = read(run_folder / "metrics.csv")[-1]
+        last = read_csv(run_folder / "metrics.csv")[-1]
         engine = json.loads((run_folder / "engine.json").read_text())["engine"]
     name = f"test/{ALGORITHMS[algorithm]}/{base.metric}"
     statistics = {"metric": "", "spread": "_std", "worst10": "_worst10"}
@@ -112,11 +135,12 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2)
     arguments = parser.parse_args()
     kinds = [PLAIN, *((algorithm, setting) for algorithm in ALGORITHMS for setting in SETTINGS)]
-    jobs = [Job((name, *kind)) for name in arguments.only for kind in kinds]
     results = HERE / "results.csv"
-    run_missing(jobs, results, NAMES, run, arguments.at_once)
-    (HERE / "table.md").write_text(table(read(results)))
-    print(table(read(results)))
+    keys = [(name, *kind) for name in arguments.only for kind in kinds]
+    run_missing(keys, results, arguments.at_once)
+    text = table(read_csv(results))
+    (HERE / "table.md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":

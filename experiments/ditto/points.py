@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import pl_fed
-from experiments.tables import COLOURS, markdown
+from experiments.papers import COLOURS, markdown
 from pl_fed.clients import Ditto
 from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.samplers import All

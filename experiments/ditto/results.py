@@ -4,30 +4,37 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from experiments.ditto.run import (
-    ALL,
-    DEFENCES,
-    MIN_VALIDATION,
-    WEAK,
-    choices_of,
-    ditto,
-    fallback_of,
-)
-from experiments.grid import Row, finished_rows, group_rows, read
+from experiments.experiment import Row, group_rows, read_csv
 
 HERE = Path(__file__).parent
-GLOBAL = ["fair", "median", "Krum", "multi-Krum", "clipping", "k-norm", "k-loss"]
-ROWS = {  # of the paper: our method, and the model
-    "local": ("local", "personal"),
-    **{name: (name, "global") for name in GLOBAL},
-    "FedMGDA+": ("FedMGDA+", "global"),
-    "MOCHA": ("MOCHA", "personal"),
-    "finetuning": ("finetuning", "personal"),
-    **{f"Ditto, lambda={lam}": (ditto(lam), "personal") for lam in (0.1, 1, 2)},
+CONDITIONS = (
+    *("clean", "A1_20", "A1_50", "A1_80", "A2_20", "A2_50", "A2_80"),
+    *("A3_10", "A3_20", "A3_50"),
+)
+GLOBAL = ("fair", "median", "Krum", "multi-Krum", "clipping", "k-norm", "k-loss")
+EPSILONS = tuple(f"FedMGDA+, ε = {epsilon:g}" for epsilon in (0.0, 0.1, 0.5, 1.0))
+DEFENCES = (*GLOBAL, *EPSILONS)
+WEAK, STRONG = (0.1, 1.0, 2.0), (0.05, 0.1, 0.2)  # the clients' choices of λ
+MIN_VALIDATION = 4  # validation samples that a client needs to choose λ
+ATTACK_WORDS = {"A1": "label poisoning", "A2": "random updates", "A3": "model replacement"}
+
+
+def name_ditto(lam: float) -> str:
+    """Return the name of the method Ditto with a λ."""
+    return f"Ditto, λ = {lam:g}"
+
+
+ROWS = {  # of the paper: our methods, of which validation takes the best, and the model
+    "local": (("local",), "personal"),
+    **{name: ((name,), "global") for name in GLOBAL},
+    "FedMGDA+": (EPSILONS, "global"),
+    "MOCHA": (("MOCHA",), "personal"),
+    "finetuning": (("finetuning",), "personal"),
+    **{f"Ditto, lambda={lam}": ((name_ditto(lam),), "personal") for lam in (0.1, 1, 2)},
+    "best_lambda": (tuple(map(name_ditto, WEAK)), "personal"),
 }
 REPEATED = ("best_lambda", "dynamic_lambda")  # rows that repeat other rows
-ORDER = ["global", *ROWS, *REPEATED]
-ATTACK_WORDS = {"A1": "label poisoning", "A2": "random updates", "A3": "model replacement"}
+ORDER = ("global", *ROWS, "dynamic_lambda")
 NAMES = {
     "global": "FedAvg and Ditto's global model",
     "local": "local training",
@@ -37,20 +44,51 @@ NAMES = {
 }
 
 
+def is_strong(condition: str) -> bool:
+    """Return whether clients choose small λ (Appendix D.2): A3, or a Byzantine majority."""
+    return condition.startswith("A3") or condition.endswith("80")
+
+
+def choices_of(condition: str) -> tuple[float, ...]:
+    """Return the clients' choices of λ."""
+    return STRONG if is_strong(condition) else WEAK
+
+
+def fallback_of(condition: str) -> float:
+    """Return the λ of clients with too few validation samples for a choice."""
+    return 0.1 if is_strong(condition) else 1.0
+
+
+def describe(condition: str) -> str:
+    """Return a condition in words."""
+    attack, _, percent = condition.partition("_")
+    return f"{ATTACK_WORDS[attack]} ({attack}), {percent} %" if percent else condition
+
+
+def describe_row(name: str) -> str:
+    """Return a row of the paper in words."""
+    return NAMES.get(name, name.replace("lambda=", "λ = "))
+
+
 class Results:
-    """Results of the runs, by condition.
+    """Results of the runs, by condition and by rows of the paper.
 
     Args:
-        rows: Rows of the successful runs.
-        clients: Rows of the clients in the runs of Ditto.
+        rows: Rows of the runs.
+        clients: Rows of the benign clients in the runs of Ditto.
     """
 
     def __init__(self, rows: Iterable[Row], clients: Iterable[Row] = ()) -> None:
-        self.rows = list(rows)
-        conditions = {row["condition"] for row in self.rows}
-        self.conditions = [condition for condition in ALL if condition in conditions]
-        self.seeds = sorted({row["seed"] for row in self.rows}, key=int)
+        self.runs = {(row["condition"], row["method"], row["seed"]): row for row in rows}
+        present = {condition for condition, _, _ in self.runs}
+        self.conditions = [condition for condition in CONDITIONS if condition in present]
+        self.seeds = sorted({seed for _, _, seed in self.runs}, key=int)
         self.clients = dict(group_rows(clients, "condition", "method", "seed"))
+
+    @classmethod
+    def read(cls, name: str) -> "Results":
+        """Return the committed results of a table, such as ``vehicle``."""
+        return cls(*(read_csv(HERE / name / file) for file in ("results.csv", "clients.csv")))
 
     def values(self, condition: str, row: str, column: str) -> list[float]:
         """Return a column's values in a row of the paper, one per seed with such a run."""
@@ -62,76 +100,43 @@ class Results:
 
         Returns an empty list for a row without rows of clients.
         """
-        return [a for seed in self.seeds for a in self._client_accuracies(condition, row, seed)]
+        return [
+            float(client["accuracy"])
+            for seed in self.seeds
+            for client in self._clients_of(condition, row, seed)
+        ]
 
     def count_clients(self, condition: str) -> int:
         """Return the number of benign clients with test samples in a run of a condition."""
-        runs = [rows for (c, *_), rows in self.clients.items() if c == condition]
-        return len(runs[0]) if runs else 0
-
-    def add_ditto(self, other: "Results") -> "Results":
-        """Return these results with the runs of Ditto of another folder, on the same clients."""
-        own = [row for row in other.rows if row["method"].startswith("Ditto")]
-        return Results(
-            [*self.rows, *(row for row in own if row["condition"] in self.conditions)],
-            [client for rows in other.clients.values() for client in rows],
-        )
+        return next(len(rows) for key, rows in self.clients.items() if key[0] == condition)
 
     def _value(self, condition: str, row: str, column: str, seed: str) -> float | None:
         if row == "dynamic_lambda":
-            clients = self._clients_of_choices(condition, seed)
-            return summarize(choose_lam(clients, condition))[column] if clients else None
-        best = self._best_run(condition, row, seed)
-        return float(best[f"{model_of(row)}_{column}"]) if best else None
+            clients = self._clients_of(condition, row, seed)
+            return summarize(clients)[column] if clients else None
+        run, model = self._best_run(condition, row, seed)
+        return float(run[f"test/{model}/{column}"]) if run else None
 
-    def _best_run(self, condition: str, row: str, seed: str) -> Row | None:
+    def _best_run(self, condition: str, row: str, seed: str) -> tuple[Row | None, str]:
         """Return the run of a row of the paper, the best by validation among several."""
-        if row == "best_lambda":
-            methods = [ditto(lam) for lam in WEAK]
-        elif row == "global":  # Ditto's global model is FedAvg's for every λ
-            methods = [ditto(fallback_of(condition))]
-        else:
-            method, _ = ROWS[row]
-            methods = [name for name in DEFENCES if name.split(", ε")[0] == method] or [method]
-        rows = {
-            r["method"]: r for r in self.rows if (r["condition"], r["seed"]) == (condition, seed)
-        }
-        if not rows.keys() >= {*methods}:
-            return None
-        validation = f"{model_of(row)}_validation"
-        return max(
-            (rows[name] for name in methods), key=lambda run: float(run.get(validation) or 0)
-        )
+        # Ditto's global model is FedAvg's for every λ
+        fedavg = ((name_ditto(fallback_of(condition)),), "global")
+        methods, model = fedavg if row == "global" else ROWS[row]
+        runs = [self.runs.get((condition, method, seed)) for method in methods]
+        complete = [run for run in runs if run is not None]
+        if len(complete) < len(runs):
+            return None, model
+        validation = f"val/{model}/accuracy_weighted"
+        return max(complete, key=lambda run: float(run.get(validation) or 0)), model
 
-    def _client_accuracies(self, condition: str, row: str, seed: str) -> list[float]:
+    def _clients_of(self, condition: str, row: str, seed: str) -> list[Row]:
         if row == "dynamic_lambda":
-            clients = self._clients_of_choices(condition, seed)
-            return [float(client["accuracy"]) for client in choose_lam(clients, condition)]
-        best = self._best_run(condition, row, seed) if model_of(row) == "personal" else None
-        clients = self.clients.get((condition, best["method"], seed), []) if best else []
-        return [float(client["accuracy"]) for client in clients]
-
-    def _clients_of_choices(self, condition: str, seed: str) -> list[list[Row]]:
-        """Return the rows of the clients for each λ among the choices; none if a run is missing."""
-        runs = [(condition, ditto(lam), seed) for lam in choices_of(condition)]
-        return [self.clients[run] for run in runs] if {*runs} <= self.clients.keys() else []
-
-
-def model_of(row: str) -> str:
-    """Return the model that a row of the paper is about."""
-    if row == "global":
-        return "global"
-    return "personal" if row in REPEATED else ROWS[row][1]
-
-
-def own_lam(clients: Sequence[Sequence[Row]], condition: str) -> dict[str, float]:
-    """Return accuracies if each client takes the λ with its best validation in the last round.
-
-    Args:
-        clients: For each λ among the choices, the rows of the clients.
-        condition: The condition.
-    """
-    return summarize(choose_lam(clients, condition))
+            keys = [(condition, name_ditto(lam), seed) for lam in choices_of(condition)]
+            runs = [self.clients[key] for key in keys if key in self.clients]
+            return choose_lam(runs, condition) if len(runs) == len(keys) else []
+        run, model = self._best_run(condition, row, seed)
+        has_clients = run is not None and model == "personal"
+        return self.clients.get((condition, run["method"], seed), []) if has_clients else []
 
 
 def choose_lam(clients: Sequence[Sequence[Row]], condition: str) -> list[Row]:
@@ -163,19 +168,3 @@ def summarize(clients: Sequence[Row]) -> dict[str, float]:
         "accuracy": statistics.mean(accuracies),
         "accuracy_std": statistics.pstdev(accuracies),
     }
-
-
-def describe(condition: str) -> str:
-    """Return a condition in words."""
-    attack, _, percent = condition.partition("_")
-    return f"{ATTACK_WORDS[attack]} ({attack}), {percent} %" if percent else condition
-
-
-def describe_row(name: str) -> str:
-    """Return a row of the paper in words."""
-    return NAMES.get(name, name.replace("lambda=", "λ = "))
-
-
-def results_of(name: str) -> Results:
-    """Return the results of a folder's committed runs."""
-    return Results(finished_rows(HERE / name / "results.csv"), read(HERE / name / "clients.csv"))

@@ -1,10 +1,44 @@
-"""Data split: clients with classes whose sizes are in a geometric series."""
+"""A share of a data set, clients with classes of graded sizes, and a table of these classes."""
+
+import csv
+from pathlib import Path
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pl_fed.arguments import check_integers
+from pl_fed.data import Arrays, DataSource
 from pl_fed.partitioners import Partitioner
+from pl_fed.random import generator
+
+
+class Share(DataSource):
+    """Random share of a data set, the same share of each official part.
+
+    Args:
+        dataset: Source of the samples.
+        share: Fraction of the samples, in (0, 1].
+        seed: Seed of the draw.
+    """
+
+    def __init__(self, dataset: DataSource, share: float, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.share = share
+        self.seed = seed
+
+    def load(self) -> Arrays:
+        """Return the samples."""
+        arrays = self.dataset.load()
+        order = torch.randperm(len(arrays), generator=generator(self.seed, "share"))
+        parts = torch.zeros(len(arrays)) if arrays.split is None else arrays.split[order]
+        pieces = [order[parts == part] for part in parts.unique()]
+        index = torch.cat([piece[: round(self.share * len(piece))] for piece in pieces])
+        split = None if arrays.split is None else arrays.split[index]
+        client = None if arrays.client is None else arrays.client[index]
+        return Arrays(
+            arrays.inputs[index], arrays.targets[index], client, split, arrays.num_classes
+        )
 
 
 class Graded(Partitioner):
@@ -64,3 +98,20 @@ class Graded(Partitioner):
         train = self.split(labels, num_clients, generator)
         test = [torch.isin(test_labels, labels[part].unique()).nonzero() for part in train]
         return train, [part.flatten() for part in test]
+
+
+class TrainClasses(Callback):
+    """Train classes: writes the number of each client's training samples of each class.
+
+    The columns of train_classes.csv in the run's folder are ``client``, ``class`` and ``samples``.
+    """
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the table."""
+        data = trainer.federation.data
+        with (Path(trainer.run_dir) / "train_classes.csv").open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["client", "class", "samples"])
+            for client in range(data.num_clients):
+                counts = torch.bincount(data.targets[data.train.samples(client)])
+                writer.writerows([client, k, n] for k, n in enumerate(counts.tolist()) if n)

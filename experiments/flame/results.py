@@ -1,36 +1,38 @@
-"""Results of FLAME's Table III: the runs by setting and method."""
+"""Results of FLAME's Table III: the committed runs by setting and method."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments.grid import Row, group_rows
-from experiments.tables import DATA_NAMES
+from experiments.experiment import Row, group_rows, read_csv
+from experiments.papers import DATA_NAMES
 
 HERE = Path(__file__).parent
-COLUMNS = {  # the paper's columns → our method and column
-    "FLAME HM": ("FLAME", "hybrid_by_test_accuracy"),
-    "FLAME PM": ("FLAME", "personal_accuracy"),
-    "FLAME GM": ("FLAME", "lagged_global_accuracy"),
-    "pFedMe PM": ("pFedMe", "personal_accuracy"),
-    "pFedMe GM": ("pFedMe", "global_accuracy"),
-    "Ditto PM": ("Ditto, as coded", "personal_accuracy"),
-    "Ditto GM": ("Ditto, as coded", "global_accuracy"),
-}
-PERSONAL = {  # our figures of personal and hybrid models
-    "FLAME HM by validation": ("FLAME", "hybrid_accuracy"),
-    "FLAME PM": ("FLAME", "personal_accuracy"),
-    "pFedMe PM": ("pFedMe", "personal_accuracy"),
-    "pFedMe PM, step 1": ("pFedMe, step 1", "personal_accuracy"),
-    "Ditto PM, as coded": ("Ditto, as coded", "personal_accuracy"),
-    "Ditto PM": ("Ditto", "personal_accuracy"),
+METHODS = ("FLAME", "pFedMe", "pFedMe, step 1", "Ditto, as coded", "Ditto")
+PERSONAL = {  # our figures of personal and hybrid models: method and column
+    "FLAME HM by validation": ("FLAME", "test/hybrid/accuracy"),
+    "FLAME PM": ("FLAME", "test/personal/accuracy"),
+    "pFedMe PM": ("pFedMe", "test/personal/accuracy"),
+    "pFedMe PM, step 1": ("pFedMe, step 1", "test/personal/accuracy"),
+    "Ditto PM, as coded": ("Ditto, as coded", "test/personal/accuracy"),
+    "Ditto PM": ("Ditto", "test/personal/accuracy"),
 }
 GLOBAL = {  # our figures of global models
-    "FLAME GM": ("FLAME", "lagged_global_accuracy"),
-    "FLAME GM of the last round": ("FLAME", "global_accuracy"),
-    "pFedMe GM": ("pFedMe", "global_accuracy"),
-    "pFedMe GM, step 1": ("pFedMe, step 1", "global_accuracy"),
-    "Ditto GM, as coded": ("Ditto, as coded", "global_accuracy"),
-    "Ditto GM": ("Ditto", "global_accuracy"),
+    "FLAME GM": ("FLAME", "test/lagged_global/accuracy"),
+    "FLAME GM of the last round": ("FLAME", "test/global/accuracy"),
+    "pFedMe GM": ("pFedMe", "test/global/accuracy"),
+    "pFedMe GM, step 1": ("pFedMe, step 1", "test/global/accuracy"),
+    "Ditto GM, as coded": ("Ditto, as coded", "test/global/accuracy"),
+    "Ditto GM": ("Ditto", "test/global/accuracy"),
+}
+OURS = {**PERSONAL, **GLOBAL}
+COLUMNS = {  # the paper's columns → our method and column
+    "FLAME HM": ("FLAME", "hybrid_by_test_accuracy"),
+    "FLAME PM": OURS["FLAME PM"],
+    "FLAME GM": OURS["FLAME GM"],
+    "pFedMe PM": OURS["pFedMe PM"],
+    "pFedMe GM": OURS["pFedMe GM"],
+    "Ditto PM": OURS["Ditto PM, as coded"],
+    "Ditto GM": OURS["Ditto GM, as coded"],
 }
 SPLITS = {
     "hybrid_q2_dir0.5": "half by label, half by size",
@@ -42,28 +44,37 @@ SPLITS = {
 
 
 class Results:
-    """Results of the runs, as values over seeds by setting, method and column.
+    """Results of the runs, as values over seeds by setting (data and split), method and column.
 
     Args:
-        rows: Rows of the successful runs.
+        rows: Rows of the runs.
         clients: Rows of the clients of these runs.
     """
 
     def __init__(self, rows: Iterable[Row], clients: Iterable[Row] = ()) -> None:
         self.rows = list(rows)
-        self._clients = dict(group_rows(clients, "setting", "method"))
-        self._runs = dict(group_rows(self.rows, "setting", "method"))
+        self._runs = dict(group_rows(self.rows, "data", "split", "method"))
+        self._clients = dict(group_rows(clients, "data", "split", "method"))
+
+    @classmethod
+    def read(cls) -> "Results":
+        """Return the committed results."""
+        return cls(read_csv(HERE / "results.csv"), read_csv(HERE / "clients.csv"))
 
     def values(self, setting: str, method: str, column: str) -> list[float]:
         """Return a column's values, one per seed."""
-        return _read_column(self._runs.get((setting, method), []), column)
+        return _read_column(self._runs, setting, method, column)
 
     def client_values(self, setting: str, method: str, column: str) -> list[float]:
         """Return a column's values, one per client of all seeds."""
-        return _read_column(self._clients.get((setting, method), []), column)
+        name = column.removeprefix("test/").replace("/", "_")
+        return _read_column(self._clients, setting, method, name)
 
 
-def _read_column(rows: Iterable[Row], column: str) -> list[float]:
+def _read_column(
+    groups: dict[tuple[str, ...], list[Row]], setting: str, method: str, column: str
+) -> list[float]:
+    rows = groups.get((*setting.split("/"), method), [])
     return [float(row[column]) for row in rows if row.get(column)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from experiments.reliability.forks import Command
+from experiments.reliability.commands import Command
 
 Key = tuple[str | int, ...]
 SECTIONS = ("model", "data", "federation", "trainer")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from experiments.reliability.commands import Command
 from experiments.reliability.configs import base_config
-from experiments.reliability.forks import Command
 
 FILES = (
     *("config.yaml", "metrics.csv", "per_client.csv", "per_client_validation.csv"),

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.reliability.forks import Command
-from experiments.reliability.states import FIT, OPTIONS, STATES
+from experiments.reliability.commands import Command
+from experiments.reliability.states import FIT, STATES
 
 FAULTS: tuple[str, ...] = (
     "SIGKILL",
@@ -71,7 +71,7 @@ def run_on_full_disk(draw: random.Random, folder: Path) -> tuple[str, str]:
     size = next(reference.glob("checkpoints/last.ckpt")).stat().st_size
     limit = draw.randrange(1000, size + 1000)
     description = f"{state}: files up to {limit} bytes"
-    command = Command(FIT + OPTIONS[state], folder, lambda: _limit_files(limit))
+    command = Command(FIT + STATES[state], folder, lambda: _limit_files(limit))
     command.wait()
     if command.status and (fault := command.fault()):
         return description, fault
@@ -92,7 +92,7 @@ def resume(state: str, folder: Path, reference: Path) -> str:
 def list_arguments(state: str, folder: Path) -> list[str]:
     """Return the command line that starts a run, or resumes it if it has a checkpoint."""
     has_checkpoint = any(folder.glob("runs/*/checkpoints/last.ckpt"))
-    return FIT + OPTIONS[state] + (["--ckpt_path", "last"] if has_checkpoint else [])
+    return FIT + STATES[state] + (["--ckpt_path", "last"] if has_checkpoint else [])
 
 
 def _limit_files(limit: int) -> None:
@@ -106,7 +106,7 @@ def find_reference(state: str, folder: Path) -> tuple[Path, float]:
     if not duration.is_file():
         shutil.rmtree(place, ignore_errors=True)
         begin = time.monotonic()
-        command = Command(FIT + OPTIONS[state], place)
+        command = Command(FIT + STATES[state], place)
         if command.wait() != 0:
             raise RuntimeError(f"The reference ended with {command.status}: {command.output}")
         duration.write_text(str(time.monotonic() - begin))

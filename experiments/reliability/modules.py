@@ -1,7 +1,4 @@
-"""A user's code in the campaigns: modules, an algorithm that fails, and a data set that draws."""
-
-import os
-import time
+"""A user's code in the campaigns: modules, and a data set that draws."""
 
 import torch
 from lightning.pytorch import LightningModule
@@ -9,8 +6,6 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
-
-from pl_fed.clients import Ditto
 
 
 class LitDigits(LightningModule):
@@ -64,22 +59,3 @@ class AdaptedNet(nn.Module):
     def forward(self, x):
         """Return logits."""
         return self.head(self.body(x.flatten(1)).tanh())
-
-
-class FaultyDitto(Ditto):
-    """FaultyDitto: Ditto that fails in one process and round, as an environment variable says.
-
-    ``RELIABILITY_FAULT`` is a fault, a rank and a round, such as ``raises 1 4``.
-    """
-
-    def end_round(self, client):
-        """Fail, or return the upload."""
-        fault, rank, round = os.environ.get("RELIABILITY_FAULT", "nothing 0 0").split()
-        if (int(rank), int(round)) == (self.global_rank, self.current_epoch):
-            if fault == "raises":
-                raise RuntimeError("a fault in the user's code")
-            if fault == "exits":
-                os._exit(7)
-            if fault == "hangs":
-                time.sleep(600)
-        return super().end_round(client)

@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.reliability.forks import Command
+from experiments.reliability.commands import Command
 from experiments.reliability.kills import (
     find_reference,
     list_arguments,
     list_differences,
     list_runs,
 )
-from experiments.reliability.states import FIT, OPTIONS
+from experiments.reliability.states import FIT, STATES
 
-STATES = (
+RACED_STATES = (
     *("Ditto, states on disk", "FLAME", "SCAFFOLD, start", "privacy", "FedAvg, kept Adam"),
     *("Poisson cohorts", "three best checkpoints", "moving average", "Ditto, limits"),
 )
@@ -38,7 +38,7 @@ READERS: dict[str, Callable[[list[str]], list[str]]] = {
 def run(draw: random.Random, folder: Path) -> tuple[str, str]:
     """Return a kind of state and a race, and the fault."""
     race = draw.choice([_start_twice, _resume_twice, _resume_finished_twice, _use_live_run])
-    state = draw.choice(STATES)
+    state = draw.choice(RACED_STATES)
     description, fault = race(draw, state, folder)
     return f"{state}: {description}", fault
 
@@ -46,7 +46,7 @@ def run(draw: random.Random, folder: Path) -> tuple[str, str]:
 def _start_twice(draw: random.Random, state: str, folder: Path) -> tuple[str, str]:
     """Start two runs within moments."""
     reference, _ = find_reference(state, folder)
-    commands = _run_together(draw, [FIT + OPTIONS[state]] * 2, folder)
+    commands = _run_together(draw, [FIT + STATES[state]] * 2, folder)
     if faults := _list_faults(commands, may_refuse=False):
         return "two starts", faults
     runs = list_runs(folder)
@@ -60,13 +60,13 @@ def _start_twice(draw: random.Random, state: str, folder: Path) -> tuple[str, st
 def _resume_twice(draw: random.Random, state: str, folder: Path) -> tuple[str, str]:
     """Kill a run, and resume it twice within moments."""
     reference, seconds = find_reference(state, folder)
-    first = Command(FIT + OPTIONS[state], folder)
+    first = Command(FIT + STATES[state], folder)
     while first.is_running() and not list_runs(folder):
         time.sleep(0.01)
     time.sleep(draw.uniform(0, seconds))
     first.send(signal.SIGKILL)
     first.wait()
-    commands = _run_together(draw, [[*FIT, *OPTIONS[state], *LAST]] * 2, folder)
+    commands = _run_together(draw, [[*FIT, *STATES[state], *LAST]] * 2, folder)
     if faults := _list_faults(commands):
         return "two resumes", faults
     if any(command.status for command in commands):  # one may have found no checkpoint yet
@@ -78,7 +78,7 @@ def _resume_finished_twice(draw: random.Random, state: str, folder: Path) -> tup
     """Resume a finished run twice within moments: nothing is left to do."""
     reference, _ = find_reference(state, folder)
     shutil.copytree(reference.parent, folder / "runs")
-    commands = _run_together(draw, [[*FIT, *OPTIONS[state], *LAST]] * 2, folder)
+    commands = _run_together(draw, [[*FIT, *STATES[state], *LAST]] * 2, folder)
     faults = _list_faults(commands)
     return "two resumes of a finished run", faults or _compare_only_run(folder, reference)
 
@@ -88,9 +88,9 @@ def _use_live_run(draw: random.Random, state: str, folder: Path) -> tuple[str, s
     name, make_arguments = draw.choice(list(READERS.items()))
     description = f"{name} beside a run"
     reference, seconds = find_reference(state, folder)
-    live = Command(FIT + OPTIONS[state], folder)
+    live = Command(FIT + STATES[state], folder)
     time.sleep(draw.uniform(0, 1.5 * seconds))
-    other = Command(make_arguments(FIT + OPTIONS[state]), folder)
+    other = Command(make_arguments(FIT + STATES[state]), folder)
     other.wait()
     if live.wait() != 0:
         return description, f"the run ended with {live.status}: {live.output[-300:]}"

@@ -2,8 +2,8 @@
 
 The compiler passes convolutions to oneDNN with channels last for any layout of the net. It copies
 their inputs and outputs between the layouts, and compiles maxima over windows to scalar code.
-Traced with channels last throughout, a round of Ditto's CNN is 1.3 times as fast
-(``experiments/benchmarks/channels_last.py``).
+Traced with channels last throughout, a round of Ditto's CNN is 1.3 times as fast (measured on one
+thread, 10 clients with two steps of 16 images).
 """
 
 from collections.abc import Mapping, Sequence

@@ -30,6 +30,7 @@ class State(StrEnum):
 
     DONE = "done"
     DIVERGED = "diverged"
+    RECORDED = "recorded"
     RUNNING = "running"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -38,8 +39,8 @@ class State(StrEnum):
 
     @property
     def is_result(self) -> bool:
-        """Whether the cell needs no further run: it is done, or it diverged."""
-        return self in (State.DONE, State.DIVERGED)
+        """Whether the cell needs no further run: it is done, it diverged, or a table has it."""
+        return self in (State.DONE, State.DIVERGED, State.RECORDED)
 
 
 @dataclass(frozen=True)

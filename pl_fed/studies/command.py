@@ -4,7 +4,7 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NoReturn
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from pl_fed.command.hints import format_error
 from pl_fed.command.messages import describe_file_error
 from pl_fed.command.program import program_name
-from pl_fed.studies.cell_folder import LOG, CellFolder, State
+from pl_fed.studies.cell_folder import LOG, State
 from pl_fed.studies.cells import find_cell
 from pl_fed.studies.display import (
     Progress,
@@ -28,12 +28,21 @@ from pl_fed.studies.results import RESULTS, make_row
 from pl_fed.studies.study import Study
 from pl_fed.studies.tuning import TABLE, Tuner
 
+_TESTED = (State.DONE, State.RECORDED)
 
-def main(arguments: Sequence[str]) -> None:
+
+def main(
+    arguments: Sequence[str],
+    open_study: Callable[[str, str | None, str | None], Study] = Study.from_file,
+    program: str = "",
+) -> None:
     """Run the command; print one sentence, not a traceback, for errors of the user.
 
     Args:
         arguments: Arguments of the command line after ``study``.
+        open_study: Returns the study for the first argument, a folder and an engine, like
+            :meth:`Study.from_file`. Studies that are no files have another one.
+        program: The words before the arguments, for messages; by default those of ``study``.
 
     Raises:
         SystemExit: With status 1 if a cell failed or the study is invalid, 2 for a wrong command
@@ -41,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     options = _parse(arguments)
     try:
-        study = Study.from_file(options.study, options.folder, options.on)
+        study = open_study(options.study, options.folder, options.on)
         if options.again is not None:
             _run_again(study, options.again)
         elif options.report:
@@ -51,7 +60,8 @@ def main(arguments: Sequence[str]) -> None:
         elif options.dry_run:
             _show_plan(study, options.only, options.workers)
         else:
-            _run(study, options, arguments)
+            words = [*(program or f"{program_name()} study").split(), *arguments]
+            _run(study, options, shlex.join(words))
     except (ValueError, OSError) as error:
         text = describe_file_error(error) or str(error)
         if "Expected" not in text:
@@ -103,12 +113,11 @@ def _exit(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _run(study: Study, options: argparse.Namespace, arguments: Sequence[str]) -> None:
+def _run(study: Study, options: argparse.Namespace, command: str) -> None:
     """Run the missing trials and cells, and write the table of results."""
-    command = shlex.join([*program_name().split(), "study", *arguments])
     if study.tuner is not None:
         _tune(study, study.tuner, options, command)
-    before = read_states(study.folder, study.select(options.only))
+    before = study.read_states(options.only)
     done = sum(status.state.is_result for status in before)
     print(f"{study.spec.name}: {len(before)} cells, {done} of them with results", flush=True)
     progress = Progress(len(before), done)
@@ -116,7 +125,7 @@ def _run(study: Study, options: argparse.Namespace, arguments: Sequence[str]) ->
         study.run(options.workers, options.only, progress)
     except KeyboardInterrupt:
         progress.close()
-        after = read_states(study.folder, study.select(options.only))
+        after = study.read_states(options.only)
         print(
             f"Stopped by Ctrl-C: {describe_counts(after)}. Finished cells and checkpoints stay."
             f" Go on with:\n  {command}",
@@ -125,7 +134,7 @@ def _run(study: Study, options: argparse.Namespace, arguments: Sequence[str]) ->
         sys.exit(128 + signal.SIGINT)
     finally:
         progress.close()
-    after = read_states(study.folder, study.select(options.only))
+    after = study.read_states(options.only)
     print(f"{describe_counts(after)}. The results are in {study.folder / RESULTS}.")
     if failed := [status for status in after if status.state is State.FAILED]:
         first = failed[0]
@@ -170,14 +179,14 @@ def _tune(study: Study, tuner: Tuner, options: argparse.Namespace, command: str)
 
 def _mean_seconds(statuses: Sequence[CellStatus]) -> float | None:
     """Return the mean time of finished runs; ``None`` without any."""
-    rows = [make_row(status) for status in statuses if status.state is State.DONE]
+    rows = [make_row(status) for status in statuses if status.state in _TESTED]
     seconds = [row["seconds/total"] for row in rows if "seconds/total" in row]
     return sum(seconds) / len(seconds) if seconds else None
 
 
 def _show_plan(study: Study, only: Sequence[str], workers: int | None) -> None:
     """Print the cells, their number, and the time that they need."""
-    statuses = read_states(study.folder, study.select(only))
+    statuses = study.read_states(only)
     if needs_check(statuses):
         with study.open_pool(workers, len(statuses)) as pool:
             statuses = check_configs(study.folder, statuses, pool)
@@ -208,8 +217,8 @@ def _show_status(study: Study, only: Sequence[str]) -> None:
 def _run_again(study: Study, name: str) -> None:
     """Run a cell anew in a folder of its own, and print its old results beside the new ones."""
     cell = find_cell(name, study.cells)
-    old = CellStatus(cell, CellFolder(study.folder, cell.path), State.DONE)
-    if not old.folder.read_result():
+    (old,) = (status for status in study.read_states() if status.cell is cell)
+    if not (old.folder.read_result() or old.row):
         print(f"{cell.name} has no earlier result: the column old is empty.", file=sys.stderr)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     root = study.folder.with_name(f"{study.folder.name}_again") / stamp
@@ -230,5 +239,7 @@ def _run_again(study: Study, name: str) -> None:
 
 def _numbers(status: CellStatus) -> Mapping[str, Any]:
     """Return the row of a cell with its numbers, under any config."""
+    if status.state is State.RECORDED:
+        return make_row(status)
     state = status.folder.read_result()
     return {} if state is None else make_row(replace(status, state=state))

@@ -12,7 +12,7 @@ from pl_fed.studies.inspection import CellStatus
 from pl_fed.text import escape_controls
 
 _STATES = (
-    *(State.DONE, State.RUNNING, State.DIVERGED, State.FAILED),
+    *(State.DONE, State.RECORDED, State.RUNNING, State.DIVERGED, State.FAILED),
     *(State.STOPPED, State.CHANGED, State.MISSING),
 )
 

@@ -1,14 +1,18 @@
 """Inspection of a study: the state of each cell, and the check of all configs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pl_fed.studies.cell_folder import OTHER_ROUND, CellFolder, State
 from pl_fed.studies.cells import Cell
 from pl_fed.studies.jobs import CheckJob, CheckOutcome
 from pl_fed.studies.pool import Pool
 from pl_fed.studies.readers import StudyError
+
+RecordedRows = Mapping[tuple[tuple[str, str], ...], Mapping[str, Any]]
+"""Rows of a table of results by the labels of their cells, with the seed."""
 
 
 @dataclass(frozen=True)
@@ -20,20 +24,39 @@ class CellStatus:
         folder: Its folder.
         state: Its state; ``changed`` if its folder has a run of another config.
         reason: The differences of a changed cell, or the error of a failed one.
+        row: The row of a recorded cell: its labels, its status and its numbers.
     """
 
     cell: Cell
     folder: CellFolder
     state: State
     reason: str = ""
+    row: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_states(root: Path, cells: Sequence[Cell]) -> list[CellStatus]:
+def read_states(
+    root: Path, cells: Sequence[Cell], recorded: RecordedRows | None = None
+) -> list[CellStatus]:
     """Return the states of cells by their folders alone.
 
     A finished run of other inputs is ``changed``, though its complete config may be the same.
+
+    Args:
+        root: The folder of the study.
+        cells: The cells.
+        recorded: The rows of an earlier table of results. A cell with a row there and without a
+            folder is ``recorded``.
     """
-    return [_read_state(root, cell) for cell in cells]
+    statuses = [_read_state(root, cell) for cell in cells]
+    return [_find_row(status, recorded) if recorded else status for status in statuses]
+
+
+def _find_row(status: CellStatus, recorded: RecordedRows) -> CellStatus:
+    """Return the status of a cell with its recorded row, if it has no folder."""
+    row = recorded.get(tuple(status.cell.labels.items()))
+    if row is None or status.folder.path.exists() or not State(row["status"]).is_result:
+        return status
+    return replace(status, state=State.RECORDED, row=row)
 
 
 def _read_state(root: Path, cell: Cell) -> CellStatus:

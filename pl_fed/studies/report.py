@@ -16,12 +16,10 @@ from pl_fed.studies.comparison import (
     choose_metrics,
     compare_methods,
 )
-from pl_fed.studies.inspection import read_states
 from pl_fed.studies.metrics import choose_model
 from pl_fed.studies.pictures import draw_pictures
 from pl_fed.studies.readers import StudyError
-from pl_fed.studies.results import RESULTS, make_row
-from pl_fed.studies.selection import SEED
+from pl_fed.studies.results import RESULTS, make_row, read_table
 from pl_fed.studies.study import Study
 from pl_fed.studies.study_page import render_report
 from pl_fed.studies.tables import (
@@ -88,12 +86,13 @@ def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None
     A cell without a folder has its row of an earlier ``results.csv``, if there is one: committed
     results need no folders.
     """
-    statuses = read_states(study.folder, study.cells)
-    table = _read_table(study.folder / RESULTS)
+    statuses = study.read_states()
+    table = read_table(study.folder / RESULTS)
     directions: dict[str, bool | None] = {}
     rows, from_table = [], 0
     for status in statuses:
         row = make_row(status)
+        from_table += status.state is State.RECORDED
         if status.state is State.MISSING and not status.folder.path.exists():
             key = tuple(status.cell.labels.items())
             from_table += key in table
@@ -103,23 +102,6 @@ def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None
             directions |= dict(found) if isinstance(found, Mapping) else {}
         rows.append(row)
     return rows, directions, from_table
-
-
-def _read_table(path: Path) -> dict[tuple[tuple[str, str], ...], dict[str, Any]]:
-    """Return the rows of a table of results by the labels and the seed of their cells."""
-    if not path.is_file():
-        return {}
-    rows = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            names = list(line)
-            axes = names[: names.index(SEED) + 1]
-            labels = {axis: str(line[axis]).removeprefix("'") for axis in axes}
-            numbers = {name: text for name, text in line.items() if name not in axes and text}
-            status = numbers.pop("status")
-            numbers = {name: float(text) for name, text in numbers.items()}
-            rows[tuple(labels.items())] = {**labels, "status": status, **numbers}
-    return rows
 
 
 def _read_tuning(study: Study) -> list[Table]:
@@ -153,7 +135,7 @@ def _describe(
     states = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
     notes = [f"{len(rows)} cells: {states}."]
     if from_table:
-        notes.append(f"{from_table} cells have no folder here; their rows are from {RESULTS}.")
+        notes.append(f"{from_table} cells have no folder here; their rows are from a table.")
     if study.spec.tune is not None and not (study.folder / TABLE).is_file():
         notes.append(f"The study tunes, but has no {TABLE} yet.")
     others = dict.fromkeys(

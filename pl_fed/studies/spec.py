@@ -45,6 +45,7 @@ class Options:
         best: The choice of the round whose models are tested, the same for all cells; ``None``
             tests the last round. It changes results.
         on: The engine that runs cells on other machines; ``None`` runs them on this one.
+        recorded: A table of results; its cells count as done, though they have no folder.
     """
 
     folder: str | None = None
@@ -53,6 +54,7 @@ class Options:
     runs_per_worker: int = 50
     best: BestRound | None = None
     on: Remote | None = None
+    recorded: str | None = None
 
 
 @dataclass(frozen=True)
@@ -167,10 +169,11 @@ def _read_leave_out(value: Any, axes: tuple[Axis, ...]) -> tuple[Selection, ...]
 
 
 def _read_options(value: Any) -> Options:
-    keys = ("folder", "workers", "keep_checkpoints", "runs_per_worker", "best", "on")
+    keys = ("folder", "workers", "keep_checkpoints", "runs_per_worker", "best", "on", "recorded")
     options = read_mapping("options", value, keys)
     default = Options()
     folder, workers = options.get("folder"), options.get("workers")
+    recorded = options.get("recorded")
     return Options(
         folder=None if folder is None else read_text("options.folder", folder),
         workers=None if workers is None else read_integer("options.workers", workers, 1),
@@ -182,4 +185,5 @@ def _read_options(value: Any) -> Options:
         ),
         best=read_best_round("options.best", options.get("best")),
         on=read_remote("options.on", options.get("on")),
+        recorded=None if recorded is None else read_text("options.recorded", recorded),
     )

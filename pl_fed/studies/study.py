@@ -13,9 +13,9 @@ from pl_fed.studies.cells import Cell, expand
 from pl_fed.studies.execution import Event, Execution
 from pl_fed.studies.inspection import CellStatus, check_configs, needs_check, read_states
 from pl_fed.studies.pool import Pool, WorkerPool, count_cores
-from pl_fed.studies.readers import StudyError
+from pl_fed.studies.readers import StudyError, refuse
 from pl_fed.studies.remote_pool import open_remote_pool, read_remote
-from pl_fed.studies.results import make_row, write_results
+from pl_fed.studies.results import make_row, read_table, write_results
 from pl_fed.studies.selection import Selection, read_only
 from pl_fed.studies.spec import StudySpec, read_spec, read_spec_file
 from pl_fed.studies.tuning import Tuner
@@ -164,13 +164,28 @@ class Study:
         count = min(count, len(self.cells) if cells is None else max(cells, 1))
         return WorkerPool(count, self.spec.options.runs_per_worker, self.cells[0].arguments)
 
+    def read_states(self, only: Sequence[str] = ()) -> list[CellStatus]:
+        """Return the states of cells by their folders and the table of recorded results alone.
+
+        Args:
+            only: Labels of the cells, such as ``algorithm=ditto``.
+
+        Raises:
+            ValueError: If the table of recorded results does not exist, or is no such table.
+        """
+        path = self.spec.options.recorded
+        if path is not None and not Path(path).is_file():
+            refuse("options.recorded", "be a table of results", path, "there is no such file")
+        recorded = None if path is None else read_table(Path(path))
+        return read_states(self.folder, self.select(only), recorded)
+
     def inspect(self, only: Sequence[str] = ()) -> list[CellStatus]:
         """Return the states of cells; starts a worker to compare complete configs if inputs differ.
 
         Args:
             only: Labels of the cells, such as ``algorithm=ditto``.
         """
-        statuses = read_states(self.folder, self.select(only))
+        statuses = self.read_states(only)
         changed = [status for status in statuses if status.state is State.CHANGED]
         if not changed:
             return statuses
@@ -197,7 +212,7 @@ class Study:
             ValueError: If the config of a cell is invalid; before the first run.
         """
         self.tune(workers, only, report)
-        statuses = read_states(self.folder, self.select(only))
+        statuses = self.read_states(only)
         if needs_check(statuses):
             missing = sum(not status.state.is_result for status in statuses)
             with self.open_runners(workers, missing) as pool:
@@ -215,7 +230,7 @@ class Study:
     def _remove_checkpoints(self, statuses: Sequence[CellStatus]) -> None:
         """Remove the checkpoints of finished runs that an earlier, killed start left behind."""
         for status in () if self.spec.options.keep_checkpoints else statuses:
-            if status.state.is_result:
+            if status.state.is_result and status.state is not State.RECORDED:
                 with status.folder.lock() as is_alone:
                     if is_alone:
                         status.folder.remove_checkpoints()

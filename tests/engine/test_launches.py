@@ -10,28 +10,28 @@ BENCHMARKS = Path(__file__).parents[2] / "experiments" / "benchmarks"
 
 
 @pytest.fixture
-def launches(monkeypatch):
+def counts(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.delitem(sys.modules, "launches", raising=False)
-    import launches
+    monkeypatch.delitem(sys.modules, "operator_counts", raising=False)
+    import operator_counts
 
-    return launches
+    return operator_counts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_a_step_has_at_most_1_3_times_the_operators_by_hand(launches, engine):
-    for case in launches.CASES.values():
+def test_a_step_has_at_most_1_3_times_the_operators_by_hand(counts, engine):
+    for case in counts.CASES.values():
         case = replace(case, clients=2)
-        own = launches.count_engine(case, engine, few=2, many=4).per_step
-        assert own <= 1.3 * launches.count_by_hand(case, engine == "stacked")
+        own = counts.count_engine(case, engine, few=2, many=4).per_step
+        assert own <= 1.3 * counts.count_by_hand(case, engine == "stacked")
 
 
 @pytest.mark.slow
-def test_a_stacked_round_has_as_many_operators_for_any_number_of_clients(launches):
-    case = launches.CASES["FedAvg, MLP"]
-    counts = [
-        launches.count_engine(replace(case, clients=clients), "stacked", few=2, many=4)
+def test_a_stacked_round_has_as_many_operators_for_any_number_of_clients(counts):
+    case = counts.CASES["FedAvg, MLP"]
+    steps = [
+        counts.count_engine(replace(case, clients=clients), "stacked", few=2, many=4)
         for clients in (10, 100)
     ]
-    assert counts[0] == counts[1]
+    assert steps[0] == steps[1]

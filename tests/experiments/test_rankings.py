@@ -1,32 +1,28 @@
 """Verdicts on the papers' rankings, and the committed pages that show them."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from scipy import stats
 
-from experiments.ditto import draws
-from experiments.ditto import rankings as ditto_rankings
-from experiments.ditto import report as ditto_report
-from experiments.ditto.results import Results, choose_lam
-from experiments.ditto.run import COHORT, TABLES, byzantine, ditto
-from experiments.evidence import (
+from experiments.ditto import page as ditto_page
+from experiments.ditto.results import HERE, Results, choose_lam, name_ditto
+from experiments.ditto.studies import COHORT, draw_byzantine
+from experiments.flame import page as flame_page
+from experiments.flame.results import Results as FlameResults
+from experiments.papers import Comparison, format_interval, format_mean_and_std, markdown
+from experiments.rankings import (
     NOISE,
     REVERSED,
     SUPPORTED,
     Pairs,
     count_same_signs,
+    count_tests,
     count_verdicts,
-    draw_cohort,
     judge,
     judge_groups,
+    tabulate_pairs,
     tabulate_rankings,
 )
-from experiments.flame import figures, rankings
-from experiments.flame import report as flame_report
-from experiments.flame.results import Results as FlameResults
-from pl_fed.samplers import BySize
 
 ZEROS = [0.0] * 3
 
@@ -93,7 +89,7 @@ def test_unpaired_comparison_is_welchs():
         tensor = torch.tensor(values, dtype=torch.float64)
         means.append(float(tensor.mean()))
         stds.append(float(tensor.std(correction=0)))
-    difference, p_value = ditto_rankings.Unpaired([], tuple(means), tuple(stds), 5, None).test
+    difference, p_value = ditto_page.Unpaired([], means, stds, 5, None).test
     welch = stats.ttest_ind(first, second, equal_var=False)
     low, high = welch.confidence_interval(0.95)
     assert p_value == pytest.approx(welch.pvalue)
@@ -109,9 +105,9 @@ def ditto_rows():
             (1.0, (0.5, 0.6), (0.8, 0.9)),
             (2.0, (0.7, 0.8), (0.1, 0.2)),
         ):
-            run = {"condition": "clean", "method": ditto(lam), "seed": seed}
+            run = {"condition": "clean", "method": name_ditto(lam), "seed": seed}
             fedavg = 0.3 + int(seed) / 10
-            row = {"global_accuracy_weighted": fedavg, "personal_accuracy_weighted": 0.55}
+            row = {"test/global/accuracy_weighted": fedavg, "test/personal/accuracy_weighted": 0.55}
             rows.append({**run, **{name: str(value) for name, value in row.items()}})
             for client, (accuracy, loss) in enumerate(zip(accuracies, losses)):
                 own = {"client": client, "test_samples": 10, "val_loss": loss}
@@ -125,7 +121,7 @@ def test_ditto_is_compared_by_each_clients_own_lam():
     chosen = choose_lam(list(results.clients.values())[:3], "clean")
     assert [row["accuracy"] for row in chosen] == ["0.7", "0.6"]
     paper = {("clean", "dynamic_lambda"): (0.9, 0.1), ("clean", "global"): (0.8, 0.2)}
-    groups = ditto_rankings.pair_methods(
+    groups = ditto_page.pair_methods(
         results, paper, ["global", "Ditto, lambda=1", "median"], "accuracy_weighted"
     )
     assert list(groups) == ["FedAvg and Ditto's global model", "Ditto, λ = 1"]
@@ -139,50 +135,27 @@ def test_ditto_is_compared_by_each_clients_own_lam():
     assert over_fixed.second_clients == [0.5, 0.6, 0.5, 0.6]
 
 
-@pytest.mark.slow
-def test_clients_of_table_draws_take_part_as_often_as_cohorts_have_places():
-    for table, config in TABLES.items():
-        counts = draws.count_table_draws(table, 0)
-        assert counts.sum() == COHORT * config["trainer"]["max_epochs"]
-        assert counts.min() > 0
-    assert draws.describe_draws("vehicle", ["0", "1"]).startswith(
-        "**Clients that never took part: 0 of 23 with each of the 2 seeds.**"
-    )
-
-
-def test_draws_repeat_the_cohorts_of_the_notes():
-    """The notes on the smaller federation count the attackers of its cohorts."""
-    sizes = draws.read_sizes("fashion_small")
-    attackers = {*byzantine("fashion_small", 0.2)}
-    counts = [
-        len(attackers & {*draw_cohort(BySize(COHORT), len(sizes), round, 0, sizes).tolist()})
-        for round in range(1000)
-    ]
-    assert counts[-1] == 5
-    assert counts.count(5) == 27
-    assert sum(count > 5 for count in counts) == 4
-
-
-@pytest.mark.slow
-def test_committed_sizes_are_those_of_the_data(real_data):
-    if not (real_data and (Path(real_data) / "Vehicle").is_dir()):
-        pytest.skip("PL_FED_DATA names no folder with Vehicle")
-    assert draws.measure_sizes("vehicle", 0) == draws.read_sizes("vehicle").tolist()
+def test_byzantine_clients_are_those_of_the_authors_code():
+    """Their seed is 1234567; 20 % of 23 devices are four."""
+    assert draw_byzantine(23, 0.2) == [1, 4, 8, 15]
+    assert [len(draw_byzantine(23, share)) for share in (0.1, 0.2, 0.5, 0.8)] == [2, 4, 11, 18]
+    assert COHORT == 10
 
 
 def test_flame_is_compared_with_both_dittos_by_the_papers_only_one():
     setting, columns = "mnist/label_q2", [("FLAME PM", "Ditto PM"), ("FLAME PM", "pFedMe PM")]
+    labels = {"data": "mnist", "split": "label_q2"}
     rows, clients = [], []
     for method, accuracies in (("FLAME", (0.9, 0.8)), ("Ditto", (0.95, 0.9))):
         for seed, accuracy in enumerate(accuracies):
-            row = {"setting": setting, "method": method, "seed": str(seed)}
-            rows.append({**row, "personal_accuracy": str(accuracy)})
+            row = {**labels, "method": method, "seed": str(seed)}
+            rows.append({**row, "test/personal/accuracy": str(accuracy)})
             clients += [{**row, "personal_accuracy": str(accuracy + c)} for c in (0.01, -0.01)]
     paper = [
         {"setting": setting, "column": "FLAME PM", "mean": "0.9"},
         {"setting": setting, "column": "Ditto PM", "mean": "0.7"},
     ]
-    groups = rankings.pair_columns(FlameResults(rows, clients), paper, columns)
+    groups = flame_page.pair_columns(FlameResults(rows, clients), paper, columns)
     assert list(groups) == ["FLAME PM − Ditto PM"], "pFedMe has no runs"
     (pair,) = groups["FLAME PM − Ditto PM"]
     assert pair.names == ["FLAME PM − Ditto PM", "MNIST: label skew, 2 classes"]
@@ -191,27 +164,79 @@ def test_flame_is_compared_with_both_dittos_by_the_papers_only_one():
     assert pair.paper == pytest.approx(0.2)
 
 
-def test_curves_with_more_clients_per_round_leave_out_fewer():
-    counts = figures.count_draws_of_curves()
-    assert [int(draws.sum()) for draws in counts] == [300, 900, 1500]
-    absent = [int((draws == 0).sum()) for draws in counts]
-    assert absent[0] > absent[1] >= absent[2]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow if name == "vehicle" else ())
-        for name in ditto_report.BANDS
+        for name in ditto_page.BANDS
     ],
 )
 def test_ditto_pages_show_the_current_tables(name):
-    """The test fails for new rows: run python -m experiments.ditto.report with the table."""
-    assert (ditto_report.HERE / name / "table.md").read_text() == ditto_report.page(name)
+    """The test fails for new rows: run python -m experiments ditto/NAME --report."""
+    assert (HERE / name / "table.md").read_text() == ditto_page.make_page(name)
 
 
 @pytest.mark.slow
 def test_flame_page_shows_the_current_tables():
-    """The test fails for new rows: run python -m experiments.flame.report."""
-    assert (flame_report.HERE / "table3.md").read_text() == flame_report.page()
+    """The test fails for new rows: run python -m experiments flame/table3 --report."""
+    assert (flame_page.HERE / "table3.md").read_text() == flame_page.make_page()
+
+
+def test_ranks_can_point_to_the_other_side_than_the_mean():
+    """Seven clients gain a little and one loses much: W⁺ = 28 and W⁻ = 8."""
+    first, second = [0.51] * 7 + [0.0], [0.5] * 7 + [0.9]
+    pair = Pairs([], [0.4], [0.5], first, second, paper=-0.1)
+    assert pair.clients_up_and_down == "88 % / 12 %"
+    assert pair.client_test.statistic == 7 * 4 - 8
+    assert pair.difference.estimate == -0.1
+
+
+@pytest.mark.parametrize("number", [13, 14, 50, 51])
+@pytest.mark.parametrize("ties", ["none", "ties", "zero"])
+def test_tests_over_clients_are_those_of_the_committed_tables(number, ties):
+    """They were made by scipy 1.17, which chooses between exact and approximate p-values."""
+    draw = torch.Generator().manual_seed(number)
+    values = (torch.randn(number, generator=draw).double() + 0.4).round(decimals=6)
+    values = (values.round(decimals=1) if ties == "ties" else values).tolist()
+    values[0] = 0.0 if ties == "zero" else values[0]
+    test = Pairs([], [1.0], [0.0], values, [0.0] * number).client_test
+    assert test.exact == (number <= (50 if ties == "none" else 13))
+    if not test.exact:
+        assert test.p_value == pytest.approx(stats.wilcoxon(values, method="asymptotic").pvalue)
+    elif ties == "none":
+        assert test.p_value == pytest.approx(stats.wilcoxon(values, method="exact").pvalue)
+
+
+def test_values_of_no_seed_are_a_dash():
+    assert format_interval([]) == "–"
+    assert format_interval([0.5]) == "0.5000"
+
+
+def test_table_of_pairs_corrects_seeds_and_clients_separately():
+    clients = [0.9] * 8, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    pairs = [
+        Pairs(["Ditto − FedAvg"], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0]),
+        Pairs(["Ditto − local"], [0.5], [0.25], *clients),
+        Pairs(["Ditto − Ditto"], [0.5, 0.5], [0.5, 0.5], *clients),
+    ]
+    p_value = 2 * stats.ttest_1samp([1.0, 2.0, 3.0], 0).pvalue
+    over_clients = f"8 | 100 % / 0 % | {2 * stats.wilcoxon([1, 2, 3, 4, 5, 6, 7, 8]).pvalue:.3f}"
+    assert tabulate_pairs(["methods"], pairs, digits=2).splitlines()[2:] == [
+        f"| Ditto − FedAvg | +2.00 [−0.48, +4.48] | 3 | {p_value:.2f} | – | – | – |",
+        f"| Ditto − local | +0.25 | 1 | – | {over_clients} |",
+        f"| Ditto − Ditto | +0.00 [+0.00, +0.00] | 2 | 1.00 | {over_clients} |",
+    ]
+    assert count_tests(pairs) == "All 3 comparisons: 2 tests over seeds, 2 tests over clients"
+    assert "clients" not in tabulate_pairs(["methods"], pairs[:1])
+    assert count_tests(pairs[:1]) == "All 1 comparisons: 1 tests over seeds"
+
+
+@pytest.mark.parametrize(("band", "agrees"), [(0.021, True), (0.019, False)])
+def test_comparison_shows_difference_and_agreement(band, agrees):
+    comparison = Comparison(paper=0.9, std=0.01, ours=[0.87, 0.89], band=band)
+    assert comparison.difference == pytest.approx(-0.02)
+    assert comparison.agrees is agrees
+    assert comparison.cells(2) == ["0.90 ± 0.01", "0.88 ± 0.01", f"−0.02 {'✓' if agrees else '✗'}"]
+    assert format_mean_and_std([], 2) == "–"
+    assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"

@@ -1,101 +1,100 @@
-"""The experiment of attacks against defences: its runs and its report."""
-
-import functools
+"""The experiment of attacks against defences: its runs and its page."""
 
 import pytest
 
-from experiments.grid import Job
-from experiments.robustness import report
-from experiments.robustness import run as experiment
+from experiments.__main__ import open_experiment
+from experiments.robustness import page
+from pl_fed.command.fit import FederatedCLI
+from pl_fed.studies.cell_configs import check_config
 
 
-def row(attack, defence, accuracy, personal="0.9", fraction="0.2", success="", failed=""):
+def row(attack, defence, accuracy, personal="0.9", fraction="0.2", success=""):
     return {
         "attack": attack,
         "defence": defence,
         "fraction": fraction,
         "seed": "0",
-        "global_accuracy": accuracy,
-        "personal_accuracy": personal,
-        "global_backdoor_success": success,
-        "personal_backdoor_success": success,
-        "failed": failed,
+        "test/global/accuracy": accuracy,
+        "test/personal/accuracy": personal,
+        "test/global/backdoor_success": success,
+        "test/personal/backdoor_success": success,
     }
 
 
-ATTACKS, DEFENCES = ["none", "flips", "stamps", "unused"], ["Mean", "Krum", "unused"]
 ROWS = [
     row("none", "Mean", "0.8"),
     row("none", "Krum", "0.6"),
     row("flips", "Mean", "0.7", personal="0.85"),
     row("flips", "Krum", "0.2"),
     row("stamps", "Mean", "0.8", success="0.75"),
-    row("stamps", "Krum", "", personal="", failed="ValueError: too few"),
+    row("stamps", "Krum", "", personal=""),
 ]
 
 
 def test_cells_cover_the_grid_and_other_fractions():
-    """All pairs occur once at the grid's fraction, and some pairs at other fractions."""
-    attacks, defences = ["none", "random labels", "flipped labels"], ["Mean", "Median"]
-    cells = experiment.cells(attacks, defences, [0.2], [0, 1])
-    assert len(cells) == len(set(cells))
-    ours = [cell.key for cell in cells if cell.key[3] == "1"]
-    assert len(ours) * 2 == len(cells)
-    grid = {(attack, defence) for attack, defence, fraction, _ in ours if fraction == "0.2"}
+    """All pairs occur once at a fraction of 0.2, and some pairs at other fractions."""
+    cells = [tuple(cell.values.values()) for cell in open_experiment("robustness").cells]
+    assert len(cells) == len(set(cells)) == 406
+    attacks, defences = ({cell[place] for cell in cells} for place in (0, 1))
+    assert (len(attacks), len(defences)) == (15, 21)
+    grid = {cell[:2] for cell in cells if cell[2] == "0.2"}
     assert grid == {(attack, defence) for attack in attacks for defence in defences}
-    other_cells = {key[:3] for key in ours if key[2] != "0.2"}
-    expected = {("random labels", d, f) for d in defences for f in ("0.1", "0.3", "0.4")}
-    assert other_cells == expected | {("none", d, "0.0") for d in defences}
-
-
-def test_every_attack_and_defence_builds():
-    for spec in [*experiment.ATTACKS.values(), *experiment.DEFENCES.values()]:
-        experiment.build(spec)
+    curves = ("random labels", "sign flipping", "ALIE", "Min-Max")
+    expected = {(a, d, f) for a in curves for d in page.CURVES for f in ("0.1", "0.3", "0.4")}
+    expected |= {("none", defence, "0.0") for defence in page.CURVES}
+    assert {cell for cell in cells if cell[2] != "0.2"} == expected
 
 
 @pytest.mark.slow
-def test_run_returns_the_accuracies(real_data):
-    if real_data is None:
-        pytest.skip("PL_FED_DATA does not name a folder with the real data")
-    once = functools.partial(experiment.run, rounds=1)
-    (attacked,), (honest,) = (
-        once(Job((attack, "Median", "0.2", "0")))["results.csv"] for attack in ("backdoor", "none")
-    )
-    assert {*attacked} == {"rounds", *(c for c in attacked if c.startswith(("global", "personal")))}
-    for column in ("global_accuracy", "personal_accuracy", "global_backdoor_success"):
-        assert 0 < float(attacked[column]) < 1
-    assert honest["global_backdoor_success"] == ""
-    assert attacked["global_accuracy"] != honest["global_accuracy"]
+def test_every_attack_and_defence_builds():
+    met = set()
+    for cell in open_experiment("robustness").cells:
+        if not {*cell.values.items()} <= met:
+            met |= {*cell.values.items()}
+            check_config(cell.arguments)
+    assert len(met) == 15 + 21 + 5
 
 
-def test_impossible_run_returns_its_error(real_data):
+@pytest.mark.slow
+def test_runs_are_over_the_same_clients_and_differ(real_data, tmp_path):
     if real_data is None:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")
-    with pytest.raises(ValueError, match="Expected argument `uploads` to have at least 22"):
-        experiment.run(Job(("flipped labels", "Krum", "0.95", "0")), rounds=1)
+    metrics = {}
+    for name in ("backdoor", "none"):
+        cell = next(
+            cell
+            for cell in open_experiment("robustness").cells
+            if cell.values == {"attack": name, "defence": "Median", "fraction": "0.2"}
+        )
+        words = [*cell.arguments, "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
+        cli = FederatedCLI(["fit", *words, f"--trainer.default_root_dir={tmp_path / name}"])
+        metrics[name] = {key: float(value) for key, value in cli.trainer.callback_metrics.items()}
+    attacked, honest = metrics["backdoor"], metrics["none"]
+    for column in ("global/accuracy", "personal/accuracy", "global/backdoor_success"):
+        assert 0 < attacked[f"test/{column}"] < 1
+    assert "test/global/backdoor_success" not in honest
+    assert attacked["test/global/accuracy"] != honest["test/global/accuracy"]
 
 
 def test_worst_case_and_strength_of_attacks():
-    results = report.Results(ROWS, ATTACKS, DEFENCES)
+    results = page.Results(ROWS)
     assert results.attacks == ["flips", "stamps"]
     assert results.defences == ["Mean", "Krum"]
-    assert results.worst("Mean", 0.2, "global") == (0.7, "flips")
-    assert results.worst("Krum", 0.2, "global") == (0.2, "flips")
-    assert results.worst("Mean", 0.3, "global") is None
-    drops = results.drops("flips", 0.2, "global")
+    assert results.worst("Mean", "global") == (0.7, "flips")
+    assert results.worst("Krum", "global") == (0.2, "flips")
+    drops = results.drops("flips", "global")
     assert [name for _, name in drops] == ["Krum", "Mean"]
     assert [drop for drop, _ in drops] == pytest.approx([0.4, 0.1])
 
 
 def test_seeds_are_averaged():
-    results = report.Results(
-        [row("none", "Mean", "0.8"), row("none", "Mean", "0.6")], ATTACKS, DEFENCES
-    )
-    assert results.value("none", "Mean", 0.2) == pytest.approx(0.7)
+    results = page.Results([row("none", "Mean", "0.8"), row("none", "Mean", "0.6")])
+    assert results.value("none", "Mean", "global") == pytest.approx(0.7)
+    assert results.value("none", "Mean", "global", fraction=0.3) is None
 
 
-def test_tables_of_the_report():
-    lines = report.tables(report.Results(ROWS, ATTACKS, DEFENCES), [0.2]).splitlines()
+def test_tables_of_the_page():
+    lines = page.make_page(page.Results(ROWS)).splitlines()
     assert "| Mean | 0.800 | 0.700 | 0.800 | **0.700** (flips) |" in lines
     assert "| Krum | 0.600 | 0.200 | – | **0.200** (flips) |" in lines
     strength = [line for line in lines if line.startswith(("| flips |", "| stamps |"))]
@@ -104,17 +103,21 @@ def test_tables_of_the_report():
         "| stamps | +0.000 | +0.000 (Mean) | +0.000 | +0.000 (Mean) |",
     ]
     assert "| Mean | 0.750 | 0.750 |" in lines
-    assert "- stamps, Krum, 0.2: ValueError: too few" in lines
 
 
 @pytest.mark.slow
-def test_pictures_of_the_report(tmp_path):
-    rows = [
-        *ROWS,
-        row("none", "Mean", "0.8", fraction="0.0"),
-        row("flips", "Mean", "0.5", fraction="0.4"),
-    ]
-    curves = {"attacks": ["flips"], "defences": ["Mean", "Krum"]}
-    report.write(rows, tmp_path, ATTACKS, DEFENCES, curves, [0.2])
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"table.md", "grid_20.png", "models_20.png", "fractions.png"}
+def test_page_shows_the_current_table():
+    """The test fails for new rows: run python -m experiments robustness --report."""
+    assert (page.HERE / "table.md").read_text() == page.make_page(page.read_results())
+
+
+@pytest.mark.slow
+def test_pictures_show_all_defences():
+    results = page.read_results()
+    grid, models, curves = (
+        draw(results) for draw in (page.draw_grid, page.draw_models, page.draw_curves)
+    )
+    assert [label.get_text() for label in grid.axes[1].get_yticklabels()] == results.sort_defences()
+    assert len(models.axes[0].get_yticklabels()) == 21
+    assert [axes.get_title() for axes in curves.axes[:7]] == list(page.CURVES)
+    assert all(len(axes.get_lines()) == 4 for axes in curves.axes)

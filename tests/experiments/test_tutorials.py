@@ -4,14 +4,15 @@ import csv
 import logging
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 import pl_fed
-from experiments.grid import ROOT
 from experiments.tutorials import compare_under_attack, own_algorithm
 
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "experiments" / "tutorials" / "README.md").read_text()
 NUMBER = re.compile(r"\d\.\d\d")
 

@@ -7,11 +7,11 @@ models. Then the uploads, states and metrics of all other clients must be equal 
 import pytest
 import torch
 from algorithms import ALGORITHMS, make
+from observed_rounds import NEIGHBOURS, ObservedRounds, list_differences
 from small_federations import classes, seeded, sgd, shared_out
 from torch import nn
 
 import pl_fed
-from experiments.reliability.interference import NEIGHBOURS, ObservedRounds, list_differences
 from pl_fed import Adversary, DifferentialPrivacy
 from pl_fed.attacks import Backdoor, FlippedLabels, Outliers, RandomLabels
 from pl_fed.clients import Ditto, FedAvg

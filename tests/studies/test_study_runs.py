@@ -377,3 +377,40 @@ def test_results_from_python(finished, monkeypatch):
     frame = pytest.importorskip("pandas") and study.results()
     means = frame.groupby("algorithm")["test/global/loss"].mean()
     assert means["Ditto"] == means["FedAvg"] > 0
+
+
+def test_recorded_cells_are_not_run_and_are_compared_with_new_runs(finished, tmp_path):
+    """Five rows of another folder's table, with two of its numbers; the sixth cell is missing."""
+    columns = ["algorithm", "seed", "status", "test/global/loss", "test/global/accuracy"]
+    rows = read_results(finished / "study")
+    with (tmp_path / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows([*rows[:5], {**rows[5], "status": "failed"}])
+    file = write_study(tmp_path, options={**STUDY["options"], "recorded": "table.csv"})
+    status, output = run([file, "--status"], tmp_path)
+    assert status == 0, output
+    assert output.splitlines()[:2] == [
+        "                  cells  recorded  missing",
+        "all cells             6         5        1",
+    ]
+    status, output = run([file], tmp_path)
+    assert "[6/6] algorithm=FedAvg,seed=2: done" in output
+    assert "1 done, 5 recorded" in output
+    after = read_results(tmp_path / "study")
+    assert [[row[name] for name in columns] for row in after] == [
+        [row[name] for name in columns] for row in rows
+    ]
+    assert not (tmp_path / "study/algorithm=Ditto").exists()
+    status, output = run([file, "--again", "algorithm=FedAvg,seed=1"], tmp_path)
+    assert status == 0, output
+    (line,) = (line for line in output.splitlines() if line.startswith("test/global/loss "))
+    assert line.split()[1:3] == [f"{float(rows[4]['test/global/loss']):.6g}"] * 2
+    (tmp_path / "table.csv").write_text("algorithm,loss\n")
+    status, output = run([file, "--status"], tmp_path)
+    assert status == 1
+    assert "`options.recorded` to be a table with the columns seed and status but got" in output
+    (tmp_path / "table.csv").unlink()
+    status, output = run([file, "--status"], tmp_path)
+    assert status == 1
+    assert "`options.recorded` to be a table of results but got table.csv: there is no" in output

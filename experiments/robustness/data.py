@@ -1,0 +1,25 @@
+"""A random part of Fashion-MNIST."""
+
+import torch
+
+from pl_fed.data import Arrays, DataSource, FashionMNIST
+
+
+class Subset(DataSource):
+    """Random samples of Fashion-MNIST, of both its official parts.
+
+    Args:
+        samples: The number of samples.
+        seed: Seed of the draw.
+    """
+
+    def __init__(self, samples: int = 12_000, seed: int = 0) -> None:
+        self.samples = samples
+        self.seed = seed
+
+    def load(self) -> Arrays:
+        """Return the samples."""
+        arrays = FashionMNIST().load()
+        draw = torch.Generator().manual_seed(self.seed)
+        index = torch.randperm(len(arrays.inputs), generator=draw)[: self.samples]
+        return Arrays(arrays.inputs[index], arrays.targets[index], num_classes=arrays.num_classes)
