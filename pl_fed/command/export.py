@@ -44,7 +44,8 @@ class ExportCLI(SectionsCLI):
         """Build the trainer, which reads only the requested rows of the checkpoint."""
         federation: Federation = self._get(self.config_init, "federation")
         self.trainer_class = Trainer
-        clients = self.request.clients(self.datamodule.clients.num_clients)
+        data = self.datamodule.clients
+        clients = self.request.clients(data.num_clients, data.owners)
         self.export = Export(federation, self.request, clients, self.model.evaluated)
         return super().instantiate_trainer(
             federation=federation,

@@ -1,4 +1,4 @@
-"""File formats of nets: state dict, ``torch.export`` program, ONNX, adapters of peft."""
+"""File formats of nets: state dict, ``torch.export`` program, ONNX, Lightning, adapters of peft."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ from torch.export import Dim, ExportedProgram
 
 from pl_fed.arguments import check_choice
 from pl_fed.exports.file_format import Format
+from pl_fed.exports.lightning_checkpoint import LightningCheckpoint
 from pl_fed.exports.peft_adapter import PeftAdapter
 
 
@@ -26,6 +27,24 @@ class StateDict(Format):
     def write(self, net: nn.Module, path: Path) -> None:
         """Write the state dict."""
         torch.save(net.state_dict(), path)
+
+
+class Safetensors(Format):
+    """Safetensors: the net's tensors by name, in a file that cannot run code.
+
+    Load it by ``safetensors.torch.load_model(net, path)``. Tensors that share memory are stored
+    once.
+    """
+
+    suffix = ".safetensors"
+    package = "safetensors"
+    takes_trees = True
+
+    def write(self, net: nn.Module, path: Path) -> None:
+        """Write the tensors."""
+        from safetensors.torch import save_model  # only this format needs the package
+
+        save_model(net, str(path))
 
 
 class TorchExport(Format):
@@ -75,6 +94,8 @@ class Onnx(Format):
 
 FORMATS: dict[str, type[Format]] = {
     "state_dict": StateDict,
+    "safetensors": Safetensors,
+    "lightning": LightningCheckpoint,
     "torch_export": TorchExport,
     "onnx": Onnx,
     "peft": PeftAdapter,

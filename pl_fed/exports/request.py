@@ -23,7 +23,7 @@ class Request:
 
     Attributes:
         checkpoint: The checkpoint.
-        client: Ids of clients as text, or ``all``.
+        client: Ids of clients or names of their owners, as text, or ``all``.
         with_global: Whether to write the global model to a file of its own.
         select: The model of each client: ``personal``, ``global``, or by ``validation`` data the
             better of both.
@@ -53,18 +53,13 @@ class Request:
         check_formats(self.formats)
         if not self.client and not self.with_global:
             raise ValueError(
-                "Expected argument `client` to be ids of clients, or all, but got none: add"
-                " `--client all`, or `--global` for the global model."
+                "Expected argument `client` to be ids or owners of clients, or all, but got none:"
+                " add `--client all`, or `--global` for the global model."
             )
         if "all" in self.client and len(self.client) > 1:
             raise ValueError(
-                "Expected argument `client` to be ids of clients, or all alone, but got"
+                "Expected argument `client` to be ids or owners of clients, or all alone, but got"
                 f" {' '.join(self.client)}."
-            )
-        invalid = [word for word in self.client if not word.isdecimal()]
-        if invalid and self.client != ("all",):
-            raise ValueError(
-                f"Expected argument `client` to be ids of clients, or all, but got {invalid[0]!r}."
             )
         if self.out is not None:
             check_writable(out=self.out)
@@ -109,23 +104,51 @@ class Request:
         """The folder of the run: the parent of ``checkpoints``, or else the checkpoint's folder."""
         return _run_folder(self.checkpoint)
 
-    def clients(self, number: int) -> Tensor:
+    def clients(self, number: int, owners: Sequence[Sequence[str]] = ()) -> Tensor:
         """Return the ids of the requested clients, int64 [n].
 
         Args:
             number: The number of clients in the federation.
+            owners: The names of the owners of each client's samples; empty if they have none.
 
         Raises:
-            ValueError: If an id is out of range.
+            ValueError: If an id is out of range, or no client or several ones have an owner's name.
         """
         if self.client == ("all",):
             return torch.arange(number)
-        ids = list(dict.fromkeys(int(word) for word in self.client))
-        if unknown := [client for client in ids if client >= number]:
-            raise ValueError(
-                f"Expected argument `client` to be ids from 0 to {number - 1} but got {unknown[0]}."
-            )
-        return torch.tensor(ids, dtype=torch.int64)
+        ids = [find_client(word, number, owners) for word in self.client]
+        return torch.tensor(list(dict.fromkeys(ids)), dtype=torch.int64)
+
+
+def find_client(word: str, number: int, owners: Sequence[Sequence[str]]) -> int:
+    """Return the id of a client.
+
+    Args:
+        word: Its id, or the name of its owner. A number is an id.
+        number: The number of clients in the federation.
+        owners: The names of the owners of each client's samples; empty if they have none.
+
+    Raises:
+        ValueError: If there is no such client, or several clients have the name.
+
+    Example:
+        >>> find_client("1", 2, []), find_client("clinic b", 2, [["clinic a"], ["clinic b"]])
+        (1, 1)
+    """
+    if word.isdecimal() and int(word) < number:
+        return int(word)
+    named = [client for client, names in enumerate(owners) if word in names]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise ValueError(
+            f"Expected argument `client` to be an owner of one client but got {word!r}, which owns"
+            f" samples of {len(named)} clients: name one by its id, for example {named[0]}."
+        )
+    other = f", or names of owners such as {owners[0][0]!r}," if owners and owners[0] else ""
+    raise ValueError(
+        f"Expected argument `client` to be ids from 0 to {number - 1}{other} but got {word!r}."
+    )
 
 
 def _find_checkpoint(path: Path) -> Path:
@@ -192,7 +215,11 @@ def _parser() -> argparse.ArgumentParser:
         "--ckpt", help="a run's checkpoint, or its folder for the last checkpoint (required)"
     )
     parser.add_argument(
-        "--client", nargs="+", default=[], metavar="ID", help="ids of clients, or all"
+        "--client",
+        nargs="+",
+        default=[],
+        metavar="ID",
+        help="ids of clients, names of their owners, or all",
     )
     parser.add_argument(
         "--global", action="store_true", dest="with_global", help="the global model too"
@@ -207,9 +234,9 @@ def _parser() -> argparse.ArgumentParser:
         "--format",
         nargs="+",
         default=["state_dict", "torch_export"],
-        help="file formats: state_dict (.pt, needs the net's class), torch_export (.pt2, needs no"
-        " class), onnx, peft (a folder with the adapters of pl_fed.models.LoRA); default:"
-        " state_dict torch_export",
+        help="file formats: state_dict (.pt, needs the net's class), safetensors (the same),"
+        " lightning (.ckpt of a LightningModule), torch_export (.pt2, needs no class), onnx, peft"
+        " (a folder with the adapters of pl_fed.models.LoRA); default: state_dict torch_export",
     )
     parser.add_argument(
         "--out", type=Path, help="a new folder (default: one below exports/ in the run's folder)"

@@ -520,13 +520,13 @@ WRONG = {
         "`ckpt` to be a checkpoint, or the folder of a run, but got none",
     ),
     "no such file": (["--ckpt", "no.ckpt", "--client", "1"], "but got no.ckpt: no such file"),
-    "nothing": (["--ckpt", "RUN"], "`client` to be ids of clients, or all, but got none"),
-    "no id": (["--ckpt", "RUN", "--client", "1", "x"], "ids of clients, or all, but got 'x'"),
-    "a negative id": (["--ckpt", "RUN", "--client", "-1"], "ids of clients, or all, but got '-1'"),
+    "nothing": (["--ckpt", "RUN"], "`client` to be ids or owners of clients, or all, but got none"),
+    "no id": (["--ckpt", "RUN", "--client", "1", "x"], "to be ids from 0 to 5 but got 'x'"),
+    "a negative id": (["--ckpt", "RUN", "--client", "-1"], "to be ids from 0 to 5 but got '-1'"),
     "all and one": (["--ckpt", "RUN", "--client", "all", "1"], "or all alone, but got all 1."),
     "out of range": (
         ["--ckpt", "RUN", "--client", "2", "6"],
-        "`client` to be ids from 0 to 5 but got 6",
+        "`client` to be ids from 0 to 5 but got '6'",
     ),
     "no value": (
         ["--ckpt", "RUN", "--client"],
@@ -538,7 +538,7 @@ WRONG = {
     ),
     "format": (
         ["--ckpt", "RUN", "--client", "1", "--format", "onx"],
-        "`format` to be 'state_dict', 'torch_export', 'onnx' or 'peft' but got 'onx'",
+        "`format` to be 'state_dict', 'safetensors', 'lightning', 'torch_export', 'onnx' or 'peft'",
     ),
     "another option": (["--ckpt", "RUN", "--client", "1", "--data.sise=3"], "Expected"),
     "no place": (
