@@ -23,7 +23,6 @@ from pl_fed.studies.display import (
 )
 from pl_fed.studies.execution import Event, Execution
 from pl_fed.studies.inspection import CellStatus, check_configs, needs_check, read_states
-from pl_fed.studies.pool import count_cores
 from pl_fed.studies.results import RESULTS, make_row
 from pl_fed.studies.study import Study
 from pl_fed.studies.tuning import TABLE, Tuner
@@ -194,7 +193,7 @@ def _show_plan(study: Study, only: Sequence[str], workers: int | None) -> None:
         print(f"{status.cell.name}: {status.state}")
     todo = [status for status in statuses if not status.state.is_result]
     seconds = _mean_seconds(statuses)
-    count = workers or study.spec.options.workers or count_cores()
+    count = study.count_workers(workers)
     if not todo:
         estimate = "nothing is left to run"
     elif seconds is None:

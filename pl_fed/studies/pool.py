@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Protocol
 
+from pl_fed.studies.cards import VISIBLE_CARDS
 from pl_fed.studies.jobs import Job, Outcome, decode, encode
 from pl_fed.studies.worker import DIED, READY
 
@@ -33,10 +34,12 @@ class Worker:
     Args:
         limit: The number of runs of a fork; then a fresh one takes its place.
         words: The command line of a cell.
+        card: The graphics card of its runs; ``None`` leaves them those of this process.
     """
 
-    def __init__(self, limit: int, words: Sequence[str]) -> None:
+    def __init__(self, limit: int, words: Sequence[str], card: str | None = None) -> None:
         self._command = [sys.executable, "-m", "pl_fed.studies.worker", str(limit), *words]
+        self._settings = dict(ONE_THREAD) if card is None else {**ONE_THREAD, VISIBLE_CARDS: card}
         self.job: Job | None = None
         self.is_ready = False
         self._starts = 0
@@ -54,7 +57,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
-            env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
+            env={**os.environ, **self._settings, "PYTHONPATH": path},
             start_new_session=True,
         )
 
@@ -188,10 +191,17 @@ class WorkerPool(Pool):
         count: The number of workers.
         limit: The number of runs of a fork; then a fresh one takes its place.
         words: The command line of a cell: workers import its loggers, too.
+        cards: The graphics cards, which workers take in turn; without any, they have all cards of
+            this process.
     """
 
-    def __init__(self, count: int, limit: int, words: Sequence[str] = ()) -> None:
-        self.workers = [Worker(limit, words) for _ in range(count)]
+    def __init__(
+        self, count: int, limit: int, words: Sequence[str] = (), cards: Sequence[str] = ()
+    ) -> None:
+        places = range(count)
+        self.workers = [
+            Worker(limit, words, cards[place % len(cards)] if cards else None) for place in places
+        ]
 
     def __exit__(self, *_: object) -> None:
         """Kill all workers."""

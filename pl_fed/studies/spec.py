@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Options:
         keep_checkpoints: Whether finished cells keep their checkpoints.
         runs_per_worker: The number of runs of a process; then a fresh one takes its place, so that
             its memory does not grow without bound.
+        runs_per_gpu: The number of workers for each graphics card of this machine.
         best: The choice of the round whose models are tested, the same for all cells; ``None``
             tests the last round. It changes results.
         on: The engine that runs cells on other machines; ``None`` runs them on this one.
@@ -52,6 +53,7 @@ class Options:
     workers: int | None = None
     keep_checkpoints: bool = False
     runs_per_worker: int = 50
+    runs_per_gpu: int = 1
     best: BestRound | None = None
     on: Remote | None = None
     recorded: str | None = None
@@ -169,9 +171,16 @@ def _read_leave_out(value: Any, axes: tuple[Axis, ...]) -> tuple[Selection, ...]
 
 
 def _read_options(value: Any) -> Options:
-    keys = ("folder", "workers", "keep_checkpoints", "runs_per_worker", "best", "on", "recorded")
-    options = read_mapping("options", value, keys)
     default = Options()
+    options = read_mapping("options", value, [item.name for item in fields(default)])
+    if options.get("on") is not None and "runs_per_gpu" in options:
+        remedy = "set the number of cards of a run for the engine, such as options.on.ray.gpus"
+        refuse(
+            "options.runs_per_gpu",
+            "be left out beside `options.on`",
+            options["runs_per_gpu"],
+            remedy,
+        )
     folder, workers = options.get("folder"), options.get("workers")
     recorded = options.get("recorded")
     return Options(
@@ -182,6 +191,9 @@ def _read_options(value: Any) -> Options:
         ),
         runs_per_worker=read_integer(
             "options.runs_per_worker", options.get("runs_per_worker", default.runs_per_worker), 1
+        ),
+        runs_per_gpu=read_integer(
+            "options.runs_per_gpu", options.get("runs_per_gpu", default.runs_per_gpu), 1
         ),
         best=read_best_round("options.best", options.get("best")),
         on=read_remote("options.on", options.get("on")),

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pl_fed.studies.cards import list_cards, may_use_card
 from pl_fed.studies.cell_folder import State, write_text
 from pl_fed.studies.cells import Cell, expand
 from pl_fed.studies.execution import Event, Execution
@@ -156,13 +157,34 @@ class Study:
     def open_pool(self, workers: int | None = None, cells: int | None = None) -> WorkerPool:
         """Start workers on this machine.
 
+        If runs may use graphics cards, workers take the visible cards in turn.
+
         Args:
-            workers: Their number; by default that of the study, else the number of cores.
+            workers: Their number; by default see :meth:`count_workers`.
             cells: The number of cells; more workers would have nothing to do.
         """
-        count = workers or self.spec.options.workers or count_cores()
-        count = min(count, len(self.cells) if cells is None else max(cells, 1))
-        return WorkerPool(count, self.spec.options.runs_per_worker, self.cells[0].arguments)
+        count = min(
+            self.count_workers(workers), len(self.cells) if cells is None else max(cells, 1)
+        )
+        limit, words = self.spec.options.runs_per_worker, self.cells[0].arguments
+        return WorkerPool(count, limit, words, self._cards)
+
+    def count_workers(self, workers: int | None = None) -> int:
+        """Return the number of workers on this machine.
+
+        Args:
+            workers: Their number, if the user sets it; by default that of the study, else
+                ``runs_per_gpu`` for each graphics card that runs may use, else the number of cores.
+        """
+        options = self.spec.options
+        return (
+            workers or options.workers or len(self._cards) * options.runs_per_gpu or count_cores()
+        )
+
+    @cached_property
+    def _cards(self) -> tuple[str, ...]:
+        """The graphics cards for runs; none if all runs use the CPU."""
+        return list_cards() if any(may_use_card(cell.change) for cell in self.cells) else ()
 
     def read_states(self, only: Sequence[str] = ()) -> list[CellStatus]:
         """Return the states of cells by their folders and the table of recorded results alone.
