@@ -145,12 +145,16 @@ class CellFolder:
         if record is not None and (changed := replace(record, **changes)) != record:
             self.write_record(changed)
 
+    @property
+    def aside(self) -> Path:
+        """The folder of earlier runs of the cell, beside that of the study."""
+        return self.root.with_name(f"{self.root.name}_aside") / self.relative
+
     def move_aside(self) -> Path:
         """Move the folder beside that of the study, and return its new place."""
-        parent = self.root.with_name(f"{self.root.name}_aside") / self.relative
-        parent.mkdir(parents=True, exist_ok=True)
+        self.aside.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-        return self.path.rename(parent / stamp)
+        return self.path.rename(self.aside / stamp)
 
     def clear(self) -> None:
         """Remove the files of a run without a checkpoint, except its log."""

@@ -11,12 +11,12 @@ from typing import Any
 from pl_fed.studies.cards import list_cards, may_use_card
 from pl_fed.studies.cell_folder import State, write_text
 from pl_fed.studies.cells import Cell, expand
+from pl_fed.studies.engines import open_remote_pool
 from pl_fed.studies.execution import Event, Execution
 from pl_fed.studies.inspection import CellStatus, check_configs, needs_check, read_states
 from pl_fed.studies.pool import Pool, WorkerPool, count_cores
 from pl_fed.studies.readers import StudyError, refuse
-from pl_fed.studies.remote_pool import open_remote_pool, read_remote
-from pl_fed.studies.results import make_row, read_table, write_results
+from pl_fed.studies.remote_pool import read_remote
 from pl_fed.studies.selection import Selection, read_only
 from pl_fed.studies.spec import StudySpec, read_spec, read_spec_file
 from pl_fed.studies.tuning import Tuner

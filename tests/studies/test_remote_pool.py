@@ -11,6 +11,7 @@ from tables import table_test
 
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.remote_pool import Remote, read_remote
+from pl_fed.studies.scratch_pool import ScratchPool
 from pl_fed.studies.study import Study
 
 TINY = {
@@ -46,7 +47,12 @@ def test_engines(value, expected):
     [
         ("kubernetes", "`options.on` to have only the keys ray, slurm but got kubernetes"),
         ({"ray": {}, "slurm": {}}, "`options.on` to be one of ray, slurm"),
-        ({"ray": {"gpu": 1}}, "`options.on.ray` to have only the keys address, cpus, gpus"),
+        (
+            {"ray": {"gpu": 1}},
+            "`options.on.ray` to have only the keys address, cpus, gpus, scratch",
+        ),
+        ({"ray": {"scratch": "here"}}, "`options.on.ray.scratch` to be the absolute path"),
+        ({"ray": {"scratch": True}}, "`options.on.ray.scratch` to be the absolute path"),
         (3, "`options.on` to be a mapping"),
     ],
 )
@@ -107,7 +113,7 @@ def find_workers():
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/cmdline", "rb") as file:
-                found += [int(name)] if b"ray::RayWorker.do" in file.read() else []
+                found += [int(name)] if b"Worker.do" in file.read() else []
         except OSError:
             continue
     return found
@@ -133,6 +139,55 @@ def test_ray_cluster_gives_the_same_table_also_after_a_killed_worker(
     assert killed
     assert [row["status"] for row in rows] == ["done"] * 4
     assert (tmp_path / "study" / "results.csv").read_bytes() == expected
+
+
+@pytest.mark.slow
+def test_ray_cluster_without_a_shared_folder_brings_results_home(tmp_path, cluster, monkeypatch):
+    """A run that is killed resumes from the checkpoint that came home, with the same numbers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ScratchPool, "check_seconds", 0.1)
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": 60}}))
+    long = {**TINY, "trainer.check_val_every_n_epoch": 60}
+    del long["trainer.max_epochs"]
+    settings = {**STUDY, "base": ["quickstart", "own.yaml", long], "seeds": 1}
+    here = {**STUDY["options"], "folder": "here"}
+    Study(**{**settings, "options": here}).run()
+    folder, killed = tmp_path / "study", []
+
+    def kill_once(event):
+        saved = sorted(folder.glob("algorithm=*/seed=0/checkpoints/last.ckpt"))
+        if len(saved) == 2 and not killed:
+            workers = find_workers()
+            os.kill(workers[0], signal.SIGKILL)
+            killed.append(workers[0])
+
+    options = {"ray": {"address": cluster.address, "scratch": str(tmp_path / "scratch")}}
+    study = Study(**{**settings, "options": {**STUDY["options"], "on": options}})
+    rows = study.run(report=kill_once)
+    assert killed
+    assert [row["status"] for row in rows] == ["done"] * 2
+    expected = (tmp_path / "here" / "results.csv").read_bytes()
+    assert (folder / "results.csv").read_bytes() == expected
+    config = yaml.safe_load((folder / "algorithm=Ditto/seed=0/config.yaml").read_text())
+    assert config["trainer"]["default_root_dir"].startswith(str(tmp_path / "scratch"))
+    scratch = [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
+    assert not [path for path in scratch if path.parent.name != ".locks"]
+    logs = [path.read_text() for path in folder.glob("algorithm=*/seed=0/log.txt")]
+    assert sum("Restored all states" in text for text in logs) == 1
+    assert not list(folder.rglob("*.ckpt"))
+
+
+@pytest.mark.slow
+def test_a_folder_that_no_machine_can_write_is_one_sentence(tmp_path, cluster, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    options = {"ray": {"address": cluster.address, "scratch": str(tmp_path / "file")}}
+    study = Study(**{**STUDY, "options": {**STUDY["options"], "on": options}})
+    with pytest.raises(StudyError) as refusal:
+        study.run()
+    sentence = str(refusal.value)
+    assert "`options.on.ray.scratch` to be a folder that each machine can write but" in sentence
+    assert "\n" not in sentence
 
 
 @pytest.mark.slow
