@@ -1,9 +1,12 @@
 """Text that comes from data and errors, and goes to terminals, messages and spreadsheets."""
 
+import csv
+import io
 import linecache
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 _FORMULA = re.compile(r"[=+\-@\t\r']")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
@@ -42,6 +45,45 @@ def csv_cell(text: str) -> str:
         ("'=1+1", '-2', "''", 'a=b')
     """
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
+def format_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> str:
+    """Return rows as the text of a CSV file; texts pass through :func:`csv_cell`.
+
+    Args:
+        rows: The values of each row by column; a row may have none of a column.
+        columns: The columns; by default all, in the order in which rows first have them.
+
+    Example:
+        >>> print(format_csv([{"a": 1}, {"a": None, "b": "=x"}]), end="")
+        a,b
+        1,
+        ,'=x
+    """
+    names = [*dict.fromkeys(name for row in rows for name in row)] if columns is None else columns
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        cells = [row.get(name, "") for name in names]
+        writer.writerow([csv_cell(cell) if isinstance(cell, str) else cell for cell in cells])
+    return file.getvalue()
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file by :func:`format_csv`, with the texts before :func:`csv_cell`.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            {name: (text or "").removeprefix("'") for name, text in row.items() if name is not None}
+            for row in csv.DictReader(file)
+        ]
 
 
 _LIBRARIES = {"torch", "functorch", "torchvision", "torchmetrics", "lightning", "pl_fed"}

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from pl_fed.reports.group import Curve, Final, Group
-from pl_fed.text import csv_cell
+from pl_fed.text import csv_cell, format_csv
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -194,19 +194,9 @@ def _round_path(path: re.Match[bytes]) -> bytes:
 
 def encode_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Return rows as the content of a CSV file; rows may have different columns."""
-    file = io.StringIO(newline="")
     if isinstance(rows, ColumnTable) and len(rows.columns) > 1:
         return encode(_format_table(rows))
-    columns = [*dict.fromkeys(name for row in rows for name in row)]
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_escape_cell(row.get(name, "")) for name in columns] for row in rows)
-    return encode(file.getvalue())
-
-
-def _escape_cell(cell: Any) -> Any:
-    """Return a cell, a text so that no spreadsheet reads it as a formula."""
-    return csv_cell(cell) if isinstance(cell, str) else cell
+    return encode(format_csv(rows))
 
 
 def _format_table(table: ColumnTable) -> str:

@@ -1,13 +1,10 @@
 """The choice of the round whose models a study tests, by a validation metric."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pl_fed.studies.metrics import VALIDATION, find_direction
-from pl_fed.studies.readers import read_mapping, read_text, refuse
-
-_MODES = ("max", "min")
+from pl_fed.studies.metrics import VALIDATION, read_metric, require_direction
+from pl_fed.studies.readers import refuse
 
 
 @dataclass(frozen=True)
@@ -35,17 +32,9 @@ def read_best_round(path: str, value: Any) -> BestRound | None:
     """
     if value is None:
         return None
-    content = value if isinstance(value, Mapping) else {"metric": value}
-    plan = read_mapping(path, content, ("metric", "mode"))
-    metric, mode = read_text(path, plan.get("metric")), plan.get("mode")
+    metric, is_higher_better = read_metric(path, value)
     if not metric.startswith(VALIDATION):
         refuse(path, "be a metric of the validation, such as val/personal/accuracy", metric)
-    if mode is None:
-        is_larger_better = find_direction(metric, {})
-        if is_larger_better is None:
-            remedy = "write {metric: ..., mode: max} or mode: min"
-            refuse(path, "be a metric with a direction that its name tells", metric, remedy)
-        mode = "max" if is_larger_better else "min"
-    if mode not in _MODES:
-        refuse(f"{path}.mode", f"be {' or '.join(_MODES)}", mode)
-    return BestRound(metric, str(mode))
+    if is_higher_better is None:
+        is_higher_better = require_direction(path, metric, {})
+    return BestRound(metric, "max" if is_higher_better else "min")

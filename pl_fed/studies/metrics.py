@@ -1,12 +1,15 @@
 """Metrics of a study: the model that a run is read by, and the direction of a metric."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from pl_fed.studies.readers import read_mapping, read_text, refuse
 from pl_fed.tasks.directions import guess_direction
 
 VALIDATION = "val/"
 """The beginning of the names of validation metrics."""
 
+_MODES = {"max": True, "min": False}
 _LOWER_SUFFIXES = ("_std", "_var", "_undefined")
 _HIGHER_SUFFIXES = ("_jain",)
 _SHARED_SUFFIXES = ("_worst10", "_best10", "_weighted", "_trained")
@@ -48,3 +51,40 @@ def find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool |
     for suffix in _SHARED_SUFFIXES:
         name = name.removesuffix(suffix)
     return directions.get(name, guess_direction(name))
+
+
+def require_direction(path: str, metric: str, directions: Mapping[str, bool | None]) -> bool:
+    """Return whether larger values of a metric are better.
+
+    Args:
+        path: The path of the metric in the study.
+        metric: The metric with its stage and model.
+        directions: The directions of metrics without statistics over clients.
+
+    Raises:
+        StudyError: If nobody knows.
+    """
+    direction = find_direction(metric, directions)
+    if direction is None:
+        remedy = f"write {{metric: {metric}, mode: max}}, or mode: min"
+        refuse(path, "be a metric with a known direction", metric, remedy)
+    return direction
+
+
+def read_metric(path: str, value: Any) -> tuple[str, bool | None]:
+    """Return a metric of a study file, and whether larger values are better, if it tells.
+
+    Args:
+        path: The path of the value in the study.
+        value: The metric, or a mapping of ``metric`` and ``mode`` (``max`` or ``min``).
+
+    Raises:
+        StudyError: If the value describes no metric.
+    """
+    plan = read_mapping(path, value, ("metric", "mode")) if isinstance(value, Mapping) else {}
+    metric, mode = read_text(path, plan.get("metric") if plan else value), plan.get("mode")
+    if mode is None:
+        return metric, None
+    if mode not in _MODES:
+        refuse(f"{path}.mode", f"be {' or '.join(_MODES)}", mode)
+    return metric, _MODES[str(mode)]

@@ -6,11 +6,11 @@ from typing import Any
 
 from pl_fed.studies.axes import Axis
 from pl_fed.studies.changes import check_path
+from pl_fed.studies.metrics import read_metric
 from pl_fed.studies.readers import (
     read_integer,
     read_list,
     read_mapping,
-    read_text,
     refuse,
 )
 from pl_fed.studies.selection import Selection, read_selection
@@ -59,6 +59,8 @@ class Tuning:
         space: The searched values for each label, or for ``all``, by the paths of arguments.
         metric: The validation metric that chooses.
         seeds: The number of runs of a trial, at least 1.
+        maximizes: Whether larger values of the metric are better; ``None`` if the file does not
+            tell.
     """
 
     per: str
@@ -68,6 +70,7 @@ class Tuning:
     space: Mapping[str, Mapping[str, Interval | Choices]]
     metric: str
     seeds: int = 1
+    maximizes: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,12 @@ class Comparison:
     Attributes:
         metrics: The names of metrics in the table of results.
         baseline: The values that the others are compared with; none compares all pairs.
+        directions: Whether larger values are better, of the metrics of which the file tells it.
     """
 
     metrics: tuple[str, ...]
     baseline: Selection = field(default_factory=Selection)
+    directions: Mapping[str, bool] = field(default_factory=dict)
 
 
 def read_tuning(value: Any, axes: tuple[Axis, ...]) -> Tuning | None:
@@ -100,7 +105,7 @@ def read_tuning(value: Any, axes: tuple[Axis, ...]) -> Tuning | None:
     sampler = plan.get("sampler", "tpe")
     if sampler not in SAMPLERS:
         refuse("tune.sampler", f"be one of {', '.join(SAMPLERS)}", sampler)
-    metric = read_text("tune.metric", plan.get("metric"))
+    metric, maximizes = read_metric("tune.metric", plan.get("metric"))
     if not metric.startswith("val/"):
         refuse("tune.metric", "be a metric of the validation, such as val/global/loss", metric)
     return Tuning(
@@ -111,6 +116,7 @@ def read_tuning(value: Any, axes: tuple[Axis, ...]) -> Tuning | None:
         space=_read_space(plan.get("space"), labels[str(per)], sampler == "grid"),
         metric=metric,
         seeds=read_integer("tune.seeds", plan.get("seeds", 1), 1),
+        maximizes=maximizes,
     )
 
 
@@ -159,12 +165,14 @@ def read_comparison(value: Any, axes: tuple[Axis, ...]) -> Comparison | None:
     if value is None:
         return None
     plan = read_mapping("compare", value, ("metrics", "baseline"))
-    metrics = [
-        read_text("compare.metrics", item)
-        for item in read_list("compare.metrics", plan.get("metrics"))
-    ]
-    for metric in metrics:
+    directions: dict[str, bool | None] = {}
+    for item in read_list("compare.metrics", plan.get("metrics")):
+        metric, is_higher_better = read_metric("compare.metrics", item)
         if not metric.startswith(("test/", "val/")):
             refuse("compare.metrics", "be metrics such as test/personal/accuracy", metric)
+        if metric in directions:
+            refuse("compare.metrics", "have each metric once", metric)
+        directions[metric] = is_higher_better
     baseline = read_selection("compare.baseline", plan.get("baseline", {}), axes)
-    return Comparison(tuple(metrics), baseline)
+    declared = {name: item for name, item in directions.items() if item is not None}
+    return Comparison(tuple(directions), baseline, declared)

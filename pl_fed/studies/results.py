@@ -1,21 +1,20 @@
 """Results of a study: one row for each cell."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pl_fed.studies.cell_folder import State, iterate_numbers, write_text
 from pl_fed.studies.inspection import CellStatus
-from pl_fed.studies.readers import refuse
+from pl_fed.studies.readers import StudyError
 from pl_fed.studies.selection import SEED
-from pl_fed.text import csv_cell
+from pl_fed.text import format_csv, read_csv
 
 RESULTS = "results.csv"
 """Name of the table in a study's folder."""
 
 _OF_A_MACHINE = ("seconds/", "processes")  # columns that a repeated run may change
+_ENDED = (State.DONE, State.DIVERGED, State.FAILED)
 _PARTS = ("metrics", "counts", "seconds")
 
 
@@ -46,22 +45,16 @@ def write_results(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """
     columns = dict.fromkeys(name for row in rows for name in row)
     names = [name for name in columns if not name.startswith(_OF_A_MACHINE)]
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, names, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow(
-            {name: csv_cell(item) if isinstance(item, str) else item for name, item in row.items()}
-        )
     path = folder / RESULTS
-    write_text(path, text.getvalue())
+    write_text(path, format_csv(rows, names))
     return path
 
 
 def read_table(path: Path) -> dict[tuple[tuple[str, str], ...], dict[str, Any]]:
-    """Return the rows of a table of results by the labels of their cells, with the seed.
+    """Return the ended cells of a table of results by their labels, with the seed.
 
-    The columns up to ``seed`` are labels, ``status`` is a text, and all others are numbers.
+    The columns up to ``seed`` are labels, ``status`` is a text, and all others are numbers. Cells
+    that were missing, running or stopped are left out.
 
     Args:
         path: The table; without the file there are no rows.
@@ -69,20 +62,20 @@ def read_table(path: Path) -> dict[tuple[tuple[str, str], ...], dict[str, Any]]:
     Raises:
         StudyError: If the file is no such table.
     """
-    if not path.is_file():
-        return {}
     rows = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        names = list(reader.fieldnames or ())
-        if not {SEED, "status"} <= {*names}:
-            got = f"{path}, which has {', '.join(names) or 'none'}"
-            refuse("options.recorded", "be a table with the columns seed and status", got)
-        axes = names[: names.index(SEED) + 1]
-        for line in reader:
-            labels = {axis: str(line[axis]).removeprefix("'") for axis in axes}
-            numbers = {name: text for name, text in line.items() if name not in axes and text}
-            status = numbers.pop("status")
-            numbers = {name: float(text) for name, text in numbers.items()}
-            rows[tuple(labels.items())] = {**labels, "status": status, **numbers}
+    for line in read_csv(path) if path.is_file() else ():
+        names = list(line)
+        try:
+            axes = names[: names.index(SEED) + 1]
+            labels = {axis: line[axis] for axis in axes}
+            texts = {name: text for name, text in line.items() if name not in axes and text}
+            status = State(texts.pop("status"))
+            numbers = {name: float(text) for name, text in texts.items()}
+        except (ValueError, KeyError) as error:
+            raise StudyError(
+                f"Expected {path} to be a table with the columns seed and status, and numbers of"
+                f" cells, but got {error}: remove it, or put the original back."
+            ) from error
+        if status in _ENDED:
+            rows[tuple(labels.items())] = {**labels, "status": str(status), **numbers}
     return rows

@@ -17,6 +17,7 @@ from pl_fed.studies.inspection import CellStatus, check_configs, needs_check, re
 from pl_fed.studies.pool import Pool, WorkerPool, count_cores
 from pl_fed.studies.readers import StudyError, refuse
 from pl_fed.studies.remote_pool import read_remote
+from pl_fed.studies.results import make_row, read_table, write_results
 from pl_fed.studies.selection import Selection, read_only
 from pl_fed.studies.spec import StudySpec, read_spec, read_spec_file
 from pl_fed.studies.tuning import Tuner

@@ -1,7 +1,5 @@
 """Tuning of a study: the same number of trials for each label of an axis, scored by validation."""
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,14 +10,14 @@ from pl_fed.studies.cell_folder import LOG, CellFolder, State, write_text
 from pl_fed.studies.cells import Cell, folder_name
 from pl_fed.studies.execution import Event, Execution
 from pl_fed.studies.inspection import CellStatus, check_configs, read_states
-from pl_fed.studies.metrics import VALIDATION, choose_model, find_direction
+from pl_fed.studies.metrics import VALIDATION, choose_model, find_direction, require_direction
 from pl_fed.studies.plans import ALL, Choices, Interval, Tuning
 from pl_fed.studies.pool import Pool
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.search import is_at_edge, propose, write_journal
 from pl_fed.studies.spec import StudySpec
 from pl_fed.studies.trials import TUNING, Trial, build_trial
-from pl_fed.tasks.directions import guess_direction
+from pl_fed.text import format_csv
 
 TABLE = "tuning.csv"
 """Name of the table of all trials in a study's folder."""
@@ -228,13 +226,15 @@ class Tuner:
         Raises:
             StudyError: If the direction of the metric is unknown.
         """
+        if self.plan.maximizes is not None:
+            return self.plan.maximizes
         trials = [item.trial for item in self.trials[label]] + ([trial] if trial else [])
         for cell in (cell for item in trials for cell in item.cells):
             summary = CellFolder(self.spec.folder, cell.path).read_summary()
             directions = summary.get("higher_is_better")
             if isinstance(directions, Mapping) and directions:
-                return _find_direction(self.plan.metric, directions)
-        return guess_direction(self.plan.metric) is not False
+                return require_direction("tune.metric", self.plan.metric, directions)
+        return find_direction(self.plan.metric, {}) is not False
 
     def best(self, label: str) -> ScoredTrial:
         """Return the best trial of a label; the first of equally good ones.
@@ -281,12 +281,7 @@ class Tuner:
         rows = self.rows()
         if not rows:
             return
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(self.spec.folder / TABLE, text.getvalue())
+        write_text(self.spec.folder / TABLE, format_csv(rows))
         for label in self.labels:
             if self.spaces[label] and self.trials[label]:
                 write_journal(
@@ -308,19 +303,3 @@ def _describe_metrics(metrics: Mapping[str, Any]) -> str:
 def _space_of(plan: Tuning, label: str) -> dict[str, Interval | Choices]:
     """Return the searched values of a label: those of ``all`` and its own, which win."""
     return {**plan.space.get(ALL, {}), **plan.space.get(label, {})}
-
-
-def _find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool:
-    """Return whether larger values of a metric are better.
-
-    Raises:
-        StudyError: If it is unknown.
-    """
-    direction = find_direction(metric, directions)
-    if direction is None:
-        raise StudyError(
-            f"Expected argument `tune.metric` to be a metric of which larger or smaller values are"
-            f" better but got {metric}, of which this is unknown: declare it by"
-            " `federation.higher_is_better` or `federation.lower_is_better`."
-        )
-    return direction

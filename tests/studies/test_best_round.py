@@ -55,7 +55,10 @@ def test_choices(value, expected):
     "value, match",
     [
         ("test/global/accuracy", "`options.best` to be a metric of the validation"),
-        ("val/global/skill", "direction that its name tells but got val/global/skill: write"),
+        (
+            "val/global/skill",
+            "metric with a known direction but got val/global/skill: write {metric",
+        ),
         ({"metric": "val/global/loss", "mode": "low"}, "`options.best.mode` to be max or min"),
         ({"monitor": "val/global/loss"}, "to have only the keys metric, mode"),
     ],
