@@ -4,18 +4,17 @@ Source: J. Demšar, "Statistical Comparisons of Classifiers over Multiple Data S
 Machine Learning Research 7, 2006, figure 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from pl_fed.reports.picture import (
     BLACK,
-    COLOURS,
-    MARKERS,
     WIDTH,
     Picture,
     apply_style,
+    line_style,
     round_numbers,
     shorten,
 )
@@ -27,7 +26,10 @@ _SMALL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "annotat
 
 
 def draw_critical_difference(
-    comparison: RankComparison, name: str = "ranks", metric: str = "accuracy"
+    comparison: RankComparison,
+    name: str = "ranks",
+    metric: str = "accuracy",
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Picture:
     """Return the critical-difference diagram of a comparison by ranks.
 
@@ -35,6 +37,8 @@ def draw_critical_difference(
         comparison: The comparison, by :func:`pl_fed.statistics.compare_ranks`.
         name: The name of the picture's files.
         metric: The ranked metric, for the texts.
+        styles: The ``color`` and ``marker`` of each method, to share them with other pictures; by
+            default they are those of its place among the ranks.
     """
     friedman = comparison.friedman
     caption = (
@@ -57,7 +61,10 @@ def draw_critical_difference(
         )
     ]
     title = f"Average ranks by {metric}"
-    return Picture(name, title, caption, f"{title}. {alt}.", rows, _draw(comparison), note)
+    if styles is None:
+        styles = {method: line_style(place) for place, method in enumerate(comparison.names)}
+    figure = _draw(comparison, styles)
+    return Picture(name, title, caption, f"{title}. {alt}.", rows, figure, note)
 
 
 def _compare(p_value: float) -> str:
@@ -72,15 +79,15 @@ def _list_groups(comparison: RankComparison, place: int) -> str:
 
 
 @apply_style
-def _draw(comparison: RankComparison) -> Figure:
+def _draw(comparison: RankComparison, styles: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draw a row for each method, from the best to the worst, and a bar for each group."""
     methods, lanes = len(comparison.names), _arrange_lanes(comparison.groups)
     figure = Figure(figsize=(WIDTH, 1.05 + _ROW * methods), layout="constrained")
     axes = figure.subplots()
-    for row, rank in enumerate(comparison.average_ranks):
-        colour = COLOURS[row % len(COLOURS)]
+    for row, (method, rank) in enumerate(zip(comparison.names, comparison.average_ranks)):
+        colour, marker = styles[method]["color"], styles[method]["marker"]
         axes.plot([1, rank], [row, row], color=colour, lw=0.8, alpha=0.5)
-        axes.plot([rank], [row], MARKERS[row % len(MARKERS)], color=colour, ms=6)
+        axes.plot([rank], [row], marker, color=colour, ms=6)
         axes.annotate(f"{rank:.2f}", (rank, row), (7, 0), va="center", **_SMALL)
     gap = 0.04 * methods
     for group, lane in zip(comparison.groups, lanes):

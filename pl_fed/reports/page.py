@@ -320,7 +320,19 @@ def render_figure(picture: Picture, folder: str = "") -> str:
     title = f"<strong>{html.escape(picture.title)}</strong>"
     return (
         f'{_FIGURE}{picture.stem}">\n<figcaption>{title}'
-        f' <span class="files"><a href="{folder}{picture.stem}.png">PNG</a>'
-        f' <a href="{folder}{picture.stem}.csv">CSV</a></span></figcaption>\n'
+        f" {render_links(picture, folder)}</figcaption>\n"
         f"{picture.inline_svg()}\n{render_note(picture.note) if picture.note else ''}</figure>\n"
+    )
+
+
+def render_links(picture: Picture, folder: str = "") -> str:
+    """Return links to the files of a picture.
+
+    Args:
+        picture: The picture.
+        folder: The folder of the files below that of the page, with a slash at its end.
+    """
+    return (
+        f'<span class="files"><a href="{folder}{picture.stem}.png">PNG</a>'
+        f' <a href="{folder}{picture.stem}.csv">CSV</a></span>'
     )

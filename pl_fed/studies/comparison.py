@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,9 @@ from pl_fed.statistics import (
 from pl_fed.statistics.ranks import block_ranks
 from pl_fed.studies.axes import Axis
 from pl_fed.studies.cell_folder import State
-from pl_fed.studies.metrics import choose_model, find_direction
+from pl_fed.studies.metrics import choose_model, require_direction
 from pl_fed.studies.plans import Comparison
-from pl_fed.studies.readers import StudyError, refuse
+from pl_fed.studies.readers import refuse
 from pl_fed.studies.selection import SEED
 
 ALPHA = 0.05
@@ -37,6 +38,9 @@ ALPHA = 0.05
 
 EVERYTHING = "all"
 """The condition of a study with a single axis."""
+
+NO_VALUE = "no value"
+"""The state of a finished run without the metric."""
 
 Row = Mapping[str, Any]
 
@@ -92,11 +96,21 @@ def arrange(axes: Sequence[Axis], compare: Comparison | None, rows: Sequence[Row
     method_axes = tuple(name for name in names if name in labels) or tuple(names[:1])
     condition_axes = tuple(name for name in names if name not in method_axes)
     baseline = ", ".join(labels[axis][0] for axis in method_axes) if labels else None
-    methods = tuple(dict.fromkeys(_join(row, method_axes) for row in rows))
+    methods = _list_names(axes, method_axes, rows)
     if baseline is not None and baseline not in methods:
         refuse("compare.baseline", f"be one of the methods {', '.join(methods)}", baseline)
-    conditions = tuple(dict.fromkeys(_join(row, condition_axes) for row in rows))
+    conditions = _list_names(axes, condition_axes, rows)
     return Layout(method_axes, condition_axes, methods, conditions, baseline)
+
+
+def _list_names(axes: Sequence[Axis], part: Iterable[str], rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the names of the combinations of labels on some axes, in the order of their labels."""
+    selected = [axis for axis in axes if axis.name in part]
+    places = {
+        _join(row, part): [axis.labels.index(str(row[axis.name])) for axis in selected]
+        for row in rows
+    }
+    return tuple(sorted(places, key=lambda name: places[name]))
 
 
 @dataclass(frozen=True)
@@ -106,7 +120,7 @@ class Entry:
     Attributes:
         labels: The label of each axis.
         values: The metric of each finished run by its seed.
-        diverged: The seeds whose runs diverged.
+        diverged: The seeds whose runs diverged, or ended with a metric that is infinite or NaN.
         unfinished: The states of the other planned runs by their seeds.
     """
 
@@ -207,7 +221,7 @@ class MetricComparison:
         layout: The methods and conditions.
         entries: The runs by method and condition; none for a combination that the study leaves out.
         differences: The paired comparisons, one family for Holm's correction.
-        ranks: The average ranks of the methods by seed; ``None`` for fewer than three methods or
+        ranks: The average ranks of the methods over seeds; ``None`` for fewer than three methods or
             two complete seeds.
         incomplete_seeds: The number of seeds that ranks leave out: a run has no result yet.
     """
@@ -284,7 +298,11 @@ def choose_metrics(compare: Comparison | None, rows: Sequence[Row]) -> tuple[str
 
 
 def compare_methods(
-    metric: str, layout: Layout, rows: Sequence[Row], directions: Mapping[str, bool | None]
+    metric: str,
+    layout: Layout,
+    rows: Sequence[Row],
+    directions: Mapping[str, bool | None],
+    declared: Mapping[str, bool] = MappingProxyType({}),
 ) -> MetricComparison:
     """Return the comparison of all methods by a metric.
 
@@ -293,17 +311,14 @@ def compare_methods(
         layout: The methods and conditions.
         rows: The rows of all cells, also of those without a result.
         directions: The directions of metrics without statistics over clients.
+        declared: The directions of metrics in the study file, which win.
 
     Raises:
         StudyError: If it is unknown whether larger or smaller values are better.
     """
-    is_higher = find_direction(metric, directions)
+    is_higher = declared.get(metric)
     if is_higher is None:
-        raise StudyError(
-            "Expected argument `compare.metrics` to have metrics of which larger or smaller values"
-            f" are better but got {metric}, of which this is unknown: declare it by"
-            " `federation.higher_is_better` or `federation.lower_is_better`."
-        )
+        is_higher = require_direction("compare.metrics", metric, directions)
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         key = layout.find_method(row), layout.find_condition(row)
@@ -335,8 +350,10 @@ def _read_entry(metric: str, labels: Mapping[str, str], rows: Sequence[Row]) -> 
             diverged.append(seed)
         elif row["status"] != State.DONE:
             unfinished[seed] = str(row["status"])
-        elif value is None or not math.isfinite(value):
-            unfinished[seed] = "without a value"
+        elif value is None:
+            unfinished[seed] = NO_VALUE
+        elif not math.isfinite(value):
+            diverged.append(seed)
         else:
             values[seed] = float(value)
     return Entry(labels, values, tuple(diverged), unfinished)
@@ -422,8 +439,9 @@ def _rank(
 ) -> tuple[RankComparison | None, int]:
     """Return the average ranks of methods over seeds, and the number of seeds left out.
 
-    A block is a seed: its rank of a method is the mean over the conditions that all methods have.
-    A run that diverged has the last rank.
+    A block is a seed. Its score of a method is the mean rank over the conditions that all methods
+    have, and the methods of a seed are ranked by these scores. A run that diverged has the last
+    rank.
     """
     methods = layout.methods
     conditions = [c for c in layout.conditions if all((m, c) in entries for m in methods)]
@@ -441,8 +459,9 @@ def _rank(
     left_out = len(seeds) - len(complete)
     if len(complete) < 2:
         return None, left_out
-    ranks = [
+    mean_ranks = [
         block_ranks([[results[m, c][seed] for m in methods] for c in conditions], is_higher).mean(0)
         for seed in complete
     ]
-    return compare_ranks(np.stack(ranks), methods, higher_is_better=False, alpha=ALPHA), left_out
+    ranks = compare_ranks(np.stack(mean_ranks), methods, higher_is_better=False, alpha=ALPHA)
+    return ranks, left_out

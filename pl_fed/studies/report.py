@@ -1,6 +1,5 @@
 """The report of a study: tables and pictures from the results that are there. It runs nothing."""
 
-import csv
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,12 +23,14 @@ from pl_fed.studies.study import Study
 from pl_fed.studies.study_page import render_report
 from pl_fed.studies.tables import (
     Table,
+    join_columns,
     make_metric_table,
     make_test_table,
     make_tuning_table,
     name_files,
 )
 from pl_fed.studies.tuning import TABLE
+from pl_fed.text import read_csv
 
 REPORT = "report"
 """Name of the report in a study's folder."""
@@ -56,16 +57,18 @@ def write_report(study: Study) -> Path:
             f"Expected the study {study.spec.name} to have a cell with a result but got none of"
             f" {len(rows)}: run it first, by the same command without --report."
         )
-    layout = arrange(study.spec.axes, study.spec.compare, rows)
+    compare = study.spec.compare
+    layout = arrange(study.spec.axes, compare, rows)
+    declared = {} if compare is None else compare.directions
     comparisons = [
-        compare_methods(metric, layout, rows, directions)
-        for metric in choose_metrics(study.spec.compare, rows)
+        compare_methods(metric, layout, rows, directions, declared)
+        for metric in choose_metrics(compare, rows)
     ]
     tables = [make_metric_table(item, name_files(item.metric)) for item in comparisons]
     tests = [make_test_table(item, f"{name_files(item.metric)}_tests") for item in comparisons]
     tuned = _read_tuning(study)
     pictures = list(draw_pictures(comparisons))
-    notes = _describe(study, rows, layout, comparisons, from_table)
+    notes = _describe(study, rows, layout, comparisons, from_table, bool(tuned))
     cells = _list_open_cells(study, rows)
     files: dict[str, bytes] = {}
     for table in [*tables, *(table for table in tests if table.rows), *tuned]:
@@ -86,17 +89,17 @@ def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None
     A cell without a folder has its row of an earlier ``results.csv``, if there is one: committed
     results need no folders.
     """
-    statuses = study.read_states()
-    table = read_table(study.folder / RESULTS)
+    statuses = study.inspect()
+    table = read_table(study.folder / RESULTS, "the study's results.csv")
     directions: dict[str, bool | None] = {}
     rows, from_table = [], 0
     for status in statuses:
         row = make_row(status)
         from_table += status.state is State.RECORDED
-        if status.state is State.MISSING and not status.folder.path.exists():
-            key = tuple(status.cell.labels.items())
-            from_table += key in table
-            row = table.get(key, row)
+        key = tuple(status.cell.labels.items())
+        if status.state is State.MISSING and not status.folder.path.exists() and key in table:
+            row = table[key]
+            from_table += 1
         elif status.state is State.DONE:
             found = status.folder.read_summary().get("higher_is_better")
             directions |= dict(found) if isinstance(found, Mapping) else {}
@@ -105,11 +108,16 @@ def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None
 
 
 def _read_tuning(study: Study) -> list[Table]:
-    path = study.folder / TABLE
-    if study.spec.tune is None or not path.is_file():
+    """Return the table of the tuning; none without trials of this plan."""
+    path, plan = study.folder / TABLE, study.spec.tune
+    if plan is None or not path.is_file():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [make_tuning_table(study.spec.tune, list(csv.DictReader(file)))]
+    trials = read_csv(path)
+    columns = {name for trial in trials for name in trial}
+    arguments = {argument for space in plan.space.values() for argument in space}
+    if not {plan.per, plan.metric, *arguments} <= columns:  # of another plan, or a part of it
+        return []
+    return [make_tuning_table(plan, trials)]
 
 
 def _list_open_cells(study: Study, rows: Sequence[Row]) -> list[dict[str, str]]:
@@ -119,7 +127,8 @@ def _list_open_cells(study: Study, rows: Sequence[Row]) -> list[dict[str, str]]:
         if row["status"] != State.DONE:
             record = CellFolder(study.folder, cell.path).read_record()
             error = record.error if record is not None and row["status"] == State.FAILED else ""
-            cells.append({**cell.labels, "status": str(row["status"]), "error": error})
+            facts = {"status": str(row["status"]), "error": error}
+            cells.append(join_columns(cell.labels, facts))
     return cells
 
 
@@ -129,6 +138,7 @@ def _describe(
     layout: Layout,
     comparisons: Sequence[MetricComparison],
     from_table: int,
+    has_tuning: bool,
 ) -> list[str]:
     """Return the sentences at the top of the report."""
     counts = {state: sum(row["status"] == state for row in rows) for state in State}
@@ -136,8 +146,8 @@ def _describe(
     notes = [f"{len(rows)} cells: {states}."]
     if from_table:
         notes.append(f"{from_table} cells have no folder here; their rows are from a table.")
-    if study.spec.tune is not None and not (study.folder / TABLE).is_file():
-        notes.append(f"The study tunes, but has no {TABLE} yet.")
+    if study.spec.tune is not None and not has_tuning:
+        notes.append(f"The study tunes, but has no {TABLE} of all its arguments yet.")
     others = dict.fromkeys(
         layout.find_method(row)
         for item in comparisons

@@ -1,5 +1,6 @@
 """Results of a study: one row for each cell."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ def write_results(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-def read_table(path: Path) -> dict[tuple[tuple[str, str], ...], dict[str, Any]]:
+def read_table(
+    path: Path, name: str = "argument `options.recorded`"
+) -> dict[tuple[tuple[str, str], ...], dict[str, Any]]:
     """Return the ended cells of a table of results by their labels, with the seed.
 
     The columns up to ``seed`` are labels, ``status`` is a text, and all others are numbers. Cells
@@ -58,23 +61,32 @@ def read_table(path: Path) -> dict[tuple[tuple[str, str], ...], dict[str, Any]]:
 
     Args:
         path: The table; without the file there are no rows.
+        name: The name of the table in messages.
 
     Raises:
         StudyError: If the file is no such table.
     """
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        columns = next(csv.reader(file), [])
+    if not {SEED, "status"} <= {*columns}:
+        raise StudyError(
+            f"Expected {name} to be a table with the columns seed and status but got {path}, which"
+            f" has {', '.join(columns) or 'none'}."
+        )
+    axes = columns[: columns.index(SEED) + 1]
     rows = {}
-    for line in read_csv(path) if path.is_file() else ():
-        names = list(line)
+    for line in read_csv(path):
+        labels = {axis: line[axis] for axis in axes}
+        texts = {column: line[column] for column in columns if column not in axes and line[column]}
         try:
-            axes = names[: names.index(SEED) + 1]
-            labels = {axis: line[axis] for axis in axes}
-            texts = {name: text for name, text in line.items() if name not in axes and text}
-            status = State(texts.pop("status"))
-            numbers = {name: float(text) for name, text in texts.items()}
-        except (ValueError, KeyError) as error:
+            status = State(texts.pop("status", ""))
+            numbers = {column: float(text) for column, text in texts.items()}
+        except ValueError as error:
             raise StudyError(
-                f"Expected {path} to be a table with the columns seed and status, and numbers of"
-                f" cells, but got {error}: remove it, or put the original back."
+                f"Expected {name} to have states and numbers of cells but got {error} in {path}:"
+                " put the original back, or remove it."
             ) from error
         if status in _ENDED:
             rows[tuple(labels.items())] = {**labels, "status": str(status), **numbers}

@@ -3,40 +3,80 @@
 import html
 from collections.abc import Iterator, Mapping, Sequence
 
-from pl_fed.reports.page import render_figure, render_note, render_page
-from pl_fed.reports.picture import Picture, encode_csv
-from pl_fed.studies.comparison import MetricComparison
-from pl_fed.studies.tables import Table, describe_metric, name_files
-
-_NARROW = 600  # width of a picture that fits a small screen, in CSS pixels
-_SMALLEST = 0.75  # of the width of a wider one
+from pl_fed.reports.page import render_figure, render_links, render_note, render_page
+from pl_fed.reports.picture import Picture
+from pl_fed.studies.comparison import NO_VALUE, MetricComparison
+from pl_fed.studies.fronts import render_fronts
+from pl_fed.studies.heat_map import name_length, render_heat_map
+from pl_fed.studies.pictures import find_worst10
+from pl_fed.studies.tables import NO_RESULT, CellPlace, Table, name_files, split_metric
+from pl_fed.text import format_csv
 
 _STYLE = """
-.choosers { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; padding: .5rem 0; position: sticky;
-  top: 0; background: var(--page); z-index: 1; font-size: .85rem; }
-.choosers[hidden], .copy[hidden], [hidden] { display: none; }
+#choose { position: sticky; top: 0; z-index: 2; background: var(--page); }
+#choose h2, nav a[href="#choose"] { display: none; }
+.choosers { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; padding: .5rem 0; font-size: .85rem;
+  border-bottom: 1px solid var(--line); }
+[hidden] { display: none !important; }
 .choosers select { max-width: 16rem; }
 select, button { font: inherit; color: var(--text); background: var(--soft);
   border: 1px solid var(--strong); border-radius: 4px; padding: .15rem .5rem; }
 .copy { display: flex; flex-wrap: wrap; gap: .4rem; margin: .5rem 0; font-size: .85rem; }
-td.number, th.number { white-space: nowrap; } tbody th { font-weight: 600; }
+tbody th { font-weight: 600; }
+.study thead th { white-space: normal; overflow-wrap: break-word; min-width: 4.5rem; }
+.long { max-height: 36rem; overflow: auto; border: 1px solid var(--line); }
+.long thead { position: sticky; top: 0; z-index: 1; background: var(--page); }
+@media print { .long { max-height: none; } }
 td.open { color: var(--warn); font-weight: 600; }
 .study th[scope=row] { max-width: 16rem; white-space: normal; }
+.heat td { text-align: center; min-width: 3rem; border: 1px solid var(--page); }
+.heat thead th { text-align: center; }
+.heat .hatched { background:
+  repeating-linear-gradient(45deg, var(--line) 0 2px, transparent 2px 7px); }
+.facets { display: grid; gap: .4rem .8rem;
+  grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); }
+.facets figure { margin: 0; max-width: 22rem; display: flex; flex-direction: column;
+  justify-content: flex-end; }
+.facets figcaption { text-align: center; overflow-wrap: anywhere; color: var(--text); }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: .4rem 0; font-size: .85rem; }
+.panel { width: 100%; height: auto; display: block; fill: currentColor; font-size: 11px; }
+.panel .grid { stroke: var(--line); } .panel .axis { stroke: var(--strong); fill: none; }
+@media (max-width: 40rem) { #choose { position: static; } .choosers label { width: 100%; }
+  .facets { grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); } }
 """
 
 _SCRIPT = """
 const all = (query, root) => [...(root || document).querySelectorAll(query)];
+const hide = (part, isHidden) => part.toggleAttribute("hidden", isHidden);
+const isShown = part => !part.hasAttribute("hidden");
 function choose() {
-  const metric = document.querySelector("#metric");
-  all("[data-metric]").forEach(part =>
-    part.hidden = metric.value !== "" && part.dataset.metric !== metric.value);
+  const chosen = name => { const select = document.getElementById(name);
+    return select ? select.value : ""; };
+  const differs = (value, own) => value !== "" && value !== own;
+  all("[data-metric]").forEach(part => hide(part,
+    differs(chosen("metric"), part.dataset.name) || differs(chosen("model"), part.dataset.model)));
   const hidden = {method: new Set(), condition: new Set()};
   all("select[data-side]").forEach(select => {
     const text = select.selectedOptions[0].dataset.hides;
     (text ? text.split(" ") : []).forEach(place => hidden[select.dataset.side].add(place));
   });
-  all("[data-method], [data-condition]").forEach(cell => cell.hidden =
-    hidden.method.has(cell.dataset.method) || hidden.condition.has(cell.dataset.condition));
+  all("[data-method], [data-condition]").forEach(part => hide(part,
+    (part.dataset.method || " ").split(" ").every(place => hidden.method.has(place)) ||
+    hidden.condition.has(part.dataset.condition)));
+  all(".study table").forEach(hideEmptyLines);
+  all(".facet").filter(isShown).forEach(facet =>
+    hide(facet, all("[data-method]", facet).length > 0 &&
+      !all("[data-method]", facet).some(isShown)));
+}
+function hideEmptyLines(table) {
+  const rows = [...table.tBodies[0].rows].filter(isShown);
+  const isEmpty = cells => cells.every(cell => !isShown(cell) || cell.textContent === "");
+  rows.forEach(row => hide(row, isEmpty([...row.cells].slice(1))));
+  const shown = rows.filter(isShown);
+  [...table.tHead.rows[0].cells].slice(1).forEach((head, place) => {
+    if (isShown(head) && isEmpty(shown.map(row => row.cells[place + 1])))
+      [head, ...shown.map(row => row.cells[place + 1])].forEach(cell => hide(cell, true));
+  });
 }
 function copy(button) {
   const text = document.getElementById(button.dataset.copy).textContent;
@@ -75,26 +115,33 @@ def render_report(
         pictures: The pictures of all metrics.
         cells: The cells that are not done, with their states.
     """
-    parts = {
-        item.metric: _render_table(table, item) + _render_tests(test, item)
-        for item, table, test in zip(comparisons, tables, tests)
-    }
     results = "".join(
-        f'<div data-metric="{html.escape(metric)}">\n{part}</div>\n'
-        for metric, part in parts.items()
+        _mark_metric(item, _render_table(table, item, place == 0) + _render_tests(test, item))
+        for place, (item, table, test) in enumerate(zip(comparisons, tables, tests))
     )
+    captions: set[str] = set()
     drawn = "".join(
-        f'<div data-metric="{html.escape(item.metric)}">\n'
-        f"{_render_pictures(item, pictures)}</div>\n"
+        _mark_metric(
+            item, _render_pictures(item, find_worst10(item, comparisons), pictures, captions)
+        )
         for item in comparisons
     )
     chapters = {
         "Cells without a number": _render_cells(cells),
-        "Results": _render_choosers(comparisons) + results,
+        "Choose": _render_choosers(comparisons),
+        "Results": results,
         "Pictures": drawn,
         "Tuned equally": "".join(_render_table(table, None) for table in tuned),
     }
     return render_page(f"Study {name}", notes, chapters, _STYLE, _SCRIPT)
+
+
+def _mark_metric(comparison: MetricComparison, content: str) -> str:
+    """Return content about a metric, with the attributes by which the script hides it."""
+    _, model, name = split_metric(comparison.metric)
+    attributes = {"metric": comparison.metric, "model": model, "name": name}
+    texts = "".join(f' data-{key}="{html.escape(text)}"' for key, text in attributes.items())
+    return f"<div{texts}>\n{content}</div>\n"
 
 
 def _render_cells(cells: Sequence[Mapping[str, str]]) -> str:
@@ -110,7 +157,7 @@ def _render_cells(cells: Sequence[Mapping[str, str]]) -> str:
         ]
         rows += f"<tr>{''.join(texts)}</tr>\n"
     table = f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}</tbody></table>"
-    summary = f"{len(cells)} cells are not done"
+    summary = "1 cell is not done" if len(cells) == 1 else f"{len(cells)} cells are not done"
     return (
         f"<details{' open' if len(cells) <= 12 else ''}><summary>{summary}</summary>\n"
         f'<div class="wide" tabindex="0" role="region" aria-label="table">{table}</div></details>\n'
@@ -118,15 +165,19 @@ def _render_cells(cells: Sequence[Mapping[str, str]]) -> str:
 
 
 def _render_choosers(comparisons: Sequence[MetricComparison]) -> str:
-    """Return the choosers of metric and axis values; hidden until the script runs."""
-    options = "".join(
-        f'<option value="{html.escape(item.metric)}">{html.escape(describe_metric(item.metric))}'
-        "</option>"
-        for item in comparisons
-    )
-    choosers = (
-        f'<label>metric <select id="metric"><option value="">all</option>{options}</select></label>'
-    )
+    """Return the choosers of model, metric and axis values; hidden until the script runs."""
+    parts = [split_metric(item.metric) for item in comparisons]
+    choosers = ""
+    for kind, names in (("model", [p[1] for p in parts]), ("metric", [p[2] for p in parts])):
+        if len({*names}) > 1:
+            options = "".join(
+                f'<option value="{html.escape(name)}">{html.escape(name)}</option>'
+                for name in dict.fromkeys(names)
+            )
+            choosers += (
+                f'<label>{kind} <select id="{kind}"><option value="">all</option>{options}'
+                "</select></label>"
+            )
     for axis, side, hides in _list_axes(comparisons[0]):
         labels = "".join(
             f'<option data-hides="{" ".join(map(str, places))}">{html.escape(label)}</option>'
@@ -136,8 +187,13 @@ def _render_choosers(comparisons: Sequence[MetricComparison]) -> str:
             f'<label>{html.escape(axis)} <select data-side="{side}"><option>all</option>{labels}'
             "</select></label>"
         )
-    note = "Choosers show a part of the tables; worst cases, ranks and copies stay those of all."
-    return f'<div class="choosers" hidden>{choosers}</div>\n{render_note(note)}'
+    if not choosers:
+        return ""
+    note = (
+        "Choosers show a part of tables and pictures. Worst cases, ranks, fronts and copies stay"
+        " those of all."
+    )
+    return f'<div class="choosers" hidden>{choosers}{render_note(note)}</div>\n'
 
 
 def _list_axes(comparison: MetricComparison) -> Iterator[tuple[str, str, dict[str, list[int]]]]:
@@ -159,8 +215,16 @@ def _list_axes(comparison: MetricComparison) -> Iterator[tuple[str, str, dict[st
                 yield axis, side, hides
 
 
-def _render_table(table: Table, comparison: MetricComparison | None) -> str:
-    """Return a table with its notes, and its LaTeX, markdown and CSV to copy."""
+def _render_table(
+    table: Table, comparison: MetricComparison | None, shows_notes: bool = True
+) -> str:
+    """Return a table with its notes, and its LaTeX, markdown and CSV to copy.
+
+    Args:
+        table: The table.
+        comparison: The comparison that it shows; ``None`` for a table of tuning.
+        shows_notes: Whether to show the notes; otherwise they are folded.
+    """
     places = _number_names(comparison)
     rows, columns = range(len(table.rows)), range(1, len(table.header))
     head = "".join(
@@ -179,15 +243,18 @@ def _render_table(table: Table, comparison: MetricComparison | None) -> str:
         line = _describe_line(table, [(row, place) for place in columns], places)
         body += f'<tr{line}><th scope="row">{html.escape(heading)}</th>{cells}</tr>\n'
     notes = "".join(map(render_note, table.notes))
+    if not shows_notes:
+        notes = f"<details><summary>Notes</summary>\n{notes}</details>\n"
     return (
-        f'<h3>{html.escape(table.title)}</h3>\n<div class="wide study" tabindex="0" role="region"'
+        f"<h3>{html.escape(table.title)}</h3>\n"
+        f'<div class="wide study{name_length(len(table.rows))}" tabindex="0" role="region"'
         f' aria-label="table"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>'
         f"</table></div>\n{_render_copies(table)}{notes}"
     )
 
 
 def _is_open(text: str) -> bool:
-    return "diverged" in text or text == "no result"
+    return "diverged" in text or text in (NO_RESULT, NO_VALUE)
 
 
 def _number_names(comparison: MetricComparison | None) -> dict[str, dict[str, int]]:
@@ -201,29 +268,40 @@ def _number_names(comparison: MetricComparison | None) -> dict[str, dict[str, in
     }
 
 
-def _describe_cell(names: Sequence[str] | None, places: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the attributes by which the script hides a cell."""
-    return "".join(
-        f' data-{side}="{places[side][name]}"'
-        for side, name in zip(("method", "condition"), names or ())
-        if name in places[side]
-    )
+def _describe_cell(place: CellPlace | None, places: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the attributes by which the script hides a cell.
+
+    A cell is hidden with its condition, or with all its methods.
+    """
+    if place is None:
+        return ""
+    methods = " ".join(str(places["method"][name]) for name in place.methods)
+    attributes = f' data-method="{methods}"' if methods else ""
+    if place.condition is not None:
+        attributes += f' data-condition="{places["condition"][place.condition]}"'
+    return attributes
 
 
 def _describe_line(
     table: Table, line: Sequence[tuple[int, int]], places: Mapping[str, Mapping[str, int]]
 ) -> str:
     """Return the attributes that all cells of a row or column share."""
-    names = [table.cells[place] for place in line if place in table.cells]
-    shared = [next(iter(set(side))) if len(set(side)) == 1 else "" for side in zip(*names)]
-    return _describe_cell(shared, places)
+    cells = [table.cells[place] for place in line if place in table.cells]
+    methods, conditions = ({cell.methods for cell in cells}, {cell.condition for cell in cells})
+    return _describe_cell(
+        CellPlace(
+            methods.pop() if len(methods) == 1 else (),
+            conditions.pop() if len(conditions) == 1 else None,
+        ),
+        places,
+    )
 
 
 def _render_tests(table: Table, comparison: MetricComparison) -> str:
     """Return the folded table of paired comparisons."""
     if not table.rows:
         return ""
-    content = _render_table(table, comparison)
+    content = _render_table(table, comparison, shows_notes=False)
     summary = f"Paired comparisons ({len(table.rows)})"
     return f"<details><summary>{summary}</summary>\n{content}</details>\n"
 
@@ -233,7 +311,7 @@ def _render_copies(table: Table) -> str:
     texts = {
         "LaTeX": table.latex(),
         "markdown": table.markdown(),
-        "CSV": encode_csv(table.records).decode(),
+        "CSV": format_csv(table.records),
     }
     buttons, folds = "", ""
     for kind, text in texts.items():
@@ -246,23 +324,44 @@ def _render_copies(table: Table) -> str:
     return f'<div class="copy" hidden>{buttons}</div>\n{folds}'
 
 
-def _render_pictures(comparison: MetricComparison, pictures: Sequence[Picture]) -> str:
-    """Return the pictures of a metric, each with its caption."""
+def _render_pictures(
+    comparison: MetricComparison,
+    worst: MetricComparison | None,
+    pictures: Sequence[Picture],
+    captions: set[str],
+) -> str:
+    """Return the pictures of a metric, and captions that the page does not have yet.
+
+    Args:
+        comparison: The comparison by the metric.
+        worst: The comparison by its worst 10 % of clients, if there is one.
+        pictures: The pictures of all metrics, for their files.
+        captions: The captions of the page so far; those of the pictures are added.
+    """
     stem = name_files(comparison.metric)
-    members = [
-        picture
-        for picture in pictures
-        if picture.name in (f"heat_map_{stem}", f"ranks_{stem}", f"front_{stem}")
-    ]
-    return "".join(_render_picture(picture) for picture in members)
+    drawn = {
+        f"heat_map_{stem}": lambda: render_heat_map(comparison),
+        f"front_{stem}": lambda: render_fronts(comparison, worst) if worst else "",
+        f"ranks_{stem}": None,
+    }
+    content = ""
+    for name, render in drawn.items():
+        for picture in (picture for picture in pictures if picture.name == name):
+            content += _render_picture(picture, None if render is None else render())
+            content += "" if picture.caption in captions else render_note(picture.caption)
+            captions.add(picture.caption)
+    return content
 
 
-def _render_picture(picture: Picture) -> str:
-    """Return a picture with its caption; on a narrow screen, a wide one scrolls."""
-    figure = f"{render_figure(picture, 'pictures/')}{render_note(picture.caption)}"
-    if picture.width <= _NARROW:
-        return figure
-    return (
-        '<div class="wide" tabindex="0" role="region" aria-label="picture">'
-        f'<div style="min-width: {round(_SMALLEST * picture.width)}px">{figure}</div></div>\n'
-    )
+def _render_picture(picture: Picture, content: str | None) -> str:
+    """Return a picture with its title, links and note.
+
+    Args:
+        picture: The picture.
+        content: HTML that stands for it, and that choosers filter; ``None`` shows the picture.
+    """
+    if content is None:
+        length = name_length(len(picture.rows))
+        return f'<div class="{length.strip()}">{render_figure(picture, "pictures/")}</div>\n'
+    title = f"<h3>{html.escape(picture.title)} {render_links(picture, 'pictures/')}</h3>\n"
+    return f"{title}{content}{render_note(picture.note) if picture.note else ''}"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pl_fed.statistics import Interval, format_p_value
-from pl_fed.studies.comparison import ALPHA, EVERYTHING, Difference, Entry, MetricComparison
-from pl_fed.studies.plans import Choices, Tuning
+from pl_fed.studies.comparison import ALPHA, NO_VALUE, Difference, Entry, MetricComparison
+from pl_fed.studies.plans import ALL, Choices, Tuning
 from pl_fed.studies.plans import Interval as Range
 from pl_fed.studies.search import is_at_edge
 
@@ -22,8 +22,21 @@ SEEDS_RULE = (
     "Each run is one number, and seeds are taken as independent. The clients of a seed share a"
     " model, so they are not independent, and no test counts them as further evidence."
 )
+RANK_RULE = (
+    "Within a seed, methods are ranked by their mean rank over conditions. Seeds are independent"
+    " blocks."
+)
 NO_RESULT = "no result"
+_STATISTICS = {
+    "_worst10": "mean of the worst 10 % of clients",
+    "_best10": "mean of the best 10 % of clients",
+    "_std": "deviation over clients",
+    "_weighted": "weighted by samples",
+    "_jain": "Jain's index over clients",
+}
 _WIDEST = 6  # columns of numbers in a LaTeX table
+WORST = "worst case"
+"""The heading of the worst case over conditions."""
 _WORDS = ("backslash", "asciitilde", "asciicircum", "bar")
 _SYMBOLS = (
     r"± \pm|− -|≤ \le|≥ \ge|< <|> >|→ \to|∞ \infty|× \times|· \cdot|⁺ ^{+}|⁻ ^{-}|α \alpha|β \beta"
@@ -33,9 +46,23 @@ _LATEX = {
     **{letter: rf"\{letter}" for letter in "&%$#_{}"},
     **{letter: rf"\text{name}{{}}" for letter, name in zip("\\~^|", _WORDS)},
     **{item[0]: f"${item[2:]}$" for item in _SYMBOLS.split("|")},
+    **{letter: f"{{{letter}}}" for letter in "[]*"},  # after a line break they are its arguments
     "–": "--",
     "…": r"\dots{}",
 }
+
+
+@dataclass(frozen=True)
+class CellPlace:
+    """Cell place: what a cell of a table is about.
+
+    Attributes:
+        methods: The methods: one, or the two that a test compares.
+        condition: The condition; ``None`` if the cell is about all of them.
+    """
+
+    methods: tuple[str, ...]
+    condition: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +76,7 @@ class Table:
         rows: The heading and the cells of each row.
         notes: The sentences below the table.
         records: The numbers of the table, for CSV.
-        cells: For each cell, the method and the condition that it is about, for pages.
+        cells: For each cell, the methods and the condition that it is about, for pages.
     """
 
     name: str
@@ -58,7 +85,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
     records: Sequence[Mapping[str, Any]]
-    cells: Mapping[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
+    cells: Mapping[tuple[int, int], CellPlace] = field(default_factory=dict)
 
     def markdown(self) -> str:
         """Return the table in markdown, with its title and notes."""
@@ -112,7 +139,7 @@ def escape_markdown(text: str) -> str:
         >>> print(escape_markdown("a|b_c"))
         a\|b\_c
     """
-    return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", text).replace("\n", " ")
+    return re.sub(r"([\\|*_`<>\[\]~$&])", r"\\\1", text).replace("\n", " ")
 
 
 def format_estimate(interval: Interval, decimals: int, sign: bool = False) -> str:
@@ -164,34 +191,30 @@ def make_metric_table(comparison: MetricComparison, name: str) -> Table:
     layout, entries = comparison.layout, comparison.entries
     intervals = [entry.interval for entry in entries.values() if entry.interval is not None]
     decimals = choose_decimals(intervals)
-    columns: dict[str, dict[str, str]] = {
-        condition: {
-            method: _describe_entry(comparison, method, condition, decimals)
-            for method in layout.methods
-        }
+    headings = [*layout.conditions]
+    columns = [
+        [_describe_entry(comparison, method, condition, decimals) for method in layout.methods]
         for condition in layout.conditions
-    }
+    ]
     if len(layout.conditions) > 1:
-        columns["worst case"] = {
-            method: _describe_worst(comparison, method, decimals) for method in layout.methods
-        }
+        headings.append(WORST)
+        columns.append([_describe_worst(comparison, m, decimals) for m in layout.methods])
     if comparison.ranks is not None:
-        columns["rank"] = {
-            method: f"{comparison.find_rank(method) or 0:.2f}" for method in layout.methods
-        }
+        headings.append("rank")
+        columns.append([f"{comparison.find_rank(m) or 0:.2f}" for m in layout.methods])
     method_name = ", ".join(layout.method_axes) or "study"
     by_condition = len(layout.conditions) > max(6, len(layout.methods))
-    cells = {}
+    header: tuple[str, ...] = (method_name, *headings)
+    rows = [(method, *texts) for method, texts in zip(layout.methods, zip(*columns))]
     if by_condition:
         header = (f"{', '.join(layout.condition_axes)} \\ {method_name}", *layout.methods)
-        rows = [(condition, *texts.values()) for condition, texts in columns.items()]
-    else:
-        header = (method_name, *columns)
-        rows = [(m, *(texts[m] for texts in columns.values())) for m in layout.methods]
-    for first, condition in enumerate(columns):
+        rows = [(heading, *texts) for heading, texts in zip(headings, columns)]
+    cells = {}
+    for first in range(len(headings)):
         for second, method in enumerate(layout.methods):
             place = (first, second + 1) if by_condition else (second, first + 1)
-            cells[place] = (method, condition)
+            is_condition = first < len(layout.conditions)
+            cells[place] = CellPlace((method,), headings[first] if is_condition else None)
     return Table(
         name,
         describe_metric(comparison.metric),
@@ -213,6 +236,17 @@ def name_files(metric: str) -> str:
     return re.sub(r"\W+", "_", metric, flags=re.ASCII)
 
 
+def split_metric(metric: str) -> tuple[str, str, str]:
+    """Return the stage, the model and the name of a metric; empty if it has none.
+
+    Example:
+        >>> split_metric("test/personal/accuracy")
+        ('test', 'personal', 'accuracy')
+    """
+    stage, model, name = [*metric.split("/", 2), "", ""][:3]
+    return stage, model, name
+
+
 def describe_metric(metric: str) -> str:
     """Return a metric in words.
 
@@ -220,9 +254,8 @@ def describe_metric(metric: str) -> str:
         >>> describe_metric("test/personal/accuracy_worst10")
         'accuracy, mean of the worst 10 % of clients (test, personal model)'
     """
-    stage, model, name = [*metric.split("/", 2), "", ""][:3]
-    words = {"_worst10": "mean of the worst 10 % of clients", "_std": "deviation over clients"}
-    for suffix, text in words.items():
+    stage, model, name = split_metric(metric)
+    for suffix, text in _STATISTICS.items():
         if name.endswith(suffix):
             name = f"{name.removesuffix(suffix)}, {text}"
     return f"{name} ({stage}, {model} model)" if name else metric
@@ -237,7 +270,7 @@ def _describe_entry(
     if entry.diverged:
         return f"{len(entry.diverged)} of {entry.planned} diverged"
     if entry.interval is None:
-        return NO_RESULT
+        return NO_VALUE if {*entry.unfinished.values()} == {NO_VALUE} else NO_RESULT
     difference = comparison.find_difference(method, condition)
     mark = {"better": " ⁺", "worse": " ⁻"}.get(difference.verdict if difference else "", "")
     missing = f" ({len(entry.values)} of {entry.planned})" if entry.unfinished else ""
@@ -267,23 +300,31 @@ def _describe_table(comparison: MetricComparison, decimals: int) -> list[str]:
         SEEDS_RULE,
     ]
     if len(counts) < len(layout.methods) * len(layout.conditions):
-        notes.append("An empty cell is a combination that the study leaves out.")
+        notes.append(
+            "An empty cell is a combination that the study leaves out. It has no part in the worst"
+            " case of its method, and ranks are over the conditions of all methods."
+        )
     notes += _describe_tests(comparison, decimals)
     if len(layout.conditions) > 1:
         sign = "≤" if comparison.is_higher_better else "≥"
         notes.append(
             "Worst case: the worst mean over conditions. The worst of several estimates tends to be"
-            f" too pessimistic. {sign} marks methods with conditions that have no result yet."
+            f" too pessimistic. {sign} marks methods with conditions that have no mean yet."
         )
     notes += _describe_ranks(comparison)
     diverged = sum(len(entry.diverged) for entry in entries.values())
     if diverged:
         notes.append(f"{_count(diverged, 'run')} diverged. {DIVERGED_RULE}")
-    unfinished = sum(len(entry.unfinished) for entry in entries.values())
-    if unfinished:
+    states = [state for entry in entries.values() for state in entry.unfinished.values()]
+    without_value = states.count(NO_VALUE)
+    if unfinished := len(states) - without_value:
+        notes.append(f"{_count(unfinished, 'run')} without a result.")
+    if without_value:
+        notes.append(f"{_count(without_value, 'finished run')} without a value of this metric.")
+    if states:
         notes.append(
-            f"{_count(unfinished, 'run')} without a result: the cells count them, as in (2 of 3)."
-            " Means are over the other seeds, and pairs are the seeds that both methods have."
+            "Cells with such runs count the others, as in (2 of 3). Means are over the other seeds,"
+            " and pairs are the seeds that both methods have."
         )
     return notes
 
@@ -301,7 +342,7 @@ def _count(number: int, noun: str) -> str:
 def _describe_tests(comparison: MetricComparison, decimals: int) -> list[str]:
     """Return the sentences on paired tests and on their power."""
     if not comparison.tests:
-        return ["No test: it needs two methods with two common seeds."]
+        return ["No test: it needs two methods with two common seeds that have not diverged."]
     baseline = comparison.layout.baseline
     subject = (
         f"⁺ and ⁻ mark methods that are better and worse than {baseline}"
@@ -338,10 +379,10 @@ def _describe_ranks(comparison: MetricComparison) -> list[str]:
     p_value = format_p_value(ranks.friedman.p_value)
     equals = "" if p_value.startswith("<") else "= "
     return [
-        f"Rank: average over {_count(ranks.friedman.blocks, 'seed')} of the mean rank over"
-        " conditions, 1 for the best. Seeds are independent blocks. Friedman's test that all"
-        f" methods are equal: p {equals}{p_value}. If it rejects, methods differ whose ranks are"
-        f" more than {ranks.difference:.2f} apart (Nemenyi, α = {ranks.alpha:g}).{note}"
+        f"Rank: average over {_count(ranks.friedman.blocks, 'seed')}, 1 for the best. {RANK_RULE}"
+        f" Friedman's test that all methods are equal: p {equals}{p_value}. If it rejects, methods"
+        f" differ whose ranks are more than {ranks.difference:.2f} apart (Nemenyi, α ="
+        f" {ranks.alpha:g}).{note}"
     ]
 
 
@@ -349,8 +390,7 @@ def _record(comparison: MetricComparison, key: tuple[str, str], entry: Entry) ->
     """Return the numbers of a method under a condition."""
     worst = comparison.find_worst(key[0])
     difference = comparison.find_difference(*key)
-    return {
-        **entry.labels,
+    numbers = {
         "metric": comparison.metric,
         "seeds": len(entry.values),
         "diverged": len(entry.diverged),
@@ -360,8 +400,20 @@ def _record(comparison: MetricComparison, key: tuple[str, str], entry: Entry) ->
         "verdict": difference.verdict if difference else "",
         "p_holm": _blank(difference.corrected) if difference else "",
         "worst_case": "diverged" if worst.has_diverged else worst.mean,
+        "worst_case_is_bound": int(worst.is_bound),
         "rank": comparison.find_rank(key[0]),
     }
+    return join_columns(entry.labels, numbers)
+
+
+def join_columns(labels: Mapping[str, str], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of labels and numbers; a number named like an axis gets an underscore.
+
+    Example:
+        >>> join_columns({"rank": "8"}, {"rank": 1.5, "seeds": 3})
+        {'rank': '8', 'rank_': 1.5, 'seeds': 3}
+    """
+    return {**labels, **{f"{n}_" if n in labels else n: item for n, item in numbers.items()}}
 
 
 def _record_ends(prefix: str, interval: Interval | None) -> dict[str, Any]:
@@ -375,11 +427,11 @@ def _blank(number: float) -> Any:
     return "" if math.isnan(number) else number
 
 
-def record_difference(metric: str, difference: Difference) -> dict[str, Any]:
+def _record_difference(comparison: MetricComparison, difference: Difference) -> dict[str, Any]:
     """Return the row of a comparison in ``comparisons.csv``."""
     return {
-        "metric": metric,
-        "condition": "" if difference.condition == EVERYTHING else difference.condition,
+        "metric": comparison.metric,
+        "condition": difference.condition if comparison.layout.condition_axes else "",
         "method": difference.first,
         "compared_with": difference.second,
         "pairs": difference.pairs,
@@ -418,12 +470,12 @@ def make_test_table(comparison: MetricComparison, name: str) -> Table:
         for item in differences
     )
     cells = {
-        (row, column): (item.first, item.condition)
+        (row, column): CellPlace((item.first, item.second), item.condition)
         for row, item in enumerate(differences)
         for column in range(1, len(header))
     }
     title = f"Paired comparisons by {describe_metric(comparison.metric)}"
-    records = [record_difference(comparison.metric, item) for item in differences]
+    records = [_record_difference(comparison, item) for item in differences]
     notes = [
         "Difference: mean over the seeds that both methods have ± half of Student's 95 % interval,"
         " without a correction. 80 % power: the smallest true difference that this test finds.",
@@ -450,9 +502,9 @@ def make_tuning_table(plan: Tuning, trials: Sequence[Mapping[str, str]]) -> Tabl
         trials: The rows of ``tuning.csv``.
     """
     rows, records = [], []
-    labels = dict.fromkeys([*plan.space, *(trial[plan.per] for trial in trials)])
-    for label in (name for name in labels if name != "all"):
-        space = {**plan.space.get("all", {}), **plan.space.get(label, {})}
+    labels = dict.fromkeys([*(trial[plan.per] for trial in trials), *plan.space])
+    for label in (name for name in labels if name != ALL):
+        space = {**plan.space.get(ALL, {}), **plan.space.get(label, {})}
         members = [trial for trial in trials if trial[plan.per] == label]
         states = [trial["status"] for trial in members]
         best = next((trial for trial in members if trial["is_chosen"] == "1"), None)
@@ -460,7 +512,7 @@ def make_tuning_table(plan: Tuning, trials: Sequence[Mapping[str, str]]) -> Tabl
         edges = [path for path, text in values.items() if is_at_edge(_number(text), space[path])]
         record = {
             plan.per: label,
-            "trials": f"{len(members)} of {plan.budget}",
+            "trials": f"{len(members)} of {_count_trials(plan, space)}",
             "diverged": states.count("diverged"),
             "failed": states.count("failed"),
             "searched": "; ".join(f"{path}: {_describe_range(r)}" for path, r in space.items()),
@@ -472,10 +524,12 @@ def make_tuning_table(plan: Tuning, trials: Sequence[Mapping[str, str]]) -> Tabl
         score = _number(best[plan.metric] if best else "")
         texts = {**record, plan.metric: f"{score:.4f}" if isinstance(score, float) else "–"}
         rows.append(tuple(map(str, texts.values())))
-    trials_text = _count(plan.budget, "trial")
+    budget = f"the same budget of {_count(plan.budget, 'trial')}"
+    if plan.sampler == "grid":
+        budget = f"all combinations of its values, at most {_count(plan.budget, 'trial')},"
     notes = [
-        f"Each label has the same budget of {trials_text} of {_count(plan.seeds, 'seed')}, sampled"
-        f" by {plan.sampler}. Validation chose, on seeds that the results above do not have.",
+        f"Each label has {budget} of {_count(plan.seeds, 'seed')}, sampled by {plan.sampler}."
+        " Validation chose, on seeds that the results above do not have.",
         "A diverged trial has the worst score. A failed one has none, and counts towards the"
         " budget. Labels that are not listed had no trial.",
         "A chosen value at the edge of its space may have a better one beyond it.",
@@ -483,6 +537,13 @@ def make_tuning_table(plan: Tuning, trials: Sequence[Mapping[str, str]]) -> Tabl
     header = tuple(records[0]) if records else (plan.per,)
     title = f"Tuned equally, by {plan.metric}"
     return Table("tuned", title, header, tuple(rows), tuple(notes), records)
+
+
+def _count_trials(plan: Tuning, space: Mapping[str, Range | Choices]) -> int:
+    """Return the number of trials of a label."""
+    if plan.sampler != "grid":
+        return plan.budget
+    return math.prod(len(values.values) for values in space.values() if isinstance(values, Choices))
 
 
 def _number(text: str) -> Any:

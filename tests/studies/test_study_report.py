@@ -6,6 +6,7 @@ import json
 import math
 import re
 import statistics
+from dataclasses import replace
 
 import pytest
 import scipy.stats
@@ -13,11 +14,14 @@ import yaml
 from study_processes import run
 from tables import table_test
 
+from pl_fed.reports.picture import MARKERS, line_style
 from pl_fed.statistics import correct_by_holm, smallest_difference
 from pl_fed.studies import command
 from pl_fed.studies.cell_folder import CellFolder, CellRecord, State, write_text
 from pl_fed.studies.comparison import arrange, choose_metrics, compare_methods
-from pl_fed.studies.pictures import find_front
+from pl_fed.studies.fronts import draw_fronts, find_front, render_fronts
+from pl_fed.studies.heat_map import list_fields
+from pl_fed.studies.pictures import draw_pictures
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.report import read_rows
 from pl_fed.studies.results import write_results
@@ -386,6 +390,12 @@ def test_the_page_reads_alone_and_runs_one_script(tmp_path):
     )
     cells = re.findall(r'<td class="number" data-method="(\d)" data-condition="(\d)">', text)
     assert sorted(set(cells)) == sorted(itertools.product("012", "01"))
+    fields = re.findall(r'color:#\w+" data-method="(\d)" data-condition="(\d)">\.\d+<', text)
+    assert sorted(fields) == sorted([*itertools.product("012", "01")] * 2)  # of two metrics
+    facets = re.findall(r'class="facet" data-condition="(\d)">(.*?)</figure>', text, re.DOTALL)
+    assert [place for place, _ in facets] == ["0", "1"]
+    for _, facet in facets:
+        assert re.findall(r'<g transform="[^"]*" data-method="(\d)"', facet) == ["0", "1", "2"]
     assert 'data-hides="1 2">Ditto' in text
     assert "clients of a seed share a model" in text
 
@@ -466,3 +476,265 @@ def test_the_command_writes_the_report_and_runs_nothing(tmp_path):
     assert status == 0, output
     assert "report/index.html" in output
     assert not (study.folder / study.cells[0].path).exists()
+
+
+# Statistics
+
+
+def test_ranks_within_a_seed_are_those_of_mean_ranks(tmp_path):
+    """A seed is one block: methods are ranked by their mean ranks over conditions."""
+    values = {
+        ("A", "x"): [0.9, 0.9, 0.9],
+        ("A", "y"): [0.7, 0.7, 0.7],
+        ("B", "x"): [0.8, 0.8, 0.8],
+        ("B", "y"): [0.9, 0.9, 0.9],
+        ("C", "x"): [0.7, 0.7, 0.7],
+        ("C", "y"): [0.8, 0.8, 0.8],
+    }
+    comparison = compare(make_study(tmp_path, values, baseline="A"))
+    # mean ranks over conditions are 2, 1.5 and 2.5; their ranks in each seed are 2, 1 and 3
+    assert [comparison.find_rank(method) for method in "ABC"] == [2, 1, 3]
+    notes = " ".join(make_metric_table(comparison, "name").notes)
+    assert (
+        "Rank: average over 3 seeds, 1 for the best. Within a seed, methods are ranked by" in notes
+    )
+
+
+@table_test("value", [math.inf, -math.inf, math.nan])
+def test_a_metric_that_is_not_finite_is_a_diverged_run(tmp_path, value):
+    """To leave it out would favour the method that has it."""
+    values = {**VALUES, ("Ditto", "none"): [0.90, value, 0.94]}
+    comparison = compare(make_study(tmp_path, values))
+    entry = comparison.entries["Ditto", "none"]
+    assert (entry.mean, entry.diverged, entry.unfinished) == (None, ("1",), {})
+    assert math.isnan(comparison.find_difference("Ditto", "none").p_value)
+    assert comparison.find_worst("Ditto").has_diverged
+    table = make_metric_table(comparison, "name")
+    assert table.rows[0][1] == "1 of 3 diverged"
+
+
+def test_a_finished_run_without_the_metric_is_said(tmp_path):
+    plan = {"metrics": ["test/hybrid/accuracy"], "baseline": {"algorithm": "FedAvg"}}
+    study = make_study(tmp_path, compare=plan)
+    rows, _, _ = read_rows(study)
+    rows = [
+        {**row, "test/hybrid/accuracy": 0.5} if row["algorithm"] == "FedAvg" else row
+        for row in rows
+    ]
+    layout = arrange(study.spec.axes, study.spec.compare, rows)
+    comparison = compare_methods("test/hybrid/accuracy", layout, rows, {})
+    table = make_metric_table(comparison, "name")
+    assert table.rows[0][1] == "no value"
+    assert "12 finished runs without a value of this metric." in table.notes
+
+
+def test_methods_and_conditions_have_the_order_of_their_axes(tmp_path):
+    values = {(a, c): [0.5, 0.6] for a in "abc" for c in "xyz"}
+    left_out = [{"algorithm": "a", "attack": "x"}, {"algorithm": "b", "attack": "x"}]
+    layout = compare(make_study(tmp_path, values, baseline="a", leave_out=left_out)).layout
+    assert layout.conditions == ("x", "y", "z")
+    axes = make_study(tmp_path, values, baseline="a", leave_out=left_out).spec.axes
+    rows = [{"attack": "x", "algorithm": "c", "seed": "0"}, {"attack": "y", "algorithm": "a"}]
+    assert arrange(axes, None, rows).methods == ("a", "c")
+
+
+def test_a_declared_direction_wins_over_a_guess(tmp_path):
+    metric = "test/personal/skill"
+    study = make_study(tmp_path, compare={"metrics": [{"metric": metric, "mode": "min"}]})
+    rows, _, _ = read_rows(study)
+    rows = [{n.replace("accuracy", "skill"): v for n, v in row.items()} for row in rows]
+    layout = arrange(study.spec.axes, study.spec.compare, rows)
+    with pytest.raises(StudyError, match=r"`compare\.metrics` to be a metric with a known dir"):
+        compare_methods(metric, layout, rows, {})
+    comparison = compare_methods(metric, layout, rows, {}, study.spec.compare.directions)
+    assert not comparison.is_higher_better
+    assert comparison.find_worst("Ditto").condition == "none"
+
+
+def test_a_metric_twice_is_refused(tmp_path):
+    with pytest.raises(StudyError, match=r"`compare\.metrics` to have each metric once but got"):
+        make_study(tmp_path, compare={"metrics": [ACCURACY, ACCURACY]})
+
+
+# Labels
+
+
+@table_test("label", ["worst case", "rank", "all", "diverged"])
+def test_labels_that_are_words_of_the_report(tmp_path, label):
+    values = {
+        (m, c): [0.5 + 0.1 * place, 0.6] for place, m in enumerate("abc") for c in ("x", label)
+    }
+    study = make_study(tmp_path, values, baseline="a")
+    comparison = compare(study)
+    table = make_metric_table(comparison, "name")
+    assert table.header == ("algorithm", "x", label, "worst case", "rank")
+    assert len(table.rows[0]) == 5
+    page = study.report()
+    heat_map = read_csv(page.parent / "pictures/heat_map_test_personal_accuracy.csv")
+    assert len(heat_map) == 3 * 3
+    rows = read_csv(page.parent / "comparisons.csv")
+    assert {row["condition"] for row in rows} == {"x", label}
+
+
+def test_axes_named_like_columns_keep_their_labels(tmp_path):
+    axes = {"algorithm": {"a": {"model.lam": 1.0}, "b": {}}, "rank": {"4": {}, "8": {"x": 1}}}
+    plan = {"metrics": [ACCURACY], "baseline": {"algorithm": "a"}}
+    study = Study("s", ["quickstart"], axes, 2, compare=plan, options={"folder": str(tmp_path)})
+    rows = [{**c.values, "seed": c.seed, "status": "done", ACCURACY: 0.5} for c in study.cells]
+    rows[0]["status"] = "failed"
+    write_results(study.folder, rows)
+    study.report()
+    table = read_csv(tmp_path / "report/tables/test_personal_accuracy.csv")
+    assert [row["rank"] for row in table] == ["4", "8", "4", "8"]
+    assert "rank_" in table[0]
+
+
+def test_latex_rows_that_begin_with_brackets_or_stars_are_text(tmp_path):
+    """After a line break, LaTeX reads them as its arguments."""
+    values = {(label, "none"): [0.5, 0.6] for label in ("[64, 32]", "*", "b")}
+    table = make_metric_table(compare(make_study(tmp_path, values, baseline="b")), "name")
+    rows = [line for line in table.latex().splitlines() if line.endswith(r"\\")]
+    assert rows[1].startswith("{[}64, 32{]} &")
+    assert rows[2].startswith("{*} &")
+    assert not any(row.startswith(("[", "*")) for row in rows)
+
+
+def test_rows_of_two_methods_are_hidden_with_both_alone(tmp_path):
+    """Without a baseline, a method may be the second one in all its comparisons."""
+    text = make_study(tmp_path, baseline=None).report().read_text(encoding="utf-8")
+    places = set(re.findall(r'<tr data-method="(\d \d)" data-condition', text))
+    assert places == {"1 0", "2 0", "2 1"}
+
+
+# Tables that were written earlier
+
+
+def test_the_table_of_a_half_finished_study_is_no_result(tmp_path):
+    """A table has rows of cells that were missing; they are not results without a folder."""
+    status = {("Ditto", "none", 0): "missing", ("Ditto", "none", 1): "running"}
+    study = make_study(tmp_path, status={**status, ("Ditto", "none", 2): "failed"})
+    rows, _, from_table = read_rows(study)
+    assert [row["status"] for row in rows[:3]] == ["missing", "missing", "failed"]
+    assert from_table == 16
+
+
+@table_test(
+    "text",
+    [
+        "algorithm,attack,status\nDitto,none,done\n",
+        "algorithm,attack,seed,status\nDitto,none,0,perfect\n",
+        "algorithm,attack,seed,status,x\nDitto,none,0,done,much\n",
+        "algorithm,attack,seed\nDitto,none,0\n",
+    ],
+)
+def test_a_damaged_table_is_one_sentence(tmp_path, text):
+    study = make_study(tmp_path)
+    (tmp_path / "results.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(
+        StudyError, match=r"Expected the study's results\.csv to (be a table|have states)"
+    ):
+        study.report()
+
+
+def test_labels_survive_the_table(tmp_path):
+    values = {(label, "none"): [0.5, 0.6] for label in ("=1+1", "'quoted", "-x", "b")}
+    rows, _, from_table = read_rows(make_study(tmp_path, values, baseline="b"))
+    assert from_table == 8
+    assert [row["algorithm"] for row in rows[::2]] == ["=1+1", "'quoted", "-x", "b"]
+
+
+def test_a_table_of_another_tuning_is_left_out(tmp_path):
+    pytest.importorskip("optuna", reason="`tune` of a study uses it")
+    plan = {
+        "per": "algorithm",
+        "budget": 2,
+        "space": {"Ditto": {"model.lam": [0.01, 10]}},
+        "metric": "val/personal/accuracy",
+    }
+    study = make_study(tmp_path, tune=plan)
+    lines = "algorithm,trial,status,val/personal/loss,is_chosen,model.mu\nDitto,0,done,0.9,1,0.1\n"
+    (tmp_path / "tuning.csv").write_text(lines, encoding="utf-8")
+    text = study.report().read_text(encoding="utf-8")
+    assert "no tuning.csv of all its arguments yet" in text
+
+
+def test_a_grid_has_as_many_trials_as_combinations(tmp_path):
+    plan = {
+        "per": "algorithm",
+        "budget": 20,
+        "sampler": "grid",
+        "space": {"Ditto": {"model.lam": [1, 2, 3]}, "FedAvg": {"model.lam": [1, 2]}},
+        "metric": "val/personal/accuracy",
+    }
+    study = make_study(tmp_path, tune=plan)
+    lines = ["algorithm,trial,status,val/personal/accuracy,is_chosen,model.lam"]
+    lines += [f"Ditto,{n},done,0.{n},{int(n == 2)},{n + 1}" for n in range(3)]
+    (tmp_path / "tuning.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    study.report()
+    ditto, fedavg = read_csv(tmp_path / "report/tables/tuned.csv")
+    assert (ditto["trials"], fedavg["trials"]) == ("3 of 3", "0 of 2")
+
+
+# Pictures
+
+
+def test_a_method_has_one_colour_in_all_pictures(tmp_path):
+    comparison = compare(make_study(tmp_path))
+    pictures = {picture.name.split("_")[0]: picture for picture in draw_pictures([comparison])}
+    ranks = pictures["ranks"].figure.axes[0]
+    points = [line for line in ranks.lines if line.get_marker() in [*MARKERS]]
+    order = [row["method"] for row in pictures["ranks"].rows]
+    expected = {m: line_style(place) for place, m in enumerate(comparison.layout.methods)}
+    assert order != list(comparison.layout.methods)
+    for method, line in zip(order, points, strict=True):
+        assert line.get_color() == expected[method]["color"]
+        assert line.get_marker() == expected[method]["marker"]
+    worst = compare(make_study(tmp_path), WORST)
+    legend = draw_fronts(comparison, worst).figure.legends[0]
+    colours = {t.get_text(): h.get_color() for t, h in zip(legend.texts, legend.legend_handles)}
+    assert colours == {method: style["color"] for method, style in expected.items()}
+    for method, style in expected.items():
+        assert f'fill="{style["color"]}"/></svg> {method}<' in render_fronts(comparison, worst)
+
+
+@table_test(
+    ["values", "texts"],
+    [
+        ([0.5, 0.0, 0.9996], [".500", "0.000", "1.000"]),
+        ([3e7, 2.5, 12.0], ["3.0e7", "2", "12"]),
+        ([2e-5, 1e-5, 0.0], ["2.0e−5", "1.0e−5", "0.0e0"]),
+        ([-0.5, 0.25, 0.0], ["−0.500", ".250", "0.000"]),
+    ],
+)
+def test_numbers_of_a_heat_map_fit_their_fields(tmp_path, values, texts):
+    table = {(m, "none"): [value, value] for m, value in zip("abc", values)}
+    fields = list_fields(compare(make_study(tmp_path, table, baseline="a")))
+    assert [fields[method, "none"].text for method in "abc"] == texts
+
+
+def test_points_without_a_worst_tenth_are_counted(tmp_path):
+    means, worst = (compare(make_study(tmp_path), metric) for metric in (ACCURACY, WORST))
+    entry = replace(worst.entries["Ditto", "none"], values={})
+    worst = replace(worst, entries={**worst.entries, ("Ditto", "none"): entry})
+    assert (
+        draw_fronts(means, worst).note
+        == "1 point is missing: a run diverged, or none has a result."
+    )
+
+
+def test_each_column_of_panels_has_numbers_below_it(tmp_path):
+    values = {("a", f"c{c}"): [0.5 + 0.01 * c, 0.6] for c in range(8)}
+    study = make_study(tmp_path, values, baseline="a")
+    figure = draw_fronts(compare(study), compare(study, WORST)).figure
+    figure.draw_without_rendering()
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(panels) == 8
+    for axes in panels[2:]:  # six in a row
+        assert any(label.get_visible() for label in axes.get_xticklabels())
+
+
+def test_one_method_of_one_seed_is_reported(tmp_path):
+    study = make_study(tmp_path, {("a", "x"): [0.5], ("a", "y"): [0.6]}, baseline="a")
+    text = study.report().read_text(encoding="utf-8")
+    assert "No test: it needs two methods" in text
+    assert "Paired comparisons" not in text
