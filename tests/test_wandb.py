@@ -13,6 +13,7 @@ import wandb
 import yaml
 from jsonargparse import Namespace
 from PIL import Image
+from wandb_records import read_records
 
 from pl_fed.command.main import main
 from pl_fed.command.run_files import place_logger
@@ -44,21 +45,6 @@ def short(folder, rounds):
     ]
 
 
-def records(run):
-    """The records of all offline runs in a run's folder."""
-    program = shutil.which("wandb", path=str(Path(sys.executable).parent)) or "wandb"
-    entries = []
-    for file in sorted(run.glob("wandb/offline-run-*/*.wandb")):
-        text = subprocess.run(
-            [program, "leet", "inspect", "--json", str(file)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        entries += [json.loads(line) for line in text.splitlines() if line.strip()]
-    return entries
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a run of four rounds; no test changes it."""
@@ -76,7 +62,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run_records(run):
     """The records of that run."""
-    return records(run)
+    return read_records(run)
 
 
 def test_offline_run_equals_metrics_csv(run, run_records):
@@ -173,7 +159,7 @@ def test_complete_config_is_logged(run_records):
 
 
 def group_of(run):
-    (started,) = [record["run"] for record in records(run) if record["type"] == "run"]
+    (started,) = [record["run"] for record in read_records(run) if record["type"] == "run"]
     return started.get("run_group")
 
 
@@ -213,7 +199,7 @@ def test_sweep_sets_the_ids_of_its_runs(tmp_path):
     command = [sys.executable, "-m", "pl_fed", "fit", *LAYERS, *short(tmp_path, 1)]
     subprocess.run(command, env=os.environ | variables, capture_output=True, check=True)
     (folder,) = [path.parent for path in tmp_path.glob("*/config.yaml")]
-    (started,) = [r["run"] for r in records(folder) if r["type"] == "run"]
+    (started,) = [r["run"] for r in read_records(folder) if r["type"] == "run"]
     assert started["run_id"] == "of-the-agent"
     assert not (folder / "wandb_run_id").exists()
 
@@ -227,7 +213,7 @@ def run_copy(run, tmp_path):
 def test_resumed_run_is_the_same_run(run_copy, tmp_path):
     main(["fit", *LAYERS, *short(tmp_path, 6), "--ckpt_path", "last"])
     wandb.finish()
-    logged = records(run_copy)
+    logged = read_records(run_copy)
     starts = [record["run"]["run_id"] for record in logged if record["type"] == "run"]
     assert len(starts) == 2
     assert len(set(starts)) == 1
@@ -241,6 +227,6 @@ def test_results_of_a_tested_checkpoint_follow_its_rounds(run_copy, tmp_path):
     main(["test", *LAYERS, *short(tmp_path, 4), "--ckpt_path", "last"])
     wandb.finish()
     (tested,) = [path.parent for path in tmp_path.glob("*/metrics.csv") if path.parent != run_copy]
-    logged = [r["history"]["item"] for r in records(tested) if r["type"] == "history"]
+    logged = [r["history"]["item"] for r in read_records(tested) if r["type"] == "history"]
     assert any(name.startswith("test/per_client") for item in logged for name in item)
     assert {int(item["round"]) for item in logged} == {4}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from study_processes import run
+from wandb_records import read_records
 
 from pl_fed.studies.cells import expand
 from pl_fed.studies.spec import read_spec_file
@@ -53,6 +54,7 @@ def take_two(labels):
 
 @pytest.mark.slow
 def test_loggers_learn_study_cell_and_labels(tmp_path):
+    """For W&B a study is a group, a cell is a run, and labels are part of the config."""
     loggers = [
         {"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": {"project": "p"}},
         {
@@ -63,7 +65,7 @@ def test_loggers_learn_study_cell_and_labels(tmp_path):
     study = {
         "name": "logged_study",
         "base": ["quickstart", TINY, {"trainer.logger": loggers}],
-        "axes": {"condition": {"under test": {}}},
+        "axes": {"condition": {"under test": {}, "other": {}}, "model.lam": [0.5]},
         "options": {"workers": 1, "folder": "study"},
     }
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
@@ -78,14 +80,28 @@ def test_loggers_learn_study_cell_and_labels(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (cell,) = (tmp_path / "study").glob("condition=*/seed=0")
-    (record,) = cell.glob("wandb/offline-run-*/run-*.wandb")
-    content = record.read_bytes()
-    for text in (b"logged_study", b"condition=under test,seed=0", b'"under test"'):
-        assert text in content, text
-    (hparams,) = cell.rglob("hparams.yaml")
-    labels = yaml.safe_load(hparams.read_text())
-    assert labels["study"] == "logged_study"
-    assert labels["condition"] == "under test"
-    assert labels["seed_everything"] == 0
-    assert os.path.getsize(cell / "log.txt")
+    cells = sorted((tmp_path / "study").glob("condition=*/seed=0"))
+    assert len(cells) == 2
+    for cell, condition in zip(cells, ("other", "under test"), strict=True):
+        labels = {"study": "logged_study", "condition": condition, "model.lam": "0.5"}
+        records = read_records(cell)
+        (run,) = [record["run"] for record in records if record["type"] == "run"]
+        assert run["run_group"] == "logged_study"
+        assert run["display_name"] == f"condition={condition},model.lam=0.5,seed=0"
+        assert labels.items() <= read_wandb_config(records).items()
+        (hparams,) = cell.rglob("hparams.yaml")
+        logged = yaml.safe_load(hparams.read_text())
+        assert labels.items() <= logged.items()
+        assert logged["seed_everything"] == 0
+        events = [path.read_bytes() for path in cell.rglob("events.out.tfevents.*")]
+        assert any(b"test/personal/accuracy" in content for content in events)
+        assert os.path.getsize(cell / "log.txt")
+
+
+def read_wandb_config(records):
+    """Return the config of the records of a run."""
+    config = {}
+    for record in records:
+        if record["type"] == "config":
+            config |= record["config"]["update"]
+    return config

@@ -21,6 +21,7 @@ from pl_fed.studies.spec import read_spec
 from pl_fed.studies.study import Study
 from pl_fed.studies.trials import FIRST_SEED
 from pl_fed.studies.tuning import TABLE, Tuner
+from pl_fed.text import read_csv
 
 pytest.importorskip("optuna", reason="`tune` of a study uses it")
 
@@ -258,8 +259,43 @@ def test_unknown_direction_is_refused(tmp_path, monkeypatch):
             path.write_text(json.dumps(summary))
 
     Unknown(monkeypatch)
-    with pytest.raises(StudyError, match="of which larger or smaller values are better"):
+    with pytest.raises(StudyError, match=r"`tune\.metric` to be a metric with a known direction"):
         tune(spec_of(tmp_path, metric="val/personal/skill"))
+    metric = {"metric": "val/personal/skill", "mode": "min"}
+    tuner = tune(spec_of(tmp_path, metric=metric))
+    assert tuner.best("Ditto").score == 1.0
+
+
+def test_diverged_trials_of_a_loss_stay_the_worst(tmp_path, monkeypatch):
+    """Also those of a whole generation, after which nothing but the name tells the direction."""
+
+    class Losses(Runs):
+        def run_cell(self, cell):
+            super().run_cell(cell)
+            path = CellFolder(self.root, cell.path).path / "summary.json"
+            summary = {"stage": "fit", "diverged": "in round 1", "metrics": {}}
+            if cell.trial >= GENERATION:
+                metrics = {"personal/loss_worst10": 2.0 - cell.trial / 10}
+                metrics |= {name.replace("personal", "global"): v for name, v in metrics.items()}
+                summary = {"stage": "test", "metrics": {"val": metrics}}
+                summary["higher_is_better"] = {"loss": False}
+            path.write_text(json.dumps(summary))
+
+    Losses(monkeypatch)
+    tuner = tune(spec_of(tmp_path, metric="val/personal/loss_worst10"))
+    for label in ("Ditto", "FedAvg"):
+        assert [item.score for item in tuner.trials[label][:GENERATION]] == [math.inf] * GENERATION
+        assert tuner.best(label).trial.number == 11
+
+
+def test_labels_of_the_table_are_no_formulas(tmp_path, monkeypatch):
+    Runs(monkeypatch)
+    axes = {"algorithm": {"=1+1": {}, "FedAvg": {"model": "FedAvg"}}, "attack": {"none": {}}}
+    plan = {**PLAN, "budget": 1, "space": {"all": {"model.optimizer.lr": LR}}}
+    study = {**STUDY, "axes": axes, "tune": plan, "options": {"folder": str(tmp_path)}}
+    tune(read_spec(study), ["=1+1", "FedAvg"])
+    assert "\n'=1+1,0,done" in (tmp_path / TABLE).read_text()
+    assert [row["algorithm"] for row in read_csv(tmp_path / TABLE)] == ["=1+1", "FedAvg"]
 
 
 @table_test(
