@@ -1,4 +1,4 @@
-"""The choice of the round whose models a study tests, by a validation metric."""
+"""The choice of the tested round by a validation metric."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from pl_fed.studies.readers import refuse
 
 @dataclass(frozen=True)
 class BestRound:
-    """Best round: the round whose models are tested.
+    """Best round: the round with the tested models.
 
     Attributes:
         metric: The validation metric that chooses, such as ``val/personal/accuracy``.

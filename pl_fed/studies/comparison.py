@@ -47,7 +47,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout: which axes of a study are methods, and which are conditions.
+    """Layout: the axes of a study that are methods, and those that are conditions.
 
     Attributes:
         method_axes: The axes of ``compare.baseline``; without it the first axis.
@@ -120,7 +120,7 @@ class Entry:
     Attributes:
         labels: The label of each axis.
         values: The metric of each finished run by its seed.
-        diverged: The seeds whose runs diverged, or ended with a metric that is infinite or NaN.
+        diverged: The seeds of runs that diverged, or ended with a metric that is infinite or NaN.
         unfinished: The states of the other planned runs by their seeds.
     """
 

@@ -220,7 +220,7 @@ def _draw_field(axes: Axes, place: tuple[float, float], field: Field) -> None:
 
 
 def render_heat_map(comparison: MetricComparison) -> str:
-    """Return the heat map as an HTML table, whose rows and columns a page's choosers hide."""
+    """Return the heat map as an HTML table; a page's choosers hide rows and columns."""
     layout, fields = comparison.layout, list_fields(comparison)
     columns, upright = list_columns(comparison), is_upright(comparison)
     heads = [

@@ -191,7 +191,7 @@ class WorkerPool(Pool):
         count: The number of workers.
         limit: The number of runs of a fork; then a fresh one takes its place.
         words: The command line of a cell: workers import its loggers, too.
-        cards: The graphics cards, which workers take in turn; without any, they have all cards of
+        cards: The graphics cards; workers take them in turn. Without any, they have all cards of
             this process.
     """
 

@@ -1,4 +1,4 @@
-"""The engines that run cells beyond this machine, and what their pools share."""
+"""The engines that run cells beyond this machine, and the common part of their pools."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,7 +98,7 @@ class RemotePool(Pool):
 
     @abstractmethod
     def _collect(self, seconds: float) -> list[tuple[RemoteSlot, bytes | None]]:
-        """Return the slots whose job has ended, each with its outcome; ``None`` after a death."""
+        """Return the slots with an ended job and its outcome; ``None`` after a death."""
 
     def wait(self, seconds: float) -> list[tuple[Job, Outcome | None]]:
         """Wait for the end of jobs."""

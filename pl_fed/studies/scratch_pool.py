@@ -18,7 +18,7 @@ class ScratchWorker(RayWorker):
     """Scratch worker: does jobs in a process of a Ray cluster, with files in a local folder.
 
     Args:
-        folder: The current folder of the study, which this machine may not have.
+        folder: The current folder of the study; this machine may not have it.
         words: The command line of a cell: its loggers are imported, too.
     """
 
@@ -162,7 +162,7 @@ class ScratchPool(RayPool):
             results = super()._collect(0 if refused else seconds)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from error
-        self._bring_home()
+        self._write_parcels()
         for slot, result in results:
             run = _check_run(slot.job)
             cell = CellFolder(self._folder, run.path)
@@ -173,7 +173,7 @@ class ScratchPool(RayPool):
             ended.append((slot, outcome))
         return ended
 
-    def _bring_home(self) -> None:
+    def _write_parcels(self) -> None:
         """Write the files that runs have sent with their checkpoints."""
         for path, parcel in self._ray.get(self._mailbox.take.remote()).items():
             unpack(parcel, CellFolder(self._folder, path).path)
@@ -181,7 +181,7 @@ class ScratchPool(RayPool):
     def __exit__(self, *error: object) -> None:
         """Bring the last checkpoints home, and end all processes."""
         try:
-            self._bring_home()
+            self._write_parcels()
         finally:
             for lock in self._locks.values():
                 lock.close()

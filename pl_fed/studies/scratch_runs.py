@@ -1,4 +1,4 @@
-"""Runs on machines without a shared file system: in a local folder, from which the files come home.
+"""Runs on machines without a shared file system: each in a local folder. Its files come home.
 
 Home is the folder of the study, on the machine that starts it. A parcel is the content of a run's
 folder. It goes out before a run, comes home with each new checkpoint, and at the end. So a run that
@@ -37,7 +37,7 @@ def pack(folder: Path) -> bytes:
     if not folder.is_dir():
         return b""
     content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
+    with tarfile.TarFile(fileobj=content, mode="w") as archive:
         for path in sorted(folder.rglob("*"), key=lambda path: (path.suffix != ".ckpt", path)):
             if path.name.endswith(_TEMPORARY) or not path.is_file() or path.is_symlink():
                 continue
@@ -63,7 +63,7 @@ def unpack(parcel: bytes, folder: Path, removes: bool = True) -> None:
     if not parcel:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(parcel)) as archive:
+    with tarfile.TarFile(fileobj=io.BytesIO(parcel)) as archive:
         entries = {entry.name: entry for entry in archive.getmembers()}
         for name in sorted(entries, key=lambda name: (name == _SUMMARY, name.endswith(".ckpt"))):
             path = folder / name
@@ -94,7 +94,7 @@ def run_in_scratch(
     send: Callable[[bytes], object],
     check_seconds: float,
 ) -> tuple[RunOutcome, bytes, bytes]:
-    """Run a cell in a local folder, which is removed at the end.
+    """Run a cell in a local folder, and remove the folder at the end.
 
     Args:
         job: The cell, in its home.

@@ -43,7 +43,7 @@ class Options:
         runs_per_worker: The number of runs of a process; then a fresh one takes its place, so that
             its memory does not grow without bound.
         runs_per_gpu: The number of workers for each graphics card of this machine.
-        best: The choice of the round whose models are tested, the same for all cells; ``None``
+        best: The choice of the tested round, the same for all cells; ``None``
             tests the last round. It changes results.
         on: The engine that runs cells on other machines; ``None`` runs them on this one.
         recorded: A table of results; its cells count as done, though they have no folder.

@@ -137,7 +137,7 @@ def render_report(
 
 
 def _mark_metric(comparison: MetricComparison, content: str) -> str:
-    """Return content about a metric, with the attributes by which the script hides it."""
+    """Return content about a metric, with attributes for the choosers."""
     _, model, name = split_metric(comparison.metric)
     attributes = {"metric": comparison.metric, "model": model, "name": name}
     texts = "".join(f' data-{key}="{html.escape(text)}"' for key, text in attributes.items())
@@ -269,7 +269,7 @@ def _number_names(comparison: MetricComparison | None) -> dict[str, dict[str, in
 
 
 def _describe_cell(place: CellPlace | None, places: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the attributes by which the script hides a cell.
+    """Return the attributes of a cell for the choosers.
 
     A cell is hidden with its condition, or with all its methods.
     """

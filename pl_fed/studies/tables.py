@@ -54,7 +54,7 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class CellPlace:
-    """Cell place: what a cell of a table is about.
+    """Cell place: the subject of a cell of a table.
 
     Attributes:
         methods: The methods: one, or the two that a test compares.
