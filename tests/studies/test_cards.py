@@ -1,6 +1,7 @@
 """Graphics cards of a study: workers take them in turn. No card is needed."""
 
 import os
+import time
 
 import pytest
 import torch
@@ -30,11 +31,18 @@ def cards(monkeypatch):
 
 def environments(pool):
     """Return the environment variables of the processes of a pool."""
-    texts = []
-    for worker in pool.workers:
-        with open(f"/proc/{worker._process.pid}/environ", "rb") as file:
-            texts.append(dict(item.split("=", 1) for item in file.read().decode().split("\0")[:-1]))
-    return texts
+    return [read_environment(worker._process.pid) for worker in pool.workers]
+
+
+def read_environment(pid, seconds=20):
+    """Return the environment of a process, as soon as its program has started."""
+    until = time.monotonic() + seconds
+    while True:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            text = file.read().decode()
+        if "PYTHONPATH=" in text or time.monotonic() > until:
+            return dict(item.split("=", 1) for item in text.split("\0")[:-1])
+        time.sleep(0.01)
 
 
 def test_cards_are_those_that_this_process_may_use(cards, monkeypatch):
