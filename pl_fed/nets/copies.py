@@ -85,7 +85,8 @@ def find_own_function(module: nn.Module) -> str | None:
     own = {id(part) for part in module.modules() if any(p.requires_grad for p in part.parameters())}
     own |= {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
     for path, part in module.named_modules():
-        for name, value in vars(part).items():
+        state = part.__getstate__()  # of a copy: torchmetrics leaves out its functions
+        for name, value in state.items() if isinstance(state, dict) else ():
             values = value.values() if isinstance(value, Mapping) else value
             functions = values if isinstance(value, Mapping | list | tuple) else (value,)
             if any(_keeps(function, own) for function in functions):

@@ -171,7 +171,29 @@ def keep_bound_method(net):
     net.run = net.layer.forward
 
 
-@table_test("attribute", [keep_nothing, keep_a_module_without_weights, keep_bound_method])
+class Renewing(nn.Linear):
+    """A layer whose copies have their own function, as metrics of torchmetrics do."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.__setstate__(vars(self))
+
+    def __getstate__(self):
+        return {name: value for name, value in super().__getstate__().items() if name != "run"}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.run = lambda x: self(x)
+
+
+def keep_function_out_of_copies(net):
+    net.renewing = Renewing()
+
+
+@table_test(
+    "attribute",
+    [keep_function_out_of_copies, keep_nothing, keep_a_module_without_weights, keep_bound_method],
+)
 def test_other_functions_are_taken(attribute):
     net = Functions(attribute)
     assert find_own_function(net) is None
