@@ -2,17 +2,13 @@
 
 import json
 import shutil
-import subprocess
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import pytest
-from study_processes import ForkedWorker
 
 from experiments.__main__ import find_experiments, main, open_experiment
 from experiments.experiment import Experiment, group_rows, read_csv, write_csv
 from pl_fed.command.fit import FederatedCLI
-from pl_fed.studies import pool
 from pl_fed.studies.cell_configs import check_config
 from pl_fed.studies.cell_folder import CellFolder, CellRecord, State, write_text
 from pl_fed.studies.results import RESULTS
@@ -97,8 +93,6 @@ def test_committed_rows_count_as_results_without_runs(tmp_path):
 @pytest.mark.slow
 def test_only_missing_cells_run(tmp_path, monkeypatch, capsys):
     """A subset runs first, then the others; the table stays when the run folders are gone."""
-    forks = SimpleNamespace(Popen=ForkedWorker, PIPE=subprocess.PIPE)
-    monkeypatch.setattr(pool, "subprocess", forks)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     written = []
 

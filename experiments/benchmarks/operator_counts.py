@@ -4,7 +4,7 @@ An operator on a device is about one kernel launch; views launch nothing and are
 SGD updates each tensor on a CPU, and all at once on a GPU. The count needs no device. A local step
 is the difference of rounds of many and of few steps, and the rest of a round is what remains. The
 step by hand is forward pass, backward pass and SGD alone: for one client, and for a stack by
-``torch.vmap``. The cases are those of ``experiments/benchmarks``, whose folder is on the path.
+``torch.vmap``. ``tests/engine/test_launches.py`` bounds the counts.
 """
 
 from collections import Counter
