@@ -4,13 +4,12 @@ A run folder stays below ``runs/experiments/``. The numbers that pages need are 
 into CSV files in the experiment's folder. Cells with a row there are not run.
 """
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pl_fed import text
 from pl_fed.studies.cell_folder import State, write_text
 from pl_fed.studies.cells import Cell
 from pl_fed.studies.changes import read_change
@@ -167,20 +166,12 @@ def shorten(value: str | float) -> str:
 
 def read_csv(path: Path) -> list[Row]:
     """Return the rows of a CSV file; none if it does not exist."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return text.read_csv(path) if path.exists() else []
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write rows to a CSV file, completely or not at all."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+    write_text(path, text.format_csv(rows))
 
 
 def group_rows(rows: Iterable[Row], *names: str) -> Iterator[tuple[tuple[str, ...], list[Row]]]:

@@ -1,4 +1,4 @@
-"""What keeps copies of a net from having their own weights: compiled parts, and functions."""
+"""Obstacles to copies of a net with their own weights: compiled parts, and functions."""
 
 import types
 import warnings
@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from pl_fed.nets.fingerprints import function_values
+from pl_fed.nets.kept_values import join_names
 from pl_fed.torch_internals import unwrap_method, unwrap_module
 
 
@@ -36,8 +37,8 @@ def remove_compilation(net: nn.Module) -> nn.Module:
         for name, child in list(module._modules.items()):  # named_children skips repeats
             if child is not None and (inner := unwrap_module(child)) is not None:
                 setattr(module, name, inner)
-                parts.append(f"{path}.{name}".removeprefix("."))
-        parts += [f"{path}.{name}".removeprefix(".") for name in _restore_methods(module)]
+                parts.append(join_names(path, name))
+        parts += [join_names(path, name) for name in _restore_methods(module)]
     if parts:
         warnings.warn(
             f"pl_fed takes `{'`, `'.join(parts)}` of {type(net).__name__} without torch.compile:"
@@ -90,7 +91,7 @@ def find_own_function(module: nn.Module) -> str | None:
             values = value.values() if isinstance(value, Mapping) else value
             functions = values if isinstance(value, Mapping | list | tuple) else (value,)
             if any(_keeps(function, own) for function in functions):
-                return f"{path}.{name}".removeprefix(".")
+                return join_names(path, name)
     return None
 
 

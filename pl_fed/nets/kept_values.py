@@ -319,7 +319,7 @@ class ValueGuard:
     def _note(self, name: str, value: Any) -> None:
         """Copy the containers and objects in a value, without what modules have registered."""
         stack = [value]
-        visited: dict[int, Any] = {}  # of all values: a function may keep itself
+        visited: dict[int, Any] = {}  # the values too: their ids must not be used again
         while stack and len(self._containers) < _MAX_CONTAINERS and len(visited) < _MAX_VALUES:
             value = stack.pop()
             place = id(value)
