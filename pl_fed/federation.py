@@ -54,6 +54,7 @@ from pl_fed.preflight.step_trial import explain_smallest_minibatch, find_step_fa
 from pl_fed.preflight.trial import Trial
 from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds.byzantine_clients import ByzantineClients
+from pl_fed.rounds.central_evaluation import CentralEvaluation
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.federated_evaluation import (
     FederatedEvaluation,
@@ -458,7 +459,30 @@ class Federation(Configurable):
             privacy=privacy,
             leaves_out=self.on_client_error == "leave_out",
         )
-        return Session(client, datamodule, states, evaluation, rounds)
+        central = self._build_central(client, datamodule, states, evaluation, settings)
+        return Session(client, datamodule, states, evaluation, rounds, central)
+
+    def _build_central(
+        self,
+        client: Client,
+        datamodule: FederatedData,
+        states: ClientStates,
+        evaluation: FederatedEvaluation,
+        settings: RunSettings,
+    ) -> CentralEvaluation | None:
+        """Return the evaluation on the server's samples; ``None`` without samples or model."""
+        data = datamodule.central_data
+        if data is None:
+            return None
+        if "global" not in client.evaluated:
+            rank_zero_info(
+                f"pl_fed leaves out `data.central`: {type(client).__name__} has no global model to"
+                " evaluate on it."
+            )
+            return None
+        return CentralEvaluation(
+            data, states, self.byzantine_clients, evaluation.evaluator, settings
+        )
 
     def _build_privacy(self, states: ClientStates, previous: Session | None) -> RoundPrivacy | None:
         """Return the privacy step; that of the previous session has spent a part of the budget."""
@@ -569,6 +593,11 @@ class Federation(Configurable):
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each evaluated model."""
         self.session.evaluation.evaluate(part, clients)
+
+    def evaluate_central(self, part: str) -> Mapping[str, Tensor]:
+        """Return the metrics of the global model on the server's samples; empty without any."""
+        central = self.session.central
+        return {} if central is None else central.measure(part)
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
         """Return the predictions of each client's last evaluated model on its test data."""

@@ -190,6 +190,7 @@ def settings(
     precision="64-true",
     root_samples=0,
     source=lambda: Given(classes(SIZES)),
+    central=lambda: None,
     gathered_bytes=work_share.GATHERED_BYTES,
     **federation,
 ):
@@ -256,6 +257,7 @@ SCENARIOS = {
         engine="auto",
         on_client_error="leave_out",
     ),
+    "a central set": settings(central=lambda: Given(classes([13], seed=7))),
     "own batches": settings(net=ListNet, source=own_batches),
     "diverges": settings(client=DivergentFedAvg, sampler=All(), max_rejected=0.0),
 }
@@ -283,8 +285,8 @@ PREDICTED = ("Ditto",)
 def make(name, folder, rounds, processes, nodes):
     scenario = copy.deepcopy({**SCENARIOS, **STATEFUL}[name])
     work_share.GATHERED_BYTES = scenario.pop("gathered_bytes")
-    names = ("net", "client", "precision", "root_samples", "source")
-    net, kind, precision, root_samples, source = (scenario.pop(key) for key in names)
+    names = ("net", "client", "precision", "root_samples", "source", "central")
+    net, kind, precision, root_samples, source, central = (scenario.pop(key) for key in names)
     step = {key: scenario.pop(key) for key in ("lr", "momentum")}
     algorithm_options = {"lam": 0.5} if kind is Ditto else {}
     client = kind(
@@ -293,7 +295,14 @@ def make(name, folder, rounds, processes, nodes):
         local_epochs=2,
         **algorithm_options,
     )
-    data = FederatedData(source(), batch_size=5, drop_last=True, root_samples=root_samples, seed=0)
+    data = FederatedData(
+        source(),
+        batch_size=5,
+        drop_last=True,
+        root_samples=root_samples,
+        central=central(),
+        seed=0,
+    )
     federation_settings = scenario.pop("federation")
     federation = pl_fed.Federation(
         federation_settings.pop("sampler", None) or Uniform(5),

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pl_fed.clients.module_optimizer import ModuleOptimizer
+from pl_fed.data.module import FederatedData
 from pl_fed.federation import Federation
 from pl_fed.reports.configs import describe, format_value
 
@@ -97,7 +98,9 @@ class Introduction(Callback):
         return (
             f"{_name(section['dataset'])}, {int(data.train.sizes.sum()):,} training samples of"
             f" {data.num_clients} clients, split by {split}{parts}, minibatches of"
-            f" {datamodule.batch_size}{drops}" + (f", {describe_changes(skew)}" if skew else "")
+            f" {datamodule.batch_size}{drops}"
+            + (f", {describe_changes(skew)}" if skew else "")
+            + _describe_central(datamodule)
         )
 
     def _describe_attack(self, adversary: Mapping[str, Any]) -> str:
@@ -117,6 +120,15 @@ class Introduction(Callback):
         aggregators = [*(parts.get("pre_aggregators") or []), parts.get("aggregator")]
         names = [describe_changes(aggregator) for aggregator in aggregators if aggregator]
         return ", ".join(names) or "none (Mean, equal weights)"
+
+
+def _describe_central(datamodule: FederatedData) -> str:
+    """Return the numbers of the server's samples, if it has any."""
+    data = datamodule.central_data
+    if data is None:
+        return ""
+    val, test = (len(data.part(part).index) for part in ("val", "test"))
+    return f", {val:,} validation and {test:,} test samples of the server"
 
 
 def describe_changes(section: Any) -> str:

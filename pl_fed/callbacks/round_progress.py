@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from pl_fed.callbacks.round_display import RoundDisplay, Work, slow_work
+from pl_fed.data.central import CENTRAL
 from pl_fed.federation import Federation
 
 _REFRESHES = 4  # per second
@@ -206,6 +207,8 @@ class RoundProgress(ProgressBar):
             worst = values.get(f"val/{model}/{metric}_worst10")
             tail = "" if worst is None or texts else f", worst 10 % {float(worst):.3f}"
             texts.append(f"{model} {float(value):.3f}{tail}")
+        if (value := values.get(f"val/{CENTRAL}/{metric}")) is not None:
+            texts.append(f"global on the server's data {float(value):.3f}")
         return f"{metric} on validation data: {'; '.join(texts)}" if texts else ""
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from torch import Tensor
 
 from pl_fed.callbacks.participation import describe_untrained
+from pl_fed.data.central import CENTRAL
 from pl_fed.federation import Federation
 from pl_fed.reports.titles import result_titles
 
@@ -73,7 +74,10 @@ class Summary(Callback):
         if table.row_count:
             console.print(f"{stage} {subject} of benign clients", style="italic")
             console.print(table)
-            sentences = [describe_untrained(self.federation), *_undefined_metrics(values)]
+            sentences: list[str | None] = [describe_untrained(self.federation)]
+            sentences += _undefined_metrics(values)
+            central = _find_logged(trainer, f"{part}/{CENTRAL}/")
+            sentences.append(self._describe_central(central, part))
             for sentence in filter(None, sentences):
                 console.print(sentence, soft_wrap=True, markup=False)
         else:
@@ -84,6 +88,15 @@ class Summary(Callback):
             console.print(f"The run's files are in {self.folder}", soft_wrap=True, markup=False)
             if self._fitted and self.next_command:
                 console.print(f"Next: {self.next_command}", soft_wrap=True, markup=False)
+
+    def _describe_central(self, numbers: Mapping[str, Tensor], part: str) -> str | None:
+        """Return the metrics of the global model on the server's samples; ``None`` without any."""
+        central = self.federation.session.central
+        if central is None or not numbers:
+            return None
+        size = len(central.central.part(part).index)
+        texts = [f"{name} {float(value):.4f}" for name, value in numbers.items()]
+        return f"Global model on the server's {size:,} samples: {', '.join(texts)}."
 
 
 def _find_logged(trainer: Trainer, prefix: str) -> dict[str, Tensor]:

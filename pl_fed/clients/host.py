@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from pl_fed.arguments import check_finite_options, check_optimizers
 from pl_fed.clients.contract import Objective
 from pl_fed.clients.module_optimizer import ModuleOptimizer
+from pl_fed.data.central import CENTRAL
 from pl_fed.metrics import ClientMetrics
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class FederationLike(Protocol):
 
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data."""
+
+    def evaluate_central(self, part: str) -> Mapping[str, Tensor]:
+        """Return the metrics of the global model on the server's samples."""
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
         """Return each client's predictions."""
@@ -202,8 +206,13 @@ class FederationModule(LightningModule):
             for model, metrics in tables.items()
             for name, value in metrics.compute().items()
         }
+        central = self.federation.evaluate_central(part)
+        numbers |= {
+            f"{part}/{CENTRAL}/{name}": _convert_metric(value) for name, value in central.items()
+        }
         monitor = self.federation.monitored_metric
-        bar_names = [f"{part}/{model}/{monitor}" for model in tables if part == "val"]
+        models = [*tables, *([CENTRAL] if central else [])]
+        bar_names = [f"{part}/{model}/{monitor}" for model in models if part == "val"]
         loop: Any = self.trainer.fit_loop
         loop.log_evaluation(numbers, bar_names)
 

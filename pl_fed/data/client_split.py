@@ -31,6 +31,7 @@ class ClientSplit:
         test_fraction: Share of test samples where they are cut.
         val_fraction: Share of validation samples where they are cut.
         seed: The seed of the data.
+        withheld: Ids of the samples that no client gets, int64 [samples]; the server has them.
     """
 
     arrays: Arrays
@@ -41,6 +42,7 @@ class ClientSplit:
     test_fraction: float
     val_fraction: float
     seed: int
+    withheld: Tensor
 
     def cut_parts(self) -> tuple[Part, Part, Part]:
         """Return the train, val and test parts of the clients.
@@ -48,12 +50,14 @@ class ClientSplit:
         Official parts stay; a part that the data set lacks is cut from the training samples.
         """
         official = self.official
+        samples = torch.arange(len(self.arrays))
+        if len(self.withheld):
+            samples = samples[~torch.isin(samples, self.withheld)]
         if self.arrays.split is None or len(official) < 2:
-            pooled = self._split_clients(torch.arange(len(self.arrays)))
+            pooled = self._split_clients(samples)
             return self._cut(pooled, self.test_fraction, self.val_fraction)
-        train, val, test = (
-            (self.arrays.split == part).nonzero().flatten() for part in (TRAIN, VAL, TEST)
-        )
+        parts = self.arrays.split[samples]
+        train, val, test = (samples[parts == part] for part in (TRAIN, VAL, TEST))
         if not len(test):
             client_train, client_val = self._split_official(train, val)
             cut_train, _, cut_test = self._cut(client_train, self.test_fraction, 0.0)

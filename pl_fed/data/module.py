@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from pl_fed.arguments import check_choice, check_instances, check_integers
 from pl_fed.configurable import Configurable
 from pl_fed.data.augmentation import Augmentation
+from pl_fed.data.central import CentralParts, check_central
 from pl_fed.data.client_data import ClientData, Part, scale_images
 from pl_fed.data.client_split import ClientSplit
 from pl_fed.data.fingerprint import fingerprint_of
@@ -80,6 +81,15 @@ class FederatedData(Configurable, LightningDataModule):
         predict_clients: Ids of the clients to predict for; ``None`` means all.
         root_samples: Number of training samples that the server takes from the clients, at random,
             for aggregators such as FLTrust. The clients no longer have them.
+        central: The server's own validation and test samples: each evaluation measures the global
+            model on them, too, under ``val/central/`` and ``test/central/``. ``"official"`` takes
+            the data set's own val and test parts; without a val part, ``val_fraction`` of its
+            training samples, which no client gets then. The clients' test samples are official
+            ones, too, unless ``split`` is own: then each client's samples are cut from the others.
+            A data source has samples of its own, with the classes and shapes of the clients'; of
+            its official parts, val and test count, and samples without parts are divided in the
+            proportion of ``val_fraction`` and ``test_fraction``. A skew does not change central
+            samples. ``None`` evaluates on the clients' samples alone.
         seed: Seed of the data split. Each client's cut has a draw of its own; with more than 10,000
             clients, one draw cuts all. ``None`` uses Lightning's global seed, or 0.
 
@@ -105,10 +115,12 @@ class FederatedData(Configurable, LightningDataModule):
         clients_per_eval_batch: int | None = None,
         predict_clients: list[int] | None = None,
         root_samples: int = 0,
+        central: Literal["official"] | DataSource | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
         _check_source(dataset)
+        _check_central(central)
         check_instances(Partitioner, partitioner=partitioner)
         check_instances(Skew, skew=skew)
         size = _MINIBATCHES[0] if batch_size is None else batch_size
@@ -159,8 +171,10 @@ class FederatedData(Configurable, LightningDataModule):
         if seed is not None:
             check_integers(-(2**63), 2**63 - 1, seed=seed)
         self.root_samples = root_samples
+        self.central = central
         self.seed = global_seed() if seed is None else seed
         self._clients: ClientData | None = None
+        self._central: ClientData | None = None
         self._validated: list[int] | None = None
         self._has_doubles = False  # whether the type of the inputs depends on the precision
         self._built_for: torch.dtype | None = None
@@ -176,18 +190,23 @@ class FederatedData(Configurable, LightningDataModule):
     def clients(self) -> ClientData:
         """The clients' data; the first access loads and splits the data set."""
         if self._clients is None or (self._has_doubles and self._built_for != self._real_type()):
-            arrays = self.dataset.load()
-            if not isinstance(arrays, Arrays):
-                raise TypeError(
-                    f"Expected `load` of {type(self.dataset).__name__} to return Arrays but got"
-                    f" {type(arrays).__name__}."
-                )
+            arrays = _load(self.dataset)
             self._clients = self._build_clients(arrays)
             changes = self.normalize != "none" or bool(self.transforms)
             wide = (torch.float64, *(_INTEGERS if changes else ()))
             self._has_doubles = any(leaf.dtype in wide for leaf in leaves(arrays.inputs))
             self._built_for = self._real_type()
         return self._clients
+
+    @property
+    def central_data(self) -> ClientData | None:
+        """The server's validation and test samples, as those of one client; ``None`` without any.
+
+        They are prepared like the clients' inputs, with the numbers of the clients' training
+        samples.
+        """
+        _ = self.clients
+        return self._central
 
     def _real_type(self) -> torch.dtype | None:
         """Return float64 for a trainer in 64 bits, else float32; ``None`` without a trainer.
@@ -293,15 +312,21 @@ class FederatedData(Configurable, LightningDataModule):
         return ClientBatches(clients, size)
 
     def _build_clients(self, arrays: Arrays) -> ClientData:
+        source, central = type(self.dataset).__name__, None
+        if self.central == "official":
+            central = CentralParts.draw_official(
+                arrays, source, self.split, self.val_fraction, self.seed
+            )
         split = ClientSplit(
             arrays,
-            type(self.dataset).__name__,
+            source,
             self.partitioner,
             self.num_clients,
             self.split,
             self.test_fraction,
             self.val_fraction,
             self.seed,
+            torch.empty(0, dtype=torch.int64) if central is None else central.withheld,
         )
         split.report()
         train, val, test = split.cut_parts()
@@ -315,15 +340,43 @@ class FederatedData(Configurable, LightningDataModule):
         data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped, entries=arrays.entries)
         data = replace(data, class_names=tuple(map(str, arrays.class_names)))
         data = replace(data, official=split.official if len(split.official) > 1 else ())
+        without_skew = data
         if self.skew is not None:
             data = data.copy_shared_samples()
         data = self._apply_skew(data, after_normalizing=False)
         normalization = self._fit_normalization(data)
         data = replace(data, inputs=tree_map(_normalize, data.inputs, normalization))
+        if central is not None and self.skew is None:
+            self._central = central.select(data)
+        elif central is not None:
+            inputs = tree_map(_normalize, without_skew.inputs, normalization)
+            self._central = central.select(replace(without_skew, inputs=inputs))
+        elif isinstance(self.central, DataSource):
+            self._central = self._build_central(self.central, without_skew, normalization)
         if arrays.redraw is not None:
             data = replace(data, redraw=partial(_redraw_inputs, arrays.redraw, normalization))
         self._preparation = self._describe_preparation(arrays, normalization)
         return self._apply_skew(data, after_normalizing=True)
+
+    def _build_central(
+        self, source: DataSource, clients: ClientData, normalization: Tree
+    ) -> ClientData:
+        """Return the samples of the server's own data source, prepared like the clients'."""
+        arrays = _load(source)
+        parts = CentralParts.draw_own(arrays, self.val_fraction, self.test_fraction, self.seed)
+        inputs = self._transform_inputs(arrays)
+        check_central(source, arrays, inputs, clients)
+        inputs = tree_map(_normalize, inputs, normalization)
+        return parts.select(
+            replace(
+                clients,
+                inputs=inputs,
+                targets=arrays.targets,
+                ids=None,
+                mapped=arrays.mapped,
+                fingerprint=fingerprint_of(arrays.inputs),
+            )
+        )
 
     def _fit_normalization(self, data: ClientData) -> Tree:
         """Return the normalization of each tensor of the inputs; ``None`` for integers."""
@@ -468,7 +521,7 @@ class FederatedData(Configurable, LightningDataModule):
         return x
 
 
-def _check_source(dataset: object) -> None:
+def _check_source(dataset: object, argument: str = "dataset") -> None:
     """Raise ``TypeError`` unless an object is a data source; name the source that reads it."""
     reader = None
     if isinstance(dataset, LightningDataModule):
@@ -479,10 +532,32 @@ def _check_source(dataset: object) -> None:
         reader = "HuggingFace"
     if reader is not None:
         raise TypeError(
-            "Expected argument `dataset` to be an object of a subclass of DataSource but got"
+            f"Expected argument `{argument}` to be an object of a subclass of DataSource but got"
             f" {type(dataset).__name__}: pass pl_fed.data.{reader}(dataset)."
         )
-    check_instances(DataSource, dataset=dataset)
+    check_instances(DataSource, **{argument: dataset})
+
+
+def _check_central(central: object) -> None:
+    """Refuse anything but ``"official"``, a data source and ``None``."""
+    if isinstance(central, str) and central != "official":
+        raise ValueError(
+            'Expected argument `central` to be "official", a data source or None but got'
+            f" {central!r}."
+        )
+    if central is not None and central != "official":
+        _check_source(central, "central")
+
+
+def _load(source: DataSource) -> Arrays:
+    """Return the samples of a data source; refuse anything but ``Arrays``."""
+    arrays = source.load()
+    if not isinstance(arrays, Arrays):
+        raise TypeError(
+            f"Expected `load` of {type(source).__name__} to return Arrays but got"
+            f" {type(arrays).__name__}."
+        )
+    return arrays
 
 
 def _convert(leaf: Tensor, real: torch.dtype | None) -> Tensor:

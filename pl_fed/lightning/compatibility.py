@@ -4,7 +4,7 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -366,7 +366,7 @@ def check_monitors(
             )
 
 
-def check_private_monitors(trainer: Any) -> None:
+def check_private_monitors(trainer: Any, public: Collection[str] = ()) -> None:
     """Refuse callbacks and schedules that select something shared by clients' metrics.
 
     With privacy, an early stop, the best checkpoint or a learning rate may depend on the released
@@ -374,6 +374,7 @@ def check_private_monitors(trainer: Any) -> None:
 
     Args:
         trainer: The trainer, with the callbacks and schedules of the model.
+        public: Names of metrics on samples that only the server has.
 
     Raises:
         ValueError: If a monitor is a metric of clients, or a NaN or the clock would end the run.
@@ -390,7 +391,8 @@ def check_private_monitors(trainer: Any) -> None:
             " the end of a run at the NaN of one client would tell that it took part."
         )
     for owner, monitor in _list_monitors(trainer):
-        if monitor not in ("round", "epoch", "step") and not monitor.startswith("privacy/"):
+        is_public = monitor in ("round", "epoch", "step", *public)
+        if not is_public and not monitor.startswith("privacy/"):
             raise ValueError(
                 f"Expected {owner} without a `monitor` of clients' metrics for `federation.privacy`"
                 f" but got {monitor}: the choice would be released without noise; monitor"

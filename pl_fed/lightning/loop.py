@@ -242,11 +242,11 @@ class FederatedLoop(_FitLoop):
             self.trainer.validating = True
             self.epoch_loop.val_loop.setup_data()
             self.trainer.training = True
-        evaluation = self.federation.session.evaluation
-        names = evaluation.validated_names() if self.trainer.enable_validation else []
+        session = self.federation.session
+        names = session.list_validated() if self.trainer.enable_validation else []
         check_optimizer(self.trainer, self.trainer.lightning_module)
         if self.federation.privacy is not None:
-            check_private_monitors(self.trainer)
+            check_private_monitors(self.trainer, session.list_public())
         check_monitors(self.trainer, self.trainer.lightning_module, names)
         self._validated_names = names
         if self._is_restored:

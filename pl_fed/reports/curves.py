@@ -18,6 +18,7 @@ from pl_fed.reports.picture import (
     name_groups,
     number_ends,
 )
+from pl_fed.reports.run import CENTRAL
 
 _UPLOADS = ("forged", "clipped", "dropped", "rejected")
 
@@ -34,6 +35,14 @@ def draw_validation(groups: Sequence[Group]) -> Iterator[Picture]:
             f"Validation of {model} models",
             "Mean over benign clients after each validated round.",
         )
+    names = dict.fromkeys((main_metric(groups, "val"), "accuracy", "loss"))
+    yield from _picture(
+        groups,
+        {f"val/{CENTRAL}/{name}": name for name in names},
+        f"curves_{CENTRAL}",
+        "Validation of global models on the server's samples",
+        "Over all of these samples after each validated round.",
+    )
 
 
 def draw_training_loss(groups: Sequence[Group]) -> Iterator[Picture]:

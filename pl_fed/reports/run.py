@@ -23,6 +23,8 @@ csv.field_size_limit(2**31 - 1)  # a client may have many owners in one cell
 
 _MAIN_METRICS = (["accuracy"], ["loss"])  # every model has one of them
 _OWNER = "owner"
+CENTRAL = "central"
+"""The place of the server's samples in the names of metrics, where others have the model."""
 _TRAINED = "_trained"  # within the names of metrics over the clients that took part
 _FIRST = ("personal", "global", "hybrid")  # models that come first in pictures and tables
 
@@ -108,14 +110,14 @@ class Run:
         return set(self.table.columns)
 
     def models(self, part: str) -> list[str]:
-        """Return the models that were evaluated on ``"val"`` or ``"test"`` data."""
+        """Return the models that were evaluated on clients' ``"val"`` or ``"test"`` data."""
         return list(self._models.get(part, ()))
 
     @cached_property
     def _models(self) -> dict[str, list[str]]:
         """The models by part of the data."""
         names = [name.split("/") for name in self.metrics]
-        evaluated = [name for name in names if name[2:] in _MAIN_METRICS]
+        evaluated = [n for n in names if n[2:] in _MAIN_METRICS and n[1] != CENTRAL]
         parts = dict.fromkeys(name[0] for name in evaluated)
         return {
             part: sort_models(name[1] for name in evaluated if name[0] == part) for part in parts

@@ -17,7 +17,7 @@ from pl_fed.reports.group import (
     main_metric,
 )
 from pl_fed.reports.picture import FEW
-from pl_fed.reports.run import Run
+from pl_fed.reports.run import CENTRAL, Run
 from pl_fed.reports.titles import result_titles
 
 _NONE = configs.format_value(None)
@@ -138,7 +138,13 @@ def render_results(groups: Sequence[Group]) -> str:
     deviations over runs.
     """
     models = list_models(groups, "test")
-    names = {name.split("/", 2)[2] for name in _test_metrics(groups) if name.count("/") == 2}
+    parts = [name.split("/", 2) for name in _test_metrics(groups) if name.count("/") == 2]
+    names = {name for _, model, name in parts if model != CENTRAL}
+    central = {  # a mean over samples, beside such means of clients
+        f"{name}_weighted" if f"{name}_weighted" in names else name: name
+        for _, model, name in parts
+        if model == CENTRAL
+    }
     columns = {
         metric: title
         for metric, title in result_titles(names, main_metric(groups, "test")).items()
@@ -160,6 +166,10 @@ def render_results(groups: Sequence[Group]) -> str:
                 name = f"{run.name}, seed {configs.describe_seeds(run.config) or _NONE}"
                 cells = [name, model, *map(_format_result, results)]
                 run_lines.append(_line(str(group.number), cells, group=group.number))
+        finals = [group.final(f"test/{CENTRAL}/{central.get(metric)}") for metric in columns]
+        if any(finals):
+            cells = ["", "global, on the server's samples", *map(_format_result, finals)]
+            lines.append(_line(str(group.number), cells, True, group.number))
     header = ["", "name", "model", *columns.values()]
     folded = _fold(f"Each run ({len(run_lines)} rows)", _table(header, run_lines))
     return _table(header, lines) + (folded if run_lines else "")

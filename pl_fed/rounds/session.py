@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from pl_fed.clients.base import Client
+from pl_fed.data.central import CENTRAL
 from pl_fed.data.module import FederatedData
+from pl_fed.rounds.central_evaluation import CentralEvaluation
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.federated_evaluation import FederatedEvaluation
 from pl_fed.rounds.round import RoundRunner
@@ -19,6 +21,7 @@ class Session:
         states: The clients' data and states.
         evaluation: Computes metrics and predictions.
         rounds: Runs the rounds.
+        central: Measures the global model on the server's samples; ``None`` without any.
     """
 
     client: Client
@@ -26,3 +29,18 @@ class Session:
     states: ClientStates
     evaluation: FederatedEvaluation
     rounds: RoundRunner
+    central: CentralEvaluation | None = None
+
+    def list_validated(self) -> list[str]:
+        """Return the names of the metrics that a validation logs; none without samples."""
+        names = [] if self.central is None else self.central.names("val")
+        return [
+            *self.evaluation.validated_names(),
+            *(f"val/{CENTRAL}/{name}" for name in names),
+        ]
+
+    def list_public(self) -> list[str]:
+        """Return the names of the validation metrics that no client's samples change directly."""
+        if self.central is None or not self.central.is_own("val"):
+            return []
+        return [f"val/{CENTRAL}/{name}" for name in self.central.names("val")]

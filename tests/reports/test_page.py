@@ -382,6 +382,26 @@ def test_page_counts_clients_that_never_took_part_if_models_are_personal(tmp_pat
     assert all("part: 2 of 3 in mine. Personal models" in text for text in notes)
 
 
+def test_metrics_on_the_servers_samples_have_a_row_and_a_picture(tmp_path):
+    folder = write_run(tmp_path / "mine", extra={"val/central/accuracy": 0.4})
+    table = read_table(folder / "metrics.csv")
+    last = {"test/central/accuracy": 0.375, "test/central/class_std": 0.1}
+    changed = {"test/global/accuracy_weighted": 0.75}
+    write_table(folder / "metrics.csv", [*table[:-1], {**table[-1], **last, **changed}])
+    out = page.write([read_run(folder)], tmp_path / "out")
+    reader = Reader(out.read_text(encoding="utf-8"))
+    (header,) = [cells for cells in reader.cells if "over all samples" in cells]
+    (server,) = [cells for cells in reader.cells if "global, on the server's samples" in cells]
+    values = dict(zip(header[header.index("model") :], server[server.index(_SERVER) :]))
+    assert values["over all samples"] == "0.3750"
+    assert values["mean over clients"] == "–"
+    assert "class_std" not in header
+    assert (out.parent / "curves_central.csv").is_file()
+
+
+_SERVER = "global, on the server's samples"
+
+
 def test_page_names_runs_that_the_robustness_chapter_excludes(shared_page):
     reader = Reader(shared_page.read_text(encoding="utf-8"))
     assert "Not shown here: 3 Ditto, lam=1 (no test results)." in reader.texts
