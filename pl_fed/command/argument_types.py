@@ -68,6 +68,11 @@ def fits(kind: Any, value: Any) -> bool:
     return True
 
 
+def fits_without_class(kind: Any, value: Any) -> bool:
+    """Return whether a value fits a type otherwise than as the name of a class."""
+    return any(fits(member, value) for member in _members(kind) if not class_types(member)[0])
+
+
 def refuse_type(kind: Any, value: Any, path: str) -> NoReturn:
     """Raise the fault of a value of another type."""
     types = [member for member in _members(kind) if member not in (Path, Tensor)]

@@ -11,7 +11,13 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
 
-from pl_fed.command.argument_types import class_types, fits, item_type, refuse_type
+from pl_fed.command.argument_types import (
+    class_types,
+    fits,
+    fits_without_class,
+    item_type,
+    refuse_type,
+)
 from pl_fed.command.classes import find_class, list_classes, public_path
 from pl_fed.command.layers import (
     FORMER,
@@ -164,7 +170,9 @@ def _check_value(kind: Any, value: Any, path: str, default: Any = None) -> None:
         if not (class_types(item)[0] or fits(kind, value)):
             refuse_type(kind, value, path)
     elif bases and isinstance(value, dict):
-        _check_class(bases, skipped, value, path, default)
+        typed = value.get("class_path")  # over the class of a config, also `false` looks like one
+        if not (isinstance(typed, Option) and fits_without_class(kind, typed)):
+            _check_class(bases, skipped, value, path, default)
     elif not fits(kind, value):
         if not bases:
             refuse_type(kind, value, path)

@@ -92,7 +92,21 @@ def _read_config(path: str | None) -> Any:
     if not isinstance(config, dict):  # jsonargparse loads a single empty section as text
         got = f"{path}: {fault}" if fault else "one that holds only an empty model"
         refuse("config", "be a file of YAML with sections", got)
-    return config
+    return _mark_appended(config)
+
+
+def _mark_appended(tree: Any) -> Any:
+    """Return a config whose keys with ``+`` at their end append to the list of earlier layers."""
+    if not isinstance(tree, dict):
+        return tree
+    marked = {}
+    for key, value in tree.items():
+        name, plus, end = str(key).rpartition("+")
+        if plus and name and not end:
+            marked[name] = _Appended(value if isinstance(value, list) else [value])
+        else:
+            marked[key] = _mark_appended(value)
+    return marked
 
 
 def _nest(name: str, option: Option) -> Any:

@@ -205,6 +205,13 @@ REFUSED = {
         ["--model.net=torch.nn.Linear", "--model.net.in_features=64"],
         "argument `model.net.out_features` to be set but got none.",
     ),
+    "missing argument beside a logger that is switched off": (
+        [
+            '--trainer.logger={"class_path": "lightning.pytorch.loggers.CSVLogger"}',
+            *("--trainer.logger=false", "--model.net=torch.nn.Linear"),
+        ],
+        "`model.net.in_features` and `model.net.out_features` to be set but got none.",
+    ),
     "file of a section": (
         ["--model=none.yaml"],
         "`model` to be a YAML file of its arguments but got none.yaml: No such file or directory",

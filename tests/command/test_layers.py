@@ -26,6 +26,14 @@ def test_options_change_the_classes_of_configs(tmp_path):
     assert (last["class_path"], str(last["init_args"]["monitor"])) == ("EarlyStopping", "x")
 
 
+def test_config_appends_to_the_lists_of_earlier_ones(tmp_path):
+    for name, text in (("a", "callbacks: [Timer]"), ("b", "callbacks+: [EarlyStopping]")):
+        (tmp_path / f"{name}.yaml").write_text(f"trainer: {{{text}}}\n")
+    files = [str(tmp_path / f"{name}.yaml") for name in "ab"]
+    tree = merge_layers(["--config", files[0], "--config", files[1]])
+    assert tree == {"trainer": {"callbacks": ["Timer", "EarlyStopping"]}}
+
+
 def test_arguments_of_a_former_class_are_set_apart():
     tree = merge_layers(['--model={"class_path": "A", "init_args": {"x": 1}}', "--model=B"])
     assert str(tree["model"]["class_path"]) == "B"
