@@ -210,7 +210,7 @@ REFUSED = {
             '--trainer.logger={"class_path": "lightning.pytorch.loggers.CSVLogger"}',
             *("--trainer.logger=false", "--model.net=torch.nn.Linear"),
         ],
-        "`model.net.in_features` and `model.net.out_features` to be set but got none.",
+        "argument `model.net.out_features` to be set but got none.",
     ),
     "file of a section": (
         ["--model=none.yaml"],
