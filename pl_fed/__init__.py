@@ -9,6 +9,7 @@ from pl_fed.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pl_fed.attacks.adversary import Adversary as Adversary
+    from pl_fed.command.trained_run import load as load
     from pl_fed.engine.options import EngineOptions as EngineOptions
     from pl_fed.federation import Federation as Federation
     from pl_fed.lightning.trainer import Trainer as Trainer
@@ -25,6 +26,7 @@ _OBJECTS = {
     "StorageOptions": "rounds.storage",
     "Study": "studies.study",
     "Trainer": "lightning.trainer",
+    "load": "command.trained_run",
     "read_run": "reports.record",
 }
 _ROOMS = (
@@ -38,6 +40,7 @@ _OF_LIGHTNING = (
     "callbacks",
     "clients",
     "data",
+    "load",
     "loggers",
 )
 __all__ = [*_OBJECTS, *_ROOMS]

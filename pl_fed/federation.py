@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.metrics import ClientMetrics
 from pl_fed.metrics.named import name_metrics
+from pl_fed.nets.weights import fit_names, read_weights
 from pl_fed.preflight.net_trial import find_net_facts, try_attacks, try_features
 from pl_fed.preflight.privacy_rules import check_privacy
 from pl_fed.preflight.round_trial import try_round
@@ -136,6 +138,12 @@ class Federation(Configurable):
             then has a standard error, such as ``val/global/accuracy_se``. Tests always evaluate all
             clients. ``None`` validates all clients.
         privacy: Client-level differential privacy of the global model; ``None`` for no privacy.
+        initial_model: A file with the weights with which the global model begins: a checkpoint of
+            Lightning, a state dict (``torch.save``), safetensors, or a checkpoint of pl_fed, of
+            which it takes the global model. Personal models and states begin as for a new net with
+            these weights. Names may differ by one prefix, as those of a LightningModule and of the
+            net within it. A checkpoint that the trainer loads (``ckpt_path``) replaces them. With
+            privacy, the file counts as public. ``None`` keeps the weights of ``model.net``.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Raises:
@@ -174,6 +182,7 @@ class Federation(Configurable):
         untrained_models: UntrainedModels = None,
         evaluate_clients: int | float | None = None,
         privacy: DifferentialPrivacy | None = None,
+        initial_model: str | Path | None = None,
         seed: int | None = None,
     ) -> None:
         pre_aggregators = pre_aggregators or []
@@ -219,6 +228,7 @@ class Federation(Configurable):
         check_instances(str, monitor=monitor)
         check_instances(DifferentialPrivacy, privacy=privacy)
         self.privacy = privacy
+        self.initial_model = None if initial_model is None else Path(initial_model)
         self.monitor = monitor
         for name, declared in (
             ("lower_is_better", lower_is_better),
@@ -273,6 +283,8 @@ class Federation(Configurable):
             previous = None
         if stage == "fit" and not loads:
             self._check_budget(previous)
+        if previous is None and self.initial_model is not None and not loads:
+            _set_weights(client, self.initial_model)
         if previous is None:
             own_samples = None if self.privacy is None else data.train.samples
             self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed, own_samples)
@@ -671,6 +683,19 @@ class Federation(Configurable):
         self.byzantine_clients.load_state_dict(state["adversary"])
         rows = select_home_states(states.processes, state["store"])
         states.restore(rows, state.get("participation"))
+
+
+def _set_weights(client: Client, path: Path) -> None:
+    """Give all models of an algorithm the weights in a file.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file has no weights, or those of another net.
+    """
+    weights = fit_names(read_weights(path), client.global_model, path)
+    for name in client.models:
+        client.model(name).load_state_dict(weights)
+    rank_zero_info(f"The models begin with the weights in {path}.")
 
 
 def _check_sections(adversary: object, engine: object, storage: object) -> None:

@@ -43,7 +43,7 @@ FLOORS = {
     0.3: ("nets",),
     0.1: ("lazy_imports", "types"),
     0: (
-        *("arguments", "configurable", "locks", "plain_yaml", "random", "state"),
+        *("arguments", "configurable", "isolation", "locks", "plain_yaml", "random", "state"),
         *("statistics", "text", "torch_internals", "trees", "version"),
     ),
     -0.1: ("devices",),
@@ -57,7 +57,7 @@ SAME_FLOOR = {  # imports allowed between rooms of one floor, without cycles
 }
 
 PUBLIC_THOUGH_PRIVATE = {
-    "command.export": {"_get"},
+    "command.checkpoint_cli": {"_get"},
     "command.fit": {"_get"},
 }  # LightningCLI offers no other way to a section's object
 

@@ -96,7 +96,8 @@ class PerClient(Callback):
 
         Returns:
             The columns ``client``, ``byzantine``, ``class`` and ``samples``, and the accuracy of
-            each model; ``class_name`` if the data has names. Empty for real-valued targets.
+            each model; ``owner`` and ``class_name`` if the data has names. Empty for real-valued
+            targets.
         """
         data = self.federation.data
         columns: dict[str, list[Any]] = {}
@@ -105,8 +106,10 @@ class PerClient(Callback):
             clients, classes = samples.nonzero(as_tuple=True)
             if not columns and samples.shape[1]:
                 byzantine = self.federation.is_byzantine[clients.cpu()]
+                owners = [", ".join(data.owners[c]) for c in clients.tolist() if data.owners]
                 columns = {
                     "client": clients.tolist(),
+                    **({"owner": owners} if data.owners else {}),
                     "byzantine": byzantine.int().tolist(),
                     "class": classes.tolist(),
                     "samples": samples[clients, classes].tolist(),

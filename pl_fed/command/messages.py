@@ -125,3 +125,9 @@ def suggest_name(name: str, names: Sequence[str]) -> str:
 def list_names(names: list[str]) -> str:
     """List names in parentheses; empty if there are none or too many."""
     return f" (there are: {', '.join(names)})" if 0 < len(names) <= _MAX_NAMES else ""
+
+
+def first_refusal(text: str) -> str:
+    """Return the sentence in the error output of a command line, without its hint."""
+    lines = [line for line in text.splitlines() if line.startswith("error: ")]
+    return lines[0].removeprefix("error: ") if lines else summarize(text)

@@ -164,6 +164,7 @@ class Export:
             "algorithm": type(client).__name__,
             "net": f"{type(net).__module__}.{type(net).__qualname__}",
             "classes": data.clients.num_classes,
+            "class_names": list(data.clients.class_names),
             "torch": torch.__version__,
             "select": self.request.select,
             "precision": federation.client.trainer.precision,

@@ -87,7 +87,7 @@ class Request:
                 "Expected argument `ckpt` to be a checkpoint, or the folder of a run, but got none:"
                 " add `--ckpt` with its path."
             )
-        checkpoint = _find_checkpoint(Path(namespace.ckpt))
+        checkpoint = find_checkpoint(Path(namespace.ckpt))
         return cls(
             checkpoint=checkpoint,
             client=tuple(namespace.client),
@@ -95,7 +95,7 @@ class Request:
             select=namespace.select,
             formats=tuple(dict.fromkeys(namespace.format)),
             out=namespace.out,
-            config=tuple(namespace.config or [_find_config(checkpoint)]),
+            config=tuple(namespace.config or [find_config(checkpoint)]),
             overrides=tuple(overrides),
         )
 
@@ -151,23 +151,28 @@ def find_client(word: str, number: int, owners: Sequence[Sequence[str]]) -> int:
     )
 
 
-def _find_checkpoint(path: Path) -> Path:
+def find_checkpoint(path: Path, argument: str = "ckpt") -> Path:
     """Return a checkpoint.
 
     Args:
         path: The path of the checkpoint or of its run's folder.
+        argument: The name of the argument, for messages.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        ValueError: If the file is no checkpoint.
     """
     checkpoint = last_checkpoint(path) if path.is_dir() else path
     if checkpoint is None or not checkpoint.is_file():
         reason = "no such file" if checkpoint else "no checkpoints/last.ckpt in it"
         raise FileNotFoundError(
-            f"Expected argument `ckpt` to be a checkpoint, or the folder of a run, but got {path}:"
-            f" {reason}."
+            f"Expected argument `{argument}` to be a checkpoint, or the folder of a run, but got"
+            f" {path}: {reason}."
         )
     if not zipfile.is_zipfile(checkpoint) or not _is_torch_file(checkpoint):
         raise ValueError(
-            f"Expected argument `ckpt` to be a checkpoint of pl_fed but got {path}: it is broken,"
-            " or of another kind."
+            f"Expected argument `{argument}` to be a checkpoint of pl_fed but got {path}: it is"
+            " broken, or of another kind."
         )
     return checkpoint
 
@@ -186,7 +191,12 @@ def _run_folder(checkpoint: Path) -> Path:
     return next((folder.parent for folder in folders if folder.name == "checkpoints"), folders[0])
 
 
-def _find_config(checkpoint: Path) -> Path:
+def find_config(checkpoint: Path) -> Path:
+    """Return the ``config.yaml`` of a checkpoint's run.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
     for folder in (_run_folder(checkpoint), checkpoint.parent.parent, checkpoint.parent):
         if (folder / "config.yaml").is_file():
             return folder / "config.yaml"

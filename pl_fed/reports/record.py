@@ -23,7 +23,8 @@ class RunRecord(NamedTuple):
         metrics: The columns of ``metrics.csv``, float64 [rows]; NaN where a round has no value.
         clients: The columns of ``per_client.csv``, float64 [clients], and columns of text, such as
             ``owner``; empty before a test.
-        classes: The columns of ``per_class.csv``, float64 [rows]; empty without the file.
+        classes: The columns of ``per_class.csv``, float64 [rows], and of names, text [rows]; empty
+            without the file.
         summary: ``summary.json``. Without the file, as of a killed run, it has ``metrics`` alone:
             the last ones of ``metrics.csv``.
     """
@@ -63,13 +64,16 @@ def read_run(folder: str | Path) -> RunRecord:
     }
     texts = {name: np.array(cells) for name, cells in run.attributes.items()}
     clients: Table = {**run.clients, **texts}
-    if "owner" in clients:
-        clients["owner"] = _read_owners(folder / "per_client.csv")
+    classes: Table = dict(run.classes)
+    for table, file in ((clients, "per_client.csv"), (classes, "per_class.csv")):
+        for name in ("owner", "class_name"):
+            if name in table:
+                table[name] = _read_names(folder / file, name)
     return RunRecord(
         copy.deepcopy(dict(run.config)),
         metrics,
         clients,
-        dict(run.classes),
+        classes,
         _read_summary(folder / "summary.json") or {"metrics": _last_metrics(run.rows)},
     )
 
@@ -85,10 +89,11 @@ def _last_metrics(rows: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str
     return metrics
 
 
-def _read_owners(path: Path) -> NDArray[np.str_]:
+def _read_names(path: Path, column: str) -> NDArray[np.str_]:
+    """Return the texts in a column of a table."""
     with path.open(encoding="utf-8", newline="") as file:
-        owners = (row["owner"] for row in csv.DictReader(file))
-        return np.array([owner.removeprefix("'") for owner in owners])
+        names = (row[column] for row in csv.DictReader(file))
+        return np.array([name.removeprefix("'") for name in names])
 
 
 def _read_summary(path: Path) -> dict[str, Any]:

@@ -328,7 +328,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     validated = clients or _read_columns(folder / "per_client_validation.csv", damage, "byzantine")
     if has_test:
         path = folder / "per_class.csv"
-        classes = _read_columns(path, damage, "byzantine", "class", texts=("class_name",))
+        classes = _read_columns(path, damage, "byzantine", "class", texts=(_OWNER, "class_name"))
     return Run(
         folder=folder,
         name=name or folder.name,

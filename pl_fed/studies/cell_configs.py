@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from pl_fed.command.messages import summarize
+from pl_fed.command.messages import first_refusal, summarize
 from pl_fed.command.run_files import active_loggers
 from pl_fed.command.saved_config import find_config_changes
 from pl_fed.command.sections import SectionsCLI
@@ -64,7 +64,7 @@ def check_config(arguments: list[str]) -> CheckCLI:
             warnings.simplefilter("ignore")
             checked = CheckCLI(arguments)
     except SystemExit:
-        raise InvalidCellError(_first_error(output.getvalue())) from None
+        raise InvalidCellError(first_refusal(output.getvalue())) from None
     except (
         *(ValueError, TypeError, OSError, RuntimeError, ImportError, KeyError),
         *(AttributeError, MisconfigurationException),
@@ -72,12 +72,6 @@ def check_config(arguments: list[str]) -> CheckCLI:
         raise InvalidCellError(summarize(str(error))) from error
     _check_processes(checked.complete_config.get("trainer") or {})
     return checked
-
-
-def _first_error(text: str) -> str:
-    """Return the sentence in the error output of a command line, without its hint."""
-    lines = [line for line in text.splitlines() if line.startswith("error: ")]
-    return lines[0].removeprefix("error: ") if lines else summarize(text)
 
 
 def _check_processes(trainer: dict[str, Any]) -> None:

@@ -15,10 +15,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pl_fed.command.fit import FederatedCLI
 from pl_fed.command.run_files import wandb_loggers_in
+from pl_fed.isolation import isolate
 from pl_fed.run_folder import RunLock, last_checkpoint
 from pl_fed.studies.cell_configs import check_config, describe_changes
 from pl_fed.studies.cell_folder import LOG, OTHER_ROUND, CellFolder, CellRecord, State
-from pl_fed.studies.isolation import isolate
 from pl_fed.studies.jobs import RunJob, RunOutcome
 from pl_fed.text import first_line
 

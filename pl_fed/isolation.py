@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -43,7 +44,8 @@ def _restore_process(stack: ExitStack) -> None:
     stack.callback(sys.path.__setitem__, slice(None), list(sys.path))
     stack.callback(sys.argv.__setitem__, slice(None), list(sys.argv))
     stack.callback(locale.setlocale, locale.LC_ALL, locale.setlocale(locale.LC_ALL))
-    for number in _SIGNALS:
+    is_main = threading.current_thread() is threading.main_thread()
+    for number in _SIGNALS if is_main else ():  # other threads may set no handler
         stack.callback(signal.signal, number, signal.getsignal(number))
     for name in ("", "lightning.pytorch", "lightning.fabric", "pl_fed", "torch"):
         logger = logging.getLogger(name)
