@@ -421,13 +421,7 @@ class Federation(Configurable):
         else:
             states = previous.states
             states.renew(data, settings)
-        batch_rule = BatchRule(
-            datamodule.batch_size,
-            datamodule.drop_last,
-            settings.shuffle,
-            settings.limit_local_steps,
-            datamodule.min_batch,
-        )
+        batch_rule = settings.build_batch_rule(datamodule)
         adaptation = None
         if client.adaptation is not None:
             adaptation = Adaptation(

@@ -35,6 +35,7 @@ from pl_fed.nets.calls import Net
 from pl_fed.nets.copies import remove_compilation
 from pl_fed.nets.dropout import Draws, key_dropouts
 from pl_fed.nets.rows import copy_trainable, count_as_numbers, trainable_parameters
+from pl_fed.optimizers import LocalSchedule
 from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
 from pl_fed.tasks.module_steps import build_layers, list_hooks
 from pl_fed.tasks.one_process import one_process
@@ -60,7 +61,8 @@ class Client(Configurable, ClientRounds, ABC):
             for all samples. The features replace the inputs, so ``net.forward`` must accept them.
         optimizer: Builds the local optimizer from parameters, in each round; SGD with learning rate
             0.05 by default.
-        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round. A
+            :class:`~pl_fed.optimizers.LocalSchedule` also changes the rate within a round.
         local_steps: Minibatch steps in a round; or give ``local_epochs``.
         local_epochs: Passes over the client's data in a round; 1 if neither is given.
         criterion: Turns outputs and targets into a mean loss: a module with ``reduction``, such as
@@ -86,6 +88,8 @@ class Client(Configurable, ClientRounds, ABC):
         adaptation: Local training of personal models before each evaluation, from the global
             model; its results are discarded. ``None`` for algorithms without adaptation.
         population: Sizes of the federation; set before :meth:`check`.
+        local_schedule: The schedule over the local steps of a round; ``None`` without one. The
+            trainer sets it.
 
     Raises:
         TypeError: If the net is no module, or a LightningModule with its own steps or hooks, or the
@@ -124,6 +128,10 @@ class Client(Configurable, ClientRounds, ABC):
     """Why each optimizer step takes one minibatch: ``trainer.accumulate_grad_batches`` is then
     refused. Empty if gradients may accumulate."""
 
+    reads_rates = False
+    """Whether ``training_step`` needs the learning rate of its own step: a schedule over local
+    steps is then refused, because ``<model>.lr`` is the mean rate of a client's steps."""
+
     reads_validation = False
     """Whether ``training_step`` reads the client's validation data, by ``validation_batch``."""
 
@@ -148,6 +156,7 @@ class Client(Configurable, ClientRounds, ABC):
             optimizer = ModuleOptimizer(net, schedules=lr_scheduler is None)
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
+        self.local_schedule: LocalSchedule | None = None
         self.local_work = LocalWork(local_steps, local_epochs or 1)
         self.draws = Draws()
         trainable_parameters(net)  # raises if there are none

@@ -220,7 +220,8 @@ class ClientRound:
             Empty before an evaluation. If a model has several parameter groups, it is that of the
             first one: see ``Client.refuse_mixed_options``. If gradients accumulate over k
             minibatches, it is the optimizer's rate divided by k: ``steps * lr`` stays the length of
-            the local training.
+            the local training. With a schedule over local steps it is the mean rate of each
+            client's steps, [clients, 1], for the same reason.
         extra: Rows that ``begin`` adds for ``training_step`` to read, by name: [clients, length],
             or [length] for a row that all clients share.
         validation_losses: In ``end_round``, the mean loss of each validated model on the clients'
@@ -306,6 +307,7 @@ class ClientRound:
             states=rows(self.states),
             optimizer_states=rows(self.optimizer_states),
             steps=rows(self.steps),
+            lr=rows(self.lr),
             extra=rows(self.extra),
         )
 

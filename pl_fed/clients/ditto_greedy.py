@@ -57,6 +57,7 @@ class DittoGreedy(Ditto):
     """
 
     reads_validation = True
+    reads_rates = True
     single_batch_reason = "it tries the optimizer's step on each minibatch"
 
     def __init__(

@@ -15,6 +15,7 @@ from pl_fed.clients.contract import Objective
 from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.data.central import CENTRAL
 from pl_fed.metrics import ClientMetrics
+from pl_fed.optimizers import LocalSchedule
 
 if TYPE_CHECKING:
     from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -58,6 +59,7 @@ class FederationModule(LightningModule):
     """
 
     lr_scheduler: LRSchedulerCallable | None
+    local_schedule: LocalSchedule | None
     models: dict[str, Any]
 
     @property
@@ -111,6 +113,7 @@ class FederationModule(LightningModule):
         check_optimizers(optimizer=self.objective.optimizer(next(iter(parameters.values()))))
         optimizer = self.objective.build_optimizer(parameters)
         scheduler = self.build_schedule(optimizer)
+        self.local_schedule = scheduler if isinstance(scheduler, LocalSchedule) else None
         if scheduler is None:
             return optimizer
         check_finite_options(lr_scheduler=optimizer)

@@ -1,17 +1,16 @@
 """The local optimizer of a LightningModule: the one that ``configure_optimizers`` returns."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
+from pl_fed.clients.module_schedule import ModuleSchedule, read_schedule
 from pl_fed.nets.rows import trainable_parameters
 
 _NO_OPTIONS = ("params", "name", "initial_lr")
@@ -57,8 +56,7 @@ class ModuleOptimizer:
             parameters: Parameters or parameter groups.
 
         Raises:
-            ValueError: If the module has several optimizers or schedules, or a schedule of single
-                steps.
+            ValueError: If the module has several optimizers or schedules.
         """
         if self._example is None:
             self._example = self._configure()
@@ -79,13 +77,16 @@ class ModuleOptimizer:
         self._example = None
 
     def build_schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
-        """Return a schedule of a local optimizer, stepped once a round; ``None`` without one."""
+        """Return a schedule of a local optimizer; ``None`` without one.
+
+        It steps once a round, or goes through the local steps if the module's schedule has
+        ``interval: step``.
+        """
         example = self._example
         if example is None or example.schedule is None:
             return None
-        return _FollowingSchedule(
-            optimizer, example.schedule, [group.index for group in example.groups]
-        )
+        sources = [group.index for group in example.groups]
+        return example.schedule.follow(optimizer, sources, type(self.module).__name__)
 
     def _configure(self) -> "_Example":
         name = type(self.module).__name__
@@ -95,7 +96,7 @@ class ModuleOptimizer:
                 f"Expected `configure_optimizers` of {name} to return an optimizer but got None."
             )
         optimizer, schedules = _unpack(name, result)
-        schedule = _read_schedule(name, schedules) if self.schedules else None
+        schedule = read_schedule(name, schedules) if self.schedules else None
         _check_parameters(name, self.module, optimizer)
         if not self._has_informed:
             self._has_informed = True
@@ -134,7 +135,7 @@ class _Example:
     """
 
     optimizer: torch.optim.Optimizer
-    schedule: LRScheduler | None
+    schedule: ModuleSchedule | None
     groups: tuple[_ExampleGroup, ...]
 
     def split(self, part: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -153,57 +154,6 @@ class _Example:
                 own["name"] = f"{part['name']}.{place}"
             groups.append({**part, **own})
         return groups
-
-
-class _FollowingSchedule(LRScheduler):
-    """Following schedule: copies the learning rates of another schedule to a local optimizer.
-
-    The rate of a group changes by the same factor as that of the other schedule's optimizer.
-
-    Args:
-        optimizer: The local optimizer. Each model has as many groups as ``sources`` has numbers.
-        schedule: The schedule, with an optimizer of its own.
-        sources: For each group of a model, the position of the group that it follows.
-    """
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, schedule: LRScheduler, sources: list[int]
-    ) -> None:
-        self.schedule = schedule
-        self.sources = sources
-        self.taken_steps = 0
-        super().__init__(optimizer)
-
-    def get_lr(self) -> list[Any]:
-        """Return the learning rate of each group, after a step of the other schedule."""
-        if self.last_epoch > self.taken_steps:
-            self.taken_steps = self.last_epoch
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the other optimizer takes no steps
-                self.schedule.step()
-        rates = []
-        for base, source in zip(self.base_lrs, cycle(self.sources)):
-            group = self.schedule.optimizer.param_groups[source]
-            initial, rate = group["initial_lr"], group["lr"]
-            rates.append(rate if base == initial or not initial else base * rate / initial)
-        return rates
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, with that of the other schedule."""
-        own = ("schedule", "sources")
-        state = {k: v for k, v in super().state_dict().items() if k not in own}
-        rates = [group["lr"] for group in self.schedule.optimizer.param_groups]
-        return {**state, "schedule": self.schedule.state_dict(), "schedule_lr": rates}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
-        """Restore the state, and that of the other schedule."""
-        own = dict(state_dict)
-        self.schedule.load_state_dict(own.pop("schedule"))
-        rates = own.pop("schedule_lr")
-        rates = rates if isinstance(rates, list) else [rates]  # one, in older checkpoints
-        for group, rate in zip(self.schedule.optimizer.param_groups, rates):
-            group["lr"] = rate
-        super().load_state_dict(own)
 
 
 def names_no_optimizer(optimizer: Callable[[Any], Any]) -> bool:
@@ -243,33 +193,6 @@ def _unpack(name: str, result: Any) -> tuple[torch.optim.Optimizer, list[Any]]:
             f" {len(optimizers)}: use one optimizer, or set `model.optimizer`."
         )
     return optimizers[0], [schedule for schedule in schedules if schedule is not None]
-
-
-def _read_schedule(name: str, schedules: list[Any]) -> LRScheduler | None:
-    """Return the schedule, which steps once in each epoch: a round; ``None`` without one."""
-    if not schedules:
-        return None
-    if len(schedules) > 1:
-        raise ValueError(
-            f"Expected `configure_optimizers` of {name} to return one lr_scheduler but got"
-            f" {len(schedules)}: use one, or set `model.lr_scheduler`."
-        )
-    first = schedules[0]
-    options = first if isinstance(first, Mapping) else {"scheduler": first}
-    scheduler = options["scheduler"]
-    interval, frequency = options.get("interval", "epoch"), options.get("frequency", 1)
-    if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
-        raise ValueError(
-            f"Expected `lr_scheduler` of {name}.configure_optimizers to be a schedule of epochs but"
-            f" got {type(scheduler).__name__}: set `model.lr_scheduler` instead."
-        )
-    if interval != "epoch" or frequency != 1:
-        raise ValueError(
-            f"Expected `lr_scheduler` of {name}.configure_optimizers to have interval epoch and"
-            f" frequency 1 but got {interval} and {frequency}, since a schedule steps once a"
-            " round: set `model.lr_scheduler` instead."
-        )
-    return scheduler
 
 
 def _check_parameters(name: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -39,6 +39,8 @@ class Chunk:
         on_done: Called with the number of clients that have completed their steps so far.
         skipped: The indices of the steps that ``training_step`` skipped, by the position of the
             client; set by the engine.
+        rates: The learning rate of each parameter group in each step of each client, float64
+            [clients, steps, groups], on the CPU; ``None`` if those of the optimizer hold.
         place: The stage of the run, for the note of an error: see :meth:`add_note`.
     """
 
@@ -50,6 +52,7 @@ class Chunk:
     on_done: Callable[[int], None] = lambda _: None
     skipped: dict[int, list[int]] = field(default_factory=dict)
     place: str = "round {round}, {clients}"
+    rates: Tensor | None = None
 
     def add_note(self, error: Exception, positions: Iterable[int], step: int | None = None) -> None:
         """Add a note to an error in a local step: the round, the clients and the step.
@@ -119,8 +122,15 @@ class Chunk:
             model: [min(count, most_steps) for count in counts]
             for model, counts in self.steps.items()
         }
+        rates = None if self.rates is None else self.rates[:, :most_steps]
         return Chunk(
-            self.clients, self.objective, batches, steps, self.round.copy(), place=self.place
+            self.clients,
+            self.objective,
+            batches,
+            steps,
+            self.round.copy(),
+            place=self.place,
+            rates=rates,
         )
 
     def draw_keys(self, draws: Draws) -> Tensor:
@@ -377,6 +387,19 @@ def rebuild_optimizer(
     for group, current in zip(rebuilt.param_groups, optimizer.param_groups):
         group.update({name: value for name, value in current.items() if name != "params"})
     return rebuilt
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rates: Tensor | None, step: int) -> None:
+    """Set the learning rates of a client's step.
+
+    Args:
+        optimizer: The optimizer of one client, or of clients with equal rates.
+        rates: The rates of the client, [steps, groups]; ``None`` changes nothing.
+        step: The index of the step.
+    """
+    if rates is not None:
+        for group, rate in zip(optimizer.param_groups, rates[step].tolist()):
+            group["lr"] = rate
 
 
 def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:

@@ -112,7 +112,7 @@ class BatchedRunner(Engine):
         signature = (
             (chunk.batches.width, *data.kinds),
             (own.device, own.dtype, *dims.items()),
-            (type(optimizer), *(updates or ())),
+            (type(optimizer), chunk.rates is None, *(updates or ())),
             *(plain_attributes(client) if traced else ()),
         )
         if signature not in self._steps:
@@ -310,6 +310,7 @@ class PreparedStep:
             {model: [steps[position]] for model, steps in chunk.steps.items()},
             chunk.plan_steps(settings.batches_per_step, position, length),
             settings,
+            None if chunk.rates is None else chunk.rates[position],
             stacked=False,
         )
 
@@ -395,6 +396,12 @@ class StepInputs:
         self._first_end = min(batches.steps, default=0)  # before, all clients run
         self._is_compiled = prepared.step.compiled
         self._options = read_options(optimizer, prepared.buffers.example)
+        self._rates: Tensor | None = None  # [clients, steps, groups]
+        if chunk.rates is not None and prepared.step.updates is not None:
+            example = prepared.buffers.example
+            self._rates = to_device(chunk.rates, example, example.dtype)
+            if size is not None:
+                self._rates = pad_to_shape(self._rates, (size,))
         self.ends = numbers_on(self._index, [*chunk.steps.values(), batches.steps])
         draws = chunk.draw_keys(prepared.client.draws)
         self._draws = to_device(draws, self._index)  # [clients, steps]
@@ -419,7 +426,7 @@ class StepInputs:
             "draw": self._draws[position, index],
             "rows": self._rows,
             "running": self._running[position, index],
-            "options": self._options[index > 0],
+            "options": self._list_options(index, position),
         }
 
     def build_stack(self, index: int, batch: Batch, width: int | None = None) -> dict[str, Any]:
@@ -443,8 +450,19 @@ class StepInputs:
             "draw": self._draws[:, index],
             "rows": self._rows,
             "running": self._running[index],
-            "options": self._options[index > 0],
+            "options": self._list_options(index, slice(None)),
         }
+
+    def _list_options(self, index: int, clients: int | slice) -> Tensor:
+        """Return SGD's numbers in a step, [groups, 4]; for a stack with rates, [..., clients]."""
+        options = self._options[index > 0]
+        if self._rates is None:
+            return options
+        rates = self._rates[clients, index].T  # [groups] or [groups, clients]
+        others = options[:, 1:]
+        if rates.dim() == 2:
+            others = others[..., None].expand(-1, -1, rates.shape[1])
+        return torch.cat([rates[:, None], others], dim=1)
 
 
 def drop_unsupported_mask(client: Client, batch: Batch) -> Batch:

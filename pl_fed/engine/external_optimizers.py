@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.contract import Objective
-from pl_fed.engine.base import LocalSettings, rebuild_optimizer
+from pl_fed.engine.base import LocalSettings, rebuild_optimizer, set_rates
 from pl_fed.engine.optimizer_states import OptimizerStates
 from pl_fed.engine.step import Tensors, clip_gradients
 
@@ -23,6 +23,8 @@ class ExternalOptimizer:
         counts: The number of minibatches of each client, by trained model.
         plan: Whether the optimizer steps after each minibatch: see :meth:`Chunk.plan_steps`.
         settings: Clipping and accumulation.
+        rates: The learning rates of the clients, equal for all, [steps, groups]; ``None`` for those
+            of the optimizer.
         stacked: Whether the leaves are those of a stack; otherwise, they are those of one client.
 
     Attributes:
@@ -38,12 +40,14 @@ class ExternalOptimizer:
         counts: Mapping[str, list[int]],
         plan: list[bool],
         settings: LocalSettings,
+        rates: Tensor | None,
         stacked: bool,
     ) -> None:
         self._leaves = leaves
         self._counts = counts
         self._plan = plan
         self._settings = settings
+        self._rates = rates
         self._stacked = stacked
         self._sums: Tensors = {model: {} for model in leaves}
         self._first = 0  # the first minibatch of the next optimizer step
@@ -72,6 +76,7 @@ class ExternalOptimizer:
                 leaf.grad = None if is_over else gradients[model].get(name)
                 if finished and not is_over:
                     fixed.append((leaf, finished, leaf[finished]))
+        set_rates(self.optimizer, self._rates, index)
         self.optimizer.step()
         for leaf, finished, value in fixed:
             leaf[finished] = value
@@ -96,9 +101,9 @@ class ExternalOptimizer:
 class StackOptimizer:
     """Stack optimizer: moves the leaves of a stack of clients.
 
-    If clients keep the states of their optimizers, or step after different minibatches, the stack
-    is split: each part has an optimizer of its own, since torch's optimizers count one number of
-    steps for a tensor.
+    If clients keep the states of their optimizers, step after different minibatches, or have
+    different learning rates, the stack is split: each part has an optimizer of its own, since
+    torch's optimizers have one rate, and count one number of steps, for a tensor.
 
     Args:
         objective: The objective; it builds the optimizers.
@@ -120,8 +125,8 @@ class StackOptimizer:
         chunk, clients = states.chunk, range(len(states.chunk.clients))
         length, per_step = chunk.batches.max_steps, settings.batches_per_step
         plans = [chunk.plan_steps(per_step, position, length) for position in clients]
-        self._is_split = states.are_kept or per_step > 1
-        parts = states.split_stack(plans) if self._is_split else [slice(None)]
+        self._is_split = states.are_kept or per_step > 1 or chunk.rates is not None
+        parts = states.split_stack(plans, chunk.rates) if self._is_split else [slice(None)]
         self._parts: list[tuple[slice | Tensor, ExternalOptimizer]] = []
         for positions in parts:
             own = list(clients[positions] if isinstance(positions, slice) else positions.tolist())
@@ -135,6 +140,7 @@ class StackOptimizer:
                 counts,
                 plans[own[0]],
                 settings,
+                None if chunk.rates is None else chunk.rates[own[0]],
                 stacked=True,
             )
             states.load(part.optimizer, part.parameters, positions)

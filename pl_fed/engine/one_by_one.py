@@ -17,6 +17,7 @@ from pl_fed.engine.base import (
     allocate_rows,
     as_outputs,
     rebuild_optimizer,
+    set_rates,
     stack_outputs,
 )
 from pl_fed.engine.optimizer_states import OptimizerStates
@@ -96,6 +97,7 @@ class OneByOne(Engine):
         totals: dict[str, Tensor] = {}
         taken, per_step = 0, self.settings.batches_per_step
         is_waiting = False  # whether gradients wait for the optimizer
+        rates = None if chunk.rates is None else chunk.rates[position]
         plan = chunk.plan_steps(per_step, position, chunk.batches.steps[position])
         for step, batch in enumerate(chunk.batches.iterate_client(position)):
             client.draws.start(keys[step])
@@ -122,6 +124,7 @@ class OneByOne(Engine):
                 is_waiting = False
                 if has_hooks:
                     _call_hooks("on_before_optimizer_step", client, optimizer, groups, step)
+                set_rates(optimizer, rates, step)
                 self._move(optimizer, groups, step)
             models.keep_completed(groups, step + 1, position)
             for name, value in outputs.items():

@@ -65,16 +65,20 @@ class OptimizerStates:
         """Replace the chunk's states by those after the local steps."""
         self.chunk.round.optimizer_states.update(self._after)
 
-    def split_stack(self, plans: list[list[bool]]) -> list[slice | Tensor]:
+    def split_stack(self, plans: list[list[bool]], rates: Tensor | None) -> list[slice | Tensor]:
         """Return the positions of the clients that one optimizer can move together.
 
-        They step after the same minibatches. If states are kept, they also take equally many local
-        steps, and their states have equal shared numbers, such as the count of steps.
+        They step after the same minibatches, with the same learning rates. If states are kept, they
+        also take equally many local steps, and their states have equal shared numbers, such as the
+        count of steps.
 
         Args:
             plans: The plan of each client: see :meth:`Chunk.plan_steps`.
+            rates: The learning rates of each client: see :class:`Chunk`.
         """
         numbers = torch.tensor(plans, dtype=torch.float64)
+        if rates is not None:
+            numbers = torch.cat([numbers, rates.flatten(1)], dim=1)
         if self.are_kept:
             steps = torch.tensor([*self.chunk.steps.values()], dtype=torch.float64).T
             shared = [

@@ -289,10 +289,10 @@ class SgdUpdate:
             leaf: The parameter.
             gradient: The clipped gradient of the parameter.
             momentum: The momentum buffer; ``None`` without momentum.
-            options: :data:`OPTIONS` as scalars, with 1 − dampening (1 in the first step) in place
-                of dampening.
+            options: :data:`OPTIONS` as scalars, or [clients] for a stack, with 1 − dampening (1 in
+                the first step) in place of dampening.
         """
-        lr, mass, gain, decay = options
+        lr, mass, gain, decay = (expand_to(number, leaf) for number in options)
         if self.maximize:
             gradient = -gradient
         if self.weight_decay:

@@ -245,6 +245,7 @@ class FederatedLoop(_FitLoop):
         session = self.federation.session
         names = session.list_validated() if self.trainer.enable_validation else []
         check_optimizer(self.trainer, self.trainer.lightning_module)
+        session.rounds.local_training.check_schedule()
         if self.federation.privacy is not None:
             check_private_monitors(self.trainer, session.list_public())
         check_monitors(self.trainer, self.trainer.lightning_module, names)

@@ -60,6 +60,7 @@ from pl_fed.lightning.loop import FederatedLoop
 from pl_fed.lightning.meeting import meet_patiently
 from pl_fed.loggers import RunCSV, begin_own_wandb_runs, postpone_experiments
 from pl_fed.rounds.identity import check_identity, federation_identity
+from pl_fed.rounds.local_training import count_most_steps
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.run_folder import (
     RunLock,
@@ -223,6 +224,15 @@ class Trainer(LightningTrainer):
         """The number of rounds, for learning-rate schedules."""
         limits = [n for n in (self.max_epochs, self.max_steps) if n is not None and n >= 0]
         return min(limits, default=float("inf"))
+
+    @property
+    def estimated_local_steps(self) -> int | float:
+        """The largest number of local steps of a client in all rounds, for schedules of steps."""
+        client: Any = self.lightning_module
+        datamodule: Any = self.datamodule  # type: ignore[attr-defined]
+        rule = self.run_settings().build_batch_rule(datamodule)
+        most = count_most_steps(client.objective, rule, datamodule.clients.train.sizes)
+        return self.estimated_stepping_batches * most
 
     def _watch_launcher(self) -> None:
         """Make the processes that Lightning starts end with their launcher."""

@@ -150,6 +150,33 @@ def check_accumulation(client: Client, batches_per_step: int) -> None:
         )
 
 
+def check_local_schedule(client: Client, batches_per_step: int) -> None:
+    """Refuse a schedule over local steps where a step needs one rate, or several minibatches.
+
+    Args:
+        client: The algorithm.
+        batches_per_step: The setting ``trainer.accumulate_grad_batches``.
+
+    Raises:
+        ValueError: If the schedule has no meaning.
+    """
+    if client.local_schedule is None:
+        return
+    name = type(client.local_schedule).__name__
+    if client.reads_rates:
+        raise ValueError(
+            f"Expected argument `model.lr_scheduler` to be a schedule of rounds for"
+            f" {type(client).__name__}, whose steps read the learning rate, but got {name}, which"
+            " changes it in each local step: remove it."
+        )
+    if batches_per_step > 1:
+        raise ValueError(
+            f"Expected trainer argument `accumulate_grad_batches` to be 1 for {name}, which gives"
+            f" each minibatch its learning rate, but got {batches_per_step}: use a larger"
+            " `data.batch_size`."
+        )
+
+
 def check_mean(client: Client, aggregator: Aggregator, only_adds: bool) -> None:
     """Refuse or warn if the global model is not the mean over clients that the algorithm defines.
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.client_rounds import read_rates
-from pl_fed.clients.contract import ClientRound, ModelRows
+from pl_fed.clients.contract import ClientRound, ModelRows, Objective
+from pl_fed.clients.local_rates import find_mean_rates, list_local_rates
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.clients.round_rules import StepRows
 from pl_fed.data.batches import Batches, BatchRule
@@ -24,6 +25,7 @@ from pl_fed.engine.choice import TRIED_CLIENTS
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.nets.rows import finite_rows, usable_rows
+from pl_fed.preflight.rules import check_local_schedule
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.settings import RunSettings
@@ -151,6 +153,18 @@ class LocalTraining:
         return TrainedCohort.join(
             share, own, broadcast.parameters, client.trained, self._table_layout
         )
+
+    def check_schedule(self) -> None:
+        """Refuse a schedule of local steps without a meaning, or that ends before the run.
+
+        Raises:
+            ValueError: With the reason.
+        """
+        check_local_schedule(self.client, self.settings.local.batches_per_step)
+        if self.client.local_schedule is not None:
+            sizes = self.states.loaded.train.sizes
+            most = count_most_steps(self.client.objective, self.batch_rule, sizes)
+            self.client.local_schedule.check_length(self.settings.rounds, most)
 
     def _share_work(self, cohort: Tensor) -> WorkShare:
         """Divide a cohort among the processes by the clients' numbers of local steps."""
@@ -346,7 +360,8 @@ class LocalTraining:
         """
         row, steps = work.broadcast.parameters, self.count_steps(clients)
         step_rows = {model: numbers_on(row, counts)[:, None] for model, counts in steps.items()}
-        lr = read_rates(work.optimizer, row, self.settings.local.batches_per_step)
+        rates = self._list_rates(work, steps)
+        lr = self._read_rates(work, rates, steps)
         with _note_errors(work.round, clients, "begin"):
             planned = StepRows(step_rows)
             start = self.states.begin(clients, work.broadcast, work.remote, step_rows, lr)
@@ -354,6 +369,8 @@ class LocalTraining:
                 steps |= self._limit_steps(clients, changed)
                 for model in changed:
                     start.steps[model] = numbers_on(row, steps[model])[:, None]
+                rates = self._list_rates(work, steps)
+                start.lr = self._read_rates(work, rates, steps)
         batches = Batches(
             self.states.data,
             clients,
@@ -364,7 +381,20 @@ class LocalTraining:
             self.byzantine_clients.poison(clients, work.round),
             self.augment,
         )
-        return Chunk(clients, self.client.objective, batches, steps, start)
+        return Chunk(clients, self.client.objective, batches, steps, start, rates=rates)
+
+    def _list_rates(self, work: CohortWork, steps: dict[str, list[int]]) -> Tensor | None:
+        """Return the learning rates of all local steps; ``None`` if the optimizer's hold."""
+        return list_local_rates(self.client.local_schedule, work.optimizer, steps, work.round)
+
+    def _read_rates(
+        self, work: CohortWork, rates: Tensor | None, steps: dict[str, list[int]]
+    ) -> dict[str, Tensor]:
+        """Return the learning rate of each trained model, or its mean over the local steps."""
+        row = work.broadcast.parameters
+        if rates is not None:
+            return find_mean_rates(rates, work.optimizer, steps, row)
+        return read_rates(work.optimizer, row, self.settings.local.batches_per_step)
 
     def _limit_steps(self, clients: Tensor, steps: dict[str, list[int]]) -> dict[str, list[int]]:
         """Return numbers of steps, with 0 for clients without a minibatch."""
@@ -460,6 +490,21 @@ class LocalTraining:
                 errors[int(clients)] = error
                 return self.client.row("global").data.new_full((1,), math.nan)
         return torch.cat([self._start_losses(part, round, errors) for part in clients.split(1)])
+
+
+def count_most_steps(objective: Objective, rule: BatchRule, sizes: Tensor) -> int:
+    """Return the largest number of local steps of a client on any model in a round.
+
+    Args:
+        objective: The objective of the local steps.
+        rule: How samples become minibatches.
+        sizes: The number of training samples of each client, int64 [clients].
+    """
+    return max(
+        rule.count(objective.work(model), size)
+        for model in objective.trained
+        for size in sizes.unique().tolist()
+    )
 
 
 def _complete_steps(chunk: Chunk, means: dict[str, Tensor]) -> dict[str, Tensor]:

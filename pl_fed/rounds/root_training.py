@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows, Objective, model_of_group
+from pl_fed.clients.local_rates import list_local_rates
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData, Part
@@ -71,9 +72,11 @@ class RootTraining:
         start = ClientRound(server.to(size.device), size, torch.zeros_like(size), broadcast)
         start.models["global"] = broadcast.expand(1)
         place = "round {round}, the server's training on its root data"
-        chunk = Chunk(server, self.objective, batches, {"global": [steps]}, start, place=place)
+        own_optimizer, counts = self._build_optimizer(optimizer), {"global": [steps]}
+        rates = list_local_rates(client.local_schedule, own_optimizer, counts, round)
+        chunk = Chunk(server, self.objective, batches, counts, start, place=place, rates=rates)
         with ModelGuard(client, ["global"]):
-            OneByOne(settings).run(client, self._build_optimizer(optimizer), chunk)
+            OneByOne(settings).run(client, own_optimizer, chunk)
         return start.models["global"].parameters[0] - broadcast.parameters
 
     def _build_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pl_fed.data.batches import BatchRule
+from pl_fed.data.module import FederatedData
 from pl_fed.distributed.processes import Processes
 from pl_fed.engine import LocalSettings
 
@@ -30,6 +32,16 @@ class RunSettings:
     rounds: float = 0.0
     seconds_left: Callable[[], float] = lambda: math.inf
     processes: Processes = field(default_factory=Processes)
+
+    def build_batch_rule(self, datamodule: FederatedData) -> BatchRule:
+        """Return how the samples of clients become minibatches."""
+        return BatchRule(
+            datamodule.batch_size,
+            datamodule.drop_last,
+            self.shuffle,
+            self.limit_local_steps,
+            datamodule.min_batch,
+        )
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which models run, for example of mixed precision."""
