@@ -95,15 +95,15 @@ REFUSED = {
         lambda: fedavg_round(module_with_optimizer(lambda m: adam(m.encoder.parameters()))),
         "all trainable parameters but got one without `decoder.weight`: set its requires_grad=Fal",
     ),
-    "a schedule of steps": (
+    "a schedule of every second epoch": (
         lambda: fedavg_round(
-            module_with_optimizer(lambda m: add_schedule(adam(m.parameters()), interval="step"))
+            module_with_optimizer(lambda m: add_schedule(adam(m.parameters()), frequency=2))
         ),
-        "interval epoch and frequency 1 but got step and 1",
+        "or interval epoch and frequency 1, but got epoch and 2",
     ),
     "a plateau": (
         lambda: fedavg_round(module_with_optimizer(build_plateau_schedule)),
-        "to be a schedule of epochs but got ReduceLROnPlateau: set `model.lr_scheduler`",
+        "to be a schedule of epochs or steps but got ReduceLROnPlateau: set `model.lr_scheduler`",
     ),
     "another batch": (
         lambda: fedavg_round(LitImages()),
