@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pl_fed.reports.record import read_run as read_run
     from pl_fed.rounds.storage import StorageOptions as StorageOptions
     from pl_fed.studies.study import Study as Study
+    from pl_fed.systems.settings import Systems as Systems
 
 _OBJECTS = {
     "Adversary": "attacks.adversary",
@@ -25,6 +26,7 @@ _OBJECTS = {
     "Federation": "federation",
     "StorageOptions": "rounds.storage",
     "Study": "studies.study",
+    "Systems": "systems.settings",
     "Trainer": "lightning.trainer",
     "load": "command.trained_run",
     "read_run": "reports.record",
@@ -32,6 +34,7 @@ _OBJECTS = {
 _ROOMS = (
     *("aggregators", "attacks", "callbacks", "clients", "data", "loggers", "metrics", "models"),
     *("optimizers", "partitioners", "privacy", "samplers", "skews", "statistics"),
+    "systems",
 )
 _OF_LIGHTNING = (
     "EngineOptions",

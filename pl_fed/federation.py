@@ -79,6 +79,7 @@ from pl_fed.rounds.small_cohorts import SmallCohortRule
 from pl_fed.rounds.storage import StorageOptions
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore, keep_freed_memory
+from pl_fed.systems import Systems
 from pl_fed.tasks import LightningTask
 from pl_fed.tasks.directions import Directions, describe_directions
 from pl_fed.types import Population
@@ -144,6 +145,8 @@ class Federation(Configurable):
             these weights. Names may differ by one prefix, as those of a LightningModule and of the
             net within it. A checkpoint that the trainer loads (``ckpt_path``) replaces them. With
             privacy, the file counts as public. ``None`` keeps the weights of ``model.net``.
+        systems: The clients' speed, bandwidth and availability, with deadlines on a simulated
+            clock; ``None`` for equal clients that always answer.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Raises:
@@ -183,6 +186,7 @@ class Federation(Configurable):
         evaluate_clients: int | float | None = None,
         privacy: DifferentialPrivacy | None = None,
         initial_model: str | Path | None = None,
+        systems: Systems | None = None,
         seed: int | None = None,
     ) -> None:
         pre_aggregators = pre_aggregators or []
@@ -229,6 +233,8 @@ class Federation(Configurable):
         check_instances(DifferentialPrivacy, privacy=privacy)
         self.privacy = privacy
         self.initial_model = None if initial_model is None else Path(initial_model)
+        check_instances(Systems, systems=systems)
+        self.systems = systems
         self.monitor = monitor
         for name, declared in (
             ("lower_is_better", lower_is_better),
@@ -317,9 +323,9 @@ class Federation(Configurable):
         data = datamodule.clients
         client.population = Population(
             data.num_clients,
-            self.sampler.size_of_cohort(data.num_clients),
+            self._expected_cohort(data.num_clients),
             int(data.train.sizes.sum()),
-            cohort_varies=not self.sampler.has_fixed_size,
+            cohort_varies=not self.sampler.has_fixed_size or self._systems_change_cohorts,
         )
         client.keeps_optimizer_state = self.engine.keep_optimizer_state
         client.choose_task(data.targets, data.num_classes)
@@ -336,6 +342,27 @@ class Federation(Configurable):
         else:
             task.averages_samples = facts.averages_samples
         return replace(trial, takes_integers=facts.takes_integers)
+
+    def _expected_cohort(self, num_clients: int) -> int:
+        """Return the expected number of uploads in a round, without late clients and dropouts.
+
+        Raises:
+            ValueError: If the server would wait for more uploads than the sampler draws clients.
+        """
+        drawn = self.sampler.size_of_cohort(num_clients)
+        if self.systems is None or self.systems.take_first is None:
+            return drawn
+        if self.systems.take_first > drawn:
+            raise ValueError(
+                "Expected argument `federation.systems.take_first` to be at most the number of"
+                f" drawn clients, {drawn}, but got {self.systems.take_first}: set a larger"
+                " `federation.sampler.cohort_size`."
+            )
+        return self.systems.take_first
+
+    @property
+    def _systems_change_cohorts(self) -> bool:
+        return self.systems is not None and self.systems.changes_cohorts
 
     def _check(self, trial: Trial, datamodule: FederatedData) -> None:
         """Refuse an algorithm, data, attacks and aggregators that do not fit together."""
@@ -464,7 +491,11 @@ class Federation(Configurable):
             small_cohort=self.small_cohort,
             privacy=privacy,
             leaves_out=self.on_client_error == "leave_out",
+            systems=self.systems,
         )
+        if rounds.systems is not None and previous is not None:
+            before = previous.rounds.systems
+            rounds.systems.seconds = 0.0 if before is None else before.seconds
         central = self._build_central(client, datamodule, states, evaluation, settings)
         return Session(client, datamodule, states, evaluation, rounds, central)
 
@@ -642,9 +673,10 @@ class Federation(Configurable):
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a resume, without the global model: the client's state holds it."""
         client, states = self.session.client, self.session.states
-        privacy = self.session.rounds.privacy
+        privacy, systems = self.session.rounds.privacy, self.session.rounds.systems
         return {
             **({} if privacy is None else {"privacy": privacy.state_dict()}),
+            **({} if systems is None else {"systems": {"seconds": systems.seconds}}),
             "format": CHECKPOINT_FORMAT,
             "identity": {
                 **federation_identity(client, states.loaded, self.seed),
@@ -670,6 +702,8 @@ class Federation(Configurable):
         check_optimizer_identity(state["identity"], client)
         load_privacy(self.session.rounds.privacy, state.get("privacy"))
         self._spent_privacy = None  # the checkpoint has the budget
+        if systems := self.session.rounds.systems:
+            systems.seconds = state.get("systems", {}).get("seconds", 0.0)
         if self.adversary.redraw:
             self.byzantine_clients.is_byzantine = state["byzantine"]
         self.engine_choice.load_state_dict(state["engine"])

@@ -37,6 +37,7 @@ FLOORS = {
         "privacy",
         "samplers",
         "skews",
+        "systems",
         "tasks",
     ),
     0.6: ("functional",),

@@ -1,7 +1,7 @@
 """The local training of a round: trains the clients of a cohort, chunk by chunk."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +81,14 @@ class LocalTraining:
         measures_start_losses: Whether to measure the loss of w^t over each client's training data.
         leaves_out: Whether a client that raises an exception is left out of the round;
             otherwise the exception ends the run.
+
+    Attributes:
+        limit_steps: Returns numbers of local steps, by trained model, with at most those that fit
+            into a round; ``None`` for rounds without a deadline. Its arguments are the clients'
+            ids, the planned numbers, and the round.
     """
+
+    limit_steps: Callable[[Tensor, Mapping[str, list[int]], int], dict[str, list[int]]] | None
 
     def __init__(
         self,
@@ -109,6 +116,7 @@ class LocalTraining:
         self.seed = seed
         self.measures_start_losses = measures_start_losses
         self.leaves_out = leaves_out
+        self.limit_steps = None
         self.watch = ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
         self._table_layout = TableLayout()
@@ -130,7 +138,7 @@ class LocalTraining:
             The results of the cohort, the same in every process.
         """
         cohort, client = self.draw_cohort(round), self.client
-        share = self._share_work(cohort)
+        share = self._share_work(cohort, round)
         own = CohortResults(len(share.clients), self._upload_buffer)
         if self.measures_start_losses and len(share.clients):
             own.start_losses = self._start_losses(share.clients, round, own.errors)
@@ -166,23 +174,30 @@ class LocalTraining:
             most = count_most_steps(self.client.objective, self.batch_rule, sizes)
             self.client.local_schedule.check_length(self.settings.rounds, most)
 
-    def _share_work(self, cohort: Tensor) -> WorkShare:
+    def _share_work(self, cohort: Tensor, round: int) -> WorkShare:
         """Divide a cohort among the processes by the clients' numbers of local steps."""
         processes = self.states.processes
         if processes.size == 1 or not len(cohort):
             return WorkShare.single_process(cohort)
-        steps = self.count_steps(cohort)
+        steps = self.count_steps(cohort, round)
         work = torch.tensor(list(steps.values()), dtype=torch.float64).sum(0)
         return WorkShare.balance(processes, cohort, work)
 
-    def count_steps(self, clients: Tensor) -> dict[str, list[int]]:
-        """Return the number of local steps of each client, for each trained model."""
+    def count_steps(self, clients: Tensor, round: int | None = None) -> dict[str, list[int]]:
+        """Return the number of local steps of each client, for each trained model.
+
+        Args:
+            clients: Ids of the clients, int64 [clients].
+            round: The round, whose deadline may limit the steps; ``None`` for the planned numbers.
+        """
         sizes = self.states.loaded.train.sizes[clients].tolist()
         objective, counts = self.client.objective, {}
         for model in objective.trained:
             work = objective.work(model)
             by_size = {size: self.batch_rule.count(work, size) for size in set(sizes)}
             counts[model] = [by_size[size] for size in sizes]
+        if round is not None and self.limit_steps is not None:
+            return self.limit_steps(clients, counts, round)
         return counts
 
     def _plan_chunks(self, work: CohortWork) -> list[Tensor]:
@@ -193,7 +208,7 @@ class LocalTraining:
         if not len(work.share.cohort):
             return []
         self._choose_engine(work, self._replace_failing(work))
-        return self._leave_out(work, self._split_cohort(work.share.clients))
+        return self._leave_out(work, self._split_cohort(work.share.clients, work.round))
 
     def _train(self, work: CohortWork, positions: Tensor) -> ChunkResults:
         """Train a chunk of this process's clients, from ``begin`` to ``end_round``."""
@@ -253,7 +268,7 @@ class LocalTraining:
                 load=partial(self._load_chunk, work, reads_steps=False),
                 rounds=self.settings.rounds - work.round,
                 seconds=self.settings.seconds_left(),
-                steps=self.count_steps,
+                steps=partial(self.count_steps, round=work.round),
                 settings=self.settings.local,
                 agree=self.states.processes.select_first,
             )
@@ -308,7 +323,7 @@ class LocalTraining:
             if not (self.states.store.on_disk or self.states.data.mapped):
                 return
             cohort, round = self.draw_cohort(round + 1), round + 1
-            next_chunks = self._split_cohort(cohort)
+            next_chunks = self._split_cohort(cohort, round)
             clients = cohort[next_chunks[0]] if next_chunks else cohort[:0]
         self.states.store.prefetch(clients)
         self._read_ahead(clients, round)
@@ -320,11 +335,11 @@ class LocalTraining:
         """
         data = self.states.loaded
         if self.states.data.mapped and data.redraw is None and len(clients):
-            steps = self._max_steps(self.count_steps(clients))
+            steps = self._max_steps(self.count_steps(clients, round))
             batches = Batches(data, clients, steps, self.batch_rule, self.seed, round)
             read_ahead(data.inputs, batches.sample_ids)
 
-    def _split_cohort(self, cohort: Tensor) -> list[Tensor]:
+    def _split_cohort(self, cohort: Tensor, round: int) -> list[Tensor]:
         """Split a cohort into chunks, and return the clients' positions in the cohort.
 
         Stacked clients wait for the client with the most steps. Therefore a chunk of stacked
@@ -335,7 +350,7 @@ class LocalTraining:
         positions = torch.arange(len(cohort))
         size = self.engine.size or len(cohort)
         if self.engine.stacks:
-            max_steps = self._max_steps(self.count_steps(cohort))
+            max_steps = self._max_steps(self.count_steps(cohort, round))
             if len(set(max_steps)) > 1:
                 positions = torch.tensor(max_steps).argsort(descending=True, stable=True)
         if self.states.data.mapped and not self.engine.stacks:
@@ -358,7 +373,7 @@ class LocalTraining:
             reads_steps: Whether clients take the numbers of steps that ``begin`` sets; a trial
                 before training takes the planned ones.
         """
-        row, steps = work.broadcast.parameters, self.count_steps(clients)
+        row, steps = work.broadcast.parameters, self.count_steps(clients, work.round)
         step_rows = {model: numbers_on(row, counts)[:, None] for model, counts in steps.items()}
         rates = self._list_rates(work, steps)
         lr = self._read_rates(work, rates, steps)
@@ -366,7 +381,7 @@ class LocalTraining:
             planned = StepRows(step_rows)
             start = self.states.begin(clients, work.broadcast, work.remote, step_rows, lr)
             if reads_steps and (changed := planned.read_changed(start)):
-                steps |= self._limit_steps(clients, changed)
+                steps |= self._limit_steps(clients, changed, work.round)
                 for model in changed:
                     start.steps[model] = numbers_on(row, steps[model])[:, None]
                 rates = self._list_rates(work, steps)
@@ -396,8 +411,12 @@ class LocalTraining:
             return find_mean_rates(rates, work.optimizer, steps, row)
         return read_rates(work.optimizer, row, self.settings.local.batches_per_step)
 
-    def _limit_steps(self, clients: Tensor, steps: dict[str, list[int]]) -> dict[str, list[int]]:
-        """Return numbers of steps, with 0 for clients without a minibatch."""
+    def _limit_steps(
+        self, clients: Tensor, steps: dict[str, list[int]], round: int
+    ) -> dict[str, list[int]]:
+        """Return numbers of steps that fit into the round, with 0 for clients without a batch."""
+        if self.limit_steps is not None:
+            steps = self.limit_steps(clients, steps, round)
         sizes = self.states.loaded.train.sizes[clients].tolist()
         has_batch = [self.batch_rule.batches_per_pass(size) > 0 for size in sizes]
         return {

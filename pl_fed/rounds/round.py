@@ -30,9 +30,11 @@ from pl_fed.rounds.root_training import RootTraining
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.small_cohorts import SmallCohortRule, SmallCohorts
+from pl_fed.rounds.systems import SystemsClock
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort, UploadStatus
 from pl_fed.rounds.uploads import Proposals, Uploads, forge_uploads, mean_factor, scale
 from pl_fed.samplers import Sampler
+from pl_fed.systems import ClientProfiles, LinkBytes, Systems
 from pl_fed.types import RoundContext
 
 Report = dict[str, Tensor | float]
@@ -72,6 +74,7 @@ class RoundRunner:
         privacy: Clips the uploads and adds noise; ``None`` for a run without privacy.
         leaves_out: Whether a client that raises an exception is left out; with privacy
             it always is, because the end of a run would tell that the client took part.
+        systems: The clients' speed and availability; ``None`` for equal clients without a clock.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class RoundRunner:
         small_cohort: SmallCohortRule,
         privacy: RoundPrivacy | None = None,
         leaves_out: bool = False,
+        systems: Systems | None = None,
     ) -> None:
         client: Client = states.client
         self.states = states
@@ -119,6 +123,17 @@ class RoundRunner:
             measures_start_losses=server.aggregator.needs_start_losses,
             leaves_out=leaves_out or privacy is not None,
         )
+        self.systems: SystemsClock | None = None
+        if systems is not None:
+            data = datamodule.clients
+            self.systems = SystemsClock(
+                systems,
+                ClientProfiles(systems, data.num_clients, data.owners, seed),
+                self._draw_clients,
+                self.local_training.count_steps,
+                lambda: self._client_traffic,
+            )
+            self.local_training.limit_steps = self.systems.limit_steps
         self.root_training = RootTraining(client, seed, datamodule.augment)
         self.small_cohorts = SmallCohorts(
             small_cohort,
@@ -181,30 +196,43 @@ class RoundRunner:
         else:
             self._store_states(trained)
         report |= self._traffic(len(trained.clients))
+        if self.systems is not None:
+            report |= self.systems.end_round(round)
         return {**report, **notes.report, "time/round": time.perf_counter() - started}
 
     def _traffic(self, clients: int) -> Report:
         """Return the bytes that the clients of a round send and receive."""
-        sent, received = self._client_traffic
+        link = self._client_traffic
         return {
-            "train/upload_bytes": float(clients * sent),
-            "train/download_bytes": float(clients * received),
+            "train/upload_bytes": float(clients * link.upload),
+            "train/download_bytes": float(clients * link.download),
         }
 
     @cached_property
-    def _client_traffic(self) -> tuple[int, int]:
+    def _client_traffic(self) -> LinkBytes:
         """The bytes that a client sends and receives in a round."""
         size = self.client.row("global").data.element_size()
         sent = self.server.aggregator.sent_numbers(self.client.upload_numbers)
-        return sent * size, self.client.download_numbers * size
+        return LinkBytes(sent * size, self.client.download_numbers * size)
 
     def draw_cohort(self, round: int) -> Tensor:
-        """Return the ids of the clients that take part in a round, int64 [cohort]."""
+        """Return the ids of the clients that take part in a round, int64 [cohort].
+
+        With ``federation.systems``, clients that drop out or are late do not take part.
+        """
         if round not in self._cohorts:
-            sizes = self.datamodule.clients.train.sizes
-            draw = generator(self.seed, "cohort", round)
-            self._cohorts = {round: self.sampler.draw_round(round, len(sizes), sizes, draw)}
+            if self.systems is None:
+                cohort = self._draw_clients(round)
+            else:
+                cohort = self.systems.plan(round).participants
+            self._cohorts = {round: cohort}
         return self._cohorts[round].clone()
+
+    def _draw_clients(self, round: int) -> Tensor:
+        """Return the ids of the clients that the sampler draws, int64 [drawn]."""
+        sizes = self.datamodule.clients.train.sizes
+        draw = generator(self.seed, "cohort", round)
+        return self.sampler.draw_round(round, len(sizes), sizes, draw)
 
     def _report_training(self, trained: TrainedCohort) -> Report:
         """Return the means of the benign clients' metrics, and the counts of the round."""
