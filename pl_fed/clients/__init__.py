@@ -14,6 +14,7 @@ from pl_fed.clients.fedadmm import FedADMM as FedADMM
 from pl_fed.clients.fedavg import FedAvg as FedAvg
 from pl_fed.clients.fedbn import FedBN as FedBN
 from pl_fed.clients.fedex_lora import FedExLoRA as FedExLoRA
+from pl_fed.clients.fednova import FedNova as FedNova
 from pl_fed.clients.fedper import FedPer as FedPer
 from pl_fed.clients.fedprox import FedProx as FedProx
 from pl_fed.clients.fedrep import FedRep as FedRep

@@ -120,6 +120,11 @@ class Client(Configurable, ClientRounds, ABC):
     """For ``mean_of = "clients"``: whether uploads are changes of the mean even if all clients take
     part in each round. A broken upload then leaves the mean unchanged."""
 
+    normalizer = ""
+    """The name of a server state of one number. Clients propose the amount τ_k of their local work
+    for it, and the server merges uploads times τ / τ_k, with the mean τ of the cohort, as FedNova.
+    Empty for algorithms whose uploads are merged as they are."""
+
     needs_plain_mean = False
     """Whether the server must merge by the mean with equal weights, and only add it. Attacks that
     forge uploads are then refused."""

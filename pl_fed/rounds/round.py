@@ -392,6 +392,7 @@ class RoundRunner:
             self._server_states,
             net=self.evaluator.copy_global_model,
             samples=self.states.data.training_samples,
+            client=self.client,
             hides_cohort=self.privacy is not None,
         )
         return forged, ~valid
@@ -407,6 +408,7 @@ class RoundRunner:
         server, share = self.server, uploads.share
         if self.privacy is not None:
             return self._merge_privately(self.privacy, uploads, hooks, notes)
+        uploads = uploads.normalize(self.client, server.aggregator)
         factor = mean_factor(self.client, len(share.cohort))
         try:
             update = server.step(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator, Mean, weights_by_samples
@@ -93,6 +94,32 @@ class Uploads:
             proposals=self.proposals.select(valid),
         )
 
+    def normalize(self, client: Client, aggregator: Aggregator) -> "Uploads":
+        """Return the uploads times τ / τ_k, for algorithms with a ``normalizer``.
+
+        τ is the mean of the clients' amounts τ_k of local work, with the weights of the aggregator.
+        If all amounts are equal, the uploads do not change.
+
+        Args:
+            client: The algorithm.
+            aggregator: The aggregator of the uploads.
+        """
+        if not client.normalizer:
+            return self
+        proposals = self.proposals
+        own = proposals.rows.get(client.normalizer, self.rows.new_empty(0, 1))
+        amounts = proposals.share.gather(own).flatten().double()
+        if not len(amounts):
+            return self
+        by_samples = weights_by_samples(aggregator)
+        weights = self.weights.to(amounts) if by_samples else torch.ones_like(amounts)
+        smallest = amounts.min()
+        mean = smallest + ((amounts - smallest) * weights).sum() / weights.sum()
+        # an upload without a step is 0
+        factors = torch.where(amounts == 0, 1, mean / amounts).to(self.rows)
+        own_factors = self.share.select_own(factors)[:, None]
+        return replace(self, rows=self.rows * own_factors, may_change=True)
+
     def distance_to_benign_mean(
         self, update: Tensor, benign: Tensor, aggregator: Aggregator, factor: float = 1.0
     ) -> Tensor | float:
@@ -157,6 +184,7 @@ def forge_uploads(
     server_states: Mapping[str, Tensor],
     net: Callable[[], nn.Module],
     samples: Callable[[int], Batch],
+    client: Client,
     hides_cohort: bool = False,
 ) -> tuple[Uploads, Tensor]:
     """Let the attackers of a cohort replace their uploads, equally in every process.
@@ -173,6 +201,7 @@ def forge_uploads(
         server_states: The server's current states by name, [length] each.
         net: Returns a copy of the global model, for attackers that train it.
         samples: Returns the training samples of a client by id, for attackers that train.
+        client: The algorithm, which may normalise uploads.
         hides_cohort: Whether attackers know only themselves of the cohort.
 
     Returns:
@@ -181,7 +210,7 @@ def forge_uploads(
     """
     honest = uploads.gather()
     attackers = attackers.to(honest.rows.device)
-    simulation = _MergeSimulation(honest, attackers, valid, byzantine_clients, server)
+    simulation = _MergeSimulation(honest, attackers, valid, byzantine_clients, server, client)
     rows = byzantine_clients.forge(
         honest.rows, attackers, valid, uploads.context, simulation, net, samples, hides_cohort
     )
@@ -202,6 +231,7 @@ class _MergeSimulation:
         valid: A mask of the valid uploads, bool [cohort].
         byzantine_clients: The Byzantine clients, whose number the aggregator expects.
         server: The server. The memory of its aggregator does not change.
+        client: The algorithm, which may normalise uploads.
     """
 
     def __init__(
@@ -211,12 +241,14 @@ class _MergeSimulation:
         valid: Tensor,
         byzantine_clients: ByzantineClients,
         server: Server,
+        client: Client,
     ) -> None:
         self.honest = honest
         self.attackers = attackers
         self.valid = valid
         self.byzantine_clients = byzantine_clients
         self.server = server
+        self.client = client
         self._rows: Tensor | None = None  # one copy of the uploads for all simulations
 
     def __call__(self, forged: Tensor) -> Tensor:
@@ -227,6 +259,7 @@ class _MergeSimulation:
         valid[self.attackers] = finite_rows(self._rows[self.attackers])
         uploads = replace(self.honest, rows=self._rows)
         merged = uploads.leave_out(~valid, self.byzantine_clients)
+        merged = merged.normalize(self.client, self.server.aggregator)
         return self.server.simulate_merge(merged.rows, merged.weights, merged.context)
 
 
