@@ -376,7 +376,13 @@ class Federation(Configurable):
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)
         if self.privacy is not None:
             check_privacy(
-                self.privacy, client, datamodule, self.sampler, aggregator, self.adversary
+                self.privacy,
+                client,
+                datamodule,
+                self.sampler,
+                aggregator,
+                self.adversary,
+                self.systems,
             )
 
     def _find_step_facts(self, trial: Trial, batch_rule: BatchRule) -> StepFacts:

@@ -42,6 +42,7 @@ from pl_fed.clients import (
     Ditto,
     DittoChoice,
     FedAvg,
+    FedNova,
     FedRep,
     FedTilt,
     Finetuning,
@@ -56,6 +57,7 @@ from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.rounds.round import RoundRunner
 from pl_fed.samplers import All, Poisson, Uniform
+from pl_fed.systems import LogNormal, Systems
 
 SIZES = [9, 20, 12, 30, 15, 16, 25, 10, 18]
 ROUNDS = 3
@@ -145,6 +147,20 @@ SEARCHED_FORGERIES = {
     "sampler": Uniform(7),
     "aggregator": Median(),
     "gathered_bytes": 0,
+}
+
+
+UNEQUAL = Systems(
+    speed=LogNormal(20.0, 1.0),
+    availability=0.8,
+    jitter=0.5,
+    deadline=0.4,
+    policy="partial",
+)
+SEARCHED_FORGERY = {
+    "attack": ALittleIsEnough("search", trials=8),
+    "ids": [1, 4],
+    "aggregator": Median(),
 }
 
 
@@ -259,6 +275,13 @@ SCENARIOS = {
     ),
     "a central set": settings(central=lambda: Given(classes([13], seed=7))),
     "own batches": settings(net=ListNet, source=own_batches),
+    "unequal clients": settings(systems=UNEQUAL, sampler=All()),
+    "unequal clients, normalised": settings(
+        client=FedNova, systems=UNEQUAL, sampler=All(), aggregator=Mean("samples")
+    ),
+    "unequal clients, normalised and forged": settings(
+        client=FedNova, systems=UNEQUAL, sampler=All(), **SEARCHED_FORGERY
+    ),
     "diverges": settings(client=DivergentFedAvg, sampler=All(), max_rejected=0.0),
 }
 

@@ -62,7 +62,8 @@ class Introduction(Callback):
             "rounds": f"{limit}, {clients} ({_name(parts.get('sampler')) or 'Uniform'})",
             "attack": self._describe_attack(parts.get("adversary") or {}),
             "defence": self._describe_defence(parts),
-            **_describe_privacy(parts.get("privacy")),
+            **_describe_section("privacy", "DifferentialPrivacy", parts),
+            **_describe_section("systems", "Systems", parts),
             "engine": f"{federation.engine.name}, on {_describe_device(trainer)}",
             "logs": ", ".join(["metrics.csv", *map(_describe_logger, trainer.loggers[1:])]),
             **({} if self.folder is None else {"folder": str(self.folder)}),
@@ -176,10 +177,10 @@ def _name(section: Any) -> str:
     return str(section.get("class_path")).rpartition(".")[2]
 
 
-def _describe_privacy(section: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the line about differential privacy, if the federation has it."""
-    kind = {"class_path": "DifferentialPrivacy", "init_args": section}
-    return {"privacy": describe(kind)} if section else {}
+def _describe_section(name: str, kind: str, parts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the line about a section of the federation, such as privacy, if it has it."""
+    section = parts.get(name)
+    return {name: describe({"class_path": kind, "init_args": section})} if section else {}
 
 
 def _describe_logger(logger: Logger) -> str:

@@ -15,6 +15,7 @@ from pl_fed.data.module import FederatedData
 from pl_fed.data.shared_quantities import refuse_shared_quantities
 from pl_fed.privacy import DifferentialPrivacy, Participation
 from pl_fed.samplers import All, Cyclic, Poisson, Sampler, Uniform
+from pl_fed.systems import Systems
 
 _FOR = "for `federation.privacy`"
 _FOR_BUCKETS = "for `federation.privacy.buckets`"
@@ -27,6 +28,7 @@ def check_privacy(
     sampler: Sampler,
     aggregator: Aggregator,
     adversary: Adversary,
+    systems: Systems | None = None,
 ) -> None:
     """Refuse a federation with a release that the accounting does not cover.
 
@@ -37,6 +39,7 @@ def check_privacy(
         sampler: Draws the cohorts.
         aggregator: The server's aggregator, with the pre-aggregators.
         adversary: The Byzantine clients and their attack.
+        systems: The clients' speed and availability; ``None`` for equal clients.
 
     Raises:
         ValueError: If a release is not covered; with the first such release and a remedy.
@@ -50,6 +53,7 @@ def check_privacy(
         refuse_states(client, participation.kind == "without_replacement"),
         refuse_data(datamodule),
         refuse_adversary(adversary, participation.kind == "without_replacement"),
+        refuse_systems(systems),
     )
     for refusal in refusals:
         if refusal is not None:
@@ -236,6 +240,24 @@ def refuse_states(client: Client, is_without_replacement: bool) -> str | None:
 def refuse_data(datamodule: FederatedData) -> str | None:
     """Return the first quantity that the data module computes from all clients, or ``None``."""
     return refuse_shared_quantities(datamodule, _FOR)
+
+
+def refuse_systems(systems: Systems | None) -> str | None:
+    """Return the reason against unequal clients, or ``None``.
+
+    A client that drops out, is late or does fewer steps depends on its own data and coins alone. It
+    adds a clipped upload or nothing to the sum, whose denominator is fixed: the accounting, which
+    assumes that all drawn clients answer, covers it. The first uploads are another matter: a fast
+    client replaces the upload of another one.
+    """
+    if systems is None or systems.take_first is None:
+        return None
+    return (
+        f"Expected argument `federation.systems.take_first` to be null {_FOR} but got"
+        f" {systems.take_first}: a client would decide by its speed whether the upload of another"
+        " client counts, and the accounting has no bound for that; set"
+        " `federation.systems.deadline` alone."
+    )
 
 
 def refuse_adversary(adversary: Adversary, is_without_replacement: bool) -> str | None:
