@@ -120,6 +120,7 @@ class RunSummary(Callback):
         clients = federation.session.states.loaded.num_clients
         client = federation.client
         size = client.row("global").data.element_size()
+        systems = federation.session.rounds.systems
         return {
             "clients": clients,
             "benign": clients - byzantine,
@@ -131,6 +132,7 @@ class RunSummary(Callback):
             "download_bytes": size * client.download_numbers,
             "rounds_without_step": history["small_cohorts"],
             **{f"uploads_{name}": history["uploads"].get(name) for name in _UPLOADS},
+            **({} if systems is None else {"simulated_seconds": systems.seconds}),
         }
 
     def _seconds(self, round_times: list[float]) -> dict[str, float | None]:

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pl_fed.reports import attributes, communication, comparisons, defences, worst_clients
+from pl_fed.reports import (
+    attributes,
+    communication,
+    comparisons,
+    defences,
+    systems,
+    worst_clients,
+)
 from pl_fed.reports.group import Group
 
 
@@ -79,8 +86,18 @@ def _candidates(groups: Sequence[Group]) -> Iterator[Answer]:
         "communication",
         "How many rounds and uploads does a level take?",
         "The first validated round at which the mean over clients reaches 95 % of the best value of"
-        " all groups. Bytes are those of the uploaded models alone.",
+        " all groups. Bytes are those of the uploaded models alone. Seconds are those of the"
+        " simulated clock of `federation.systems`.",
         list(communication.measure_communication(groups)),
+    )
+    yield Answer(
+        "participation",
+        "Which clients are left out, and are they always the same?",
+        "Rounds in which a benign client's upload counted; means over the seeds. Jain's index is 1"
+        " if all clients took part equally often. The correlation is Spearman's, of a client's"
+        " rounds with its test result. The last column counts the clients that are in the lowest"
+        " quarter of rounds in every seed; each seed draws its own speeds, unless a trace has them.",
+        list(systems.measure_participation(groups)),
     )
     yield Answer(
         "attributes",

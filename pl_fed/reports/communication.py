@@ -1,16 +1,17 @@
-"""Rounds and uploads until the clients' models reach a level."""
+"""Rounds, uploads and simulated seconds until the clients' models reach a level."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pl_fed.reports.group import Group, is_lower_better, list_models, main_metric
 from pl_fed.reports.run import Run
+from pl_fed.reports.systems import read_clock
 
 _SHARE = 0.95  # of the best value of all groups
 
 
 def measure_communication(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
-    """Yield the rounds, uploads and bytes to reach the level, by model and group."""
+    """Yield the rounds, uploads, bytes and time to reach the level, by model and group."""
     metric = main_metric(groups, "val")
     lower = is_lower_better((run for group in groups for run in group.runs), metric)
     models = list_models(groups, "val")[:1] + (["global"] if len(groups) > 1 else [])
@@ -35,7 +36,14 @@ def measure_communication(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
                 f"level of {metric}": level,
                 "rounds": reached[0] + 1 if reached else "not reached",
                 **(_count_uploads(group.runs[0], reached[0]) if reached else {}),
+                **_read_time(group, reached[:1]),
             }
+
+
+def _read_time(group: Group, reached: Sequence[int]) -> dict[str, float]:
+    """Return the simulated seconds at the end of a round, if there is one and a clock."""
+    clock = read_clock(group)
+    return {"simulated seconds": clock[round] for round in reached if round in clock}
 
 
 def _count_uploads(run: Run, last_round: int) -> dict[str, Any]:

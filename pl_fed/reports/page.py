@@ -7,7 +7,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pl_fed.reports import classes, clients, configs, curves, robustness, spread, tables, times
+from pl_fed.reports import (
+    classes,
+    clients,
+    configs,
+    curves,
+    robustness,
+    spread,
+    systems,
+    tables,
+    times,
+)
 from pl_fed.reports.answers import find_answers
 from pl_fed.reports.group import Group, group_runs, main_metric
 from pl_fed.reports.picture import BLACK, COLOURS, LINES, Picture, encode, encode_csv
@@ -137,6 +147,7 @@ def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
         _CLIENTS: clients.draw_distributions(drawn),
         _CLASSES: classes.draw_class_accuracy(drawn),
         "Validation over rounds": curves.draw_validation(drawn),
+        "Validation over simulated time": systems.draw_simulated_time(drawn),
         "Training loss": curves.draw_training_loss(drawn),
         "Uploads": curves.draw_uploads(drawn),
         _PRIVACY: curves.draw_privacy(drawn),
