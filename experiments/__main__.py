@@ -18,7 +18,7 @@ from pl_fed.studies.readers import StudyError
 
 ROOMS = (
     *("adapters", "ditto", "fashion_mnist", "fedtilt", "fedtilt_levels"),
-    *("flame", "privacy", "robustness", "shakespeare"),
+    *("flame", "privacy", "robustness", "shakespeare", "systems"),
 )
 """Folders with a module ``studies``; its ``EXPERIMENTS`` are functions that make experiments."""
 
