@@ -323,7 +323,7 @@ class Federation(Configurable):
         data = datamodule.clients
         client.population = Population(
             data.num_clients,
-            self._expected_cohort(data.num_clients),
+            self._count_expected_uploads(data.num_clients),
             int(data.train.sizes.sum()),
             cohort_varies=not self.sampler.has_fixed_size or self._systems_change_cohorts,
         )
@@ -343,7 +343,7 @@ class Federation(Configurable):
             task.averages_samples = facts.averages_samples
         return replace(trial, takes_integers=facts.takes_integers)
 
-    def _expected_cohort(self, num_clients: int) -> int:
+    def _count_expected_uploads(self, num_clients: int) -> int:
         """Return the expected number of uploads in a round, without late clients and dropouts.
 
         Raises:

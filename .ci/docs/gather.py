@@ -24,7 +24,7 @@ GUIDES = {
     ],
     "Run and read": [
         f"pl_fed/{room}/README"
-        for room in ("engine", "reports", "statistics", "loggers", "exports", "privacy")
+        for room in ("engine", "reports", "statistics", "loggers", "exports", "privacy", "systems")
     ],
     "Experiments": [
         "experiments/README",
@@ -34,6 +34,7 @@ GUIDES = {
 }
 ROOMS = (
     *("clients", "tasks", "aggregators", "attacks", "partitioners", "skews", "samplers"),
+    "systems",
     *("optimizers", "models", "data", "metrics", "privacy", "callbacks", "loggers", "functional"),
     "statistics",
 )

@@ -39,7 +39,9 @@ def collect(run: CellRun) -> dict[str, list[Row]]:
     for row in run.read("metrics.csv"):
         clock = float(row["systems/seconds"] or clock)
         if row.get(METRIC):
-            points.append({"round": row["round"], "seconds": shorten(clock), "accuracy": row[METRIC]})
+            points.append(
+                {"round": row["round"], "seconds": shorten(clock), "accuracy": row[METRIC]}
+            )
     points = [{**point, "accuracy": shorten(point["accuracy"])} for point in points]
     result = run.select(*FINAL, "counts/simulated_seconds")
     result |= {name: shorten(value) for name, value in measure_participation(run).items()}
@@ -110,7 +112,9 @@ def draw(path: Path) -> None:
         if algorithm == "FedAvg":
             low, high = ([f(values) for _, values in points] for f in (min, max))
             axes.fill_between(seconds, low, high, color=colour, alpha=0.15, lw=0)
-    axes.set(xlabel="simulated seconds", ylabel="mean validation accuracy over clients", xlim=(0, 900))
+    axes.set(
+        xlabel="simulated seconds", ylabel="mean validation accuracy over clients", xlim=(0, 900)
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.92")
     figure.legend(loc="outside right center", frameon=False)
@@ -135,9 +139,7 @@ def write_pages() -> None:
 
 def make_experiment(**options: Any) -> Experiment:
     """Return the study of rules for stragglers."""
-    return Experiment(
-        "systems", read_study(HERE / "study.yaml"), collect, write_pages, options
-    )
+    return Experiment("systems", read_study(HERE / "study.yaml"), collect, write_pages, options)
 
 
 EXPERIMENTS = {"systems": make_experiment}

@@ -15,8 +15,8 @@ FedAvg, Σ_i p_i Δ_i, weighs the loss of client i by p_i τ_i instead of p_i: i
 towards clients with many steps.
 
 Departs from the paper: by default, p_i is 1 / |S|; the paper's n_i / n is that of
-``aggregators.Mean(weighting="samples")``. With momentum, τ_eff is Σ_i p_i ‖a_i‖₁, as in the authors'
-code, and not Σ_i p_i τ_i: with equal steps, FedNova is then FedAvg.
+``aggregators.Mean(weighting="samples")``. With momentum, τ_eff is Σ_i p_i ‖a_i‖₁ and not
+Σ_i p_i τ_i, as in the authors' code: with equal steps, FedNova is then FedAvg.
 """
 
 from typing import Any

@@ -7,8 +7,8 @@ In round t a client minimises h_k(w; w^t) = F_k(w) + μ/2 ‖w − w^t‖² inex
 Algorithm 2); the server averages, as in FedAvg. The paper draws clients in proportion to their
 samples and takes the uniform mean: ``samplers.BySize`` with ``aggregators.Mean``.
 
-Departs from the paper: all clients do the local work of the config. In the paper, slow clients do
-less.
+In the paper, slow clients do less work: ``federation.systems`` with the policy ``partial`` gives
+each client the steps that fit into a deadline. Without it, all clients do the work of the config.
 """
 
 from typing import Any

@@ -92,6 +92,7 @@ ROOMS = {
     "models": Room("models", ("Module",), "--model.net MLP"),
     "samplers": Room("samplers", ("Sampler",), "--federation.sampler Uniform"),
     "skews": Room("skews", ("Skew",), "--data.skew Rotations"),
+    "systems": Room("systems", ("Distribution",), "--federation.systems.speed LogNormal"),
 }
 KINDS = (*ROOMS, _CONFIGS)
 _SYNONYMS = {

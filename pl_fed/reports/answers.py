@@ -96,7 +96,7 @@ def _candidates(groups: Sequence[Group]) -> Iterator[Answer]:
         "Rounds in which a benign client's upload counted; means over the seeds. Jain's index is 1"
         " if all clients took part equally often. The correlation is Spearman's, of a client's"
         " rounds with its test result. The last column counts the clients that are in the lowest"
-        " quarter of rounds in every seed; each seed draws its own speeds, unless a trace has them.",
+        " quarter of rounds in every seed: by a trace, as each seed draws its own speeds.",
         list(systems.measure_participation(groups)),
     )
     yield Answer(

@@ -43,7 +43,9 @@ def measure_communication(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
 def _read_time(group: Group, reached: Sequence[int]) -> dict[str, float]:
     """Return the simulated seconds at the end of a round, if there is one and a clock."""
     clock = read_clock(group)
-    return {"simulated seconds": clock[round] for round in reached if round in clock}
+    if not reached or reached[0] not in clock:
+        return {}
+    return {"simulated seconds": clock[reached[0]]}
 
 
 def _count_uploads(run: Run, last_round: int) -> dict[str, Any]:

@@ -146,7 +146,9 @@ def _draw(drawn: Sequence[Group], name: str, metric: str, named: Sequence[Group]
         seconds = [clock[round] for round in curve.rounds]
         axes.plot(seconds, curve.mean, lw=1.8, ms=4, markevery=max(1, len(seconds) // 8), **style)
         if max(curve.runs) > 1:
-            axes.fill_between(seconds, curve.low, curve.high, color=style["color"], alpha=0.18, lw=0)
+            axes.fill_between(
+                seconds, curve.low, curve.high, color=style["color"], alpha=0.18, lw=0
+            )
     axes.set_xlim(left=0)
     axes.set(xlabel="simulated seconds", ylabel=metric)
     name_groups(figure, named, lines=True)

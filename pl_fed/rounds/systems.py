@@ -47,9 +47,7 @@ class SystemsClock:
             drawn = self.draw(round)
             counts = [*self.count_steps(drawn).values()]
             steps = torch.tensor(counts, dtype=torch.int64).amax(0)  # models share their steps
-            plan = plan_round(
-                self.settings, self.profiles, drawn, steps, self.count_bytes(), round
-            )
+            plan = plan_round(self.settings, self.profiles, drawn, steps, self.count_bytes(), round)
             self._plans = dict([*self._plans.items()][-1:]) | {round: plan}
         return self._plans[round]
 

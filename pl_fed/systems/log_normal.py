@@ -39,4 +39,5 @@ class LogNormal(Distribution):
 
     def quantiles(self, shares: Tensor) -> Tensor:
         """Return median · exp(σ Φ⁻¹(share))."""
-        return self.median * (self.sigma * torch.special.ndtri(shares.double())).exp()
+        z: Tensor = torch.special.ndtri(shares.double())
+        return self.median * (self.sigma * z).exp()

@@ -143,5 +143,5 @@ def test_other_optimizers_are_refused(optimizer, message):
 
 def test_momentum_that_clients_keep_is_refused():
     client = FedNova(seeded(mlp), optimizer=sgd(0.1, momentum=0.9))
-    with pytest.raises(ValueError, match="`federation.engine.keep_optimizer_state` to be false"):
+    with pytest.raises(ValueError, match=r"`federation\.engine\.keep_optimizer_state` to be false"):
         run_rounds(client, shared_out(classes([7, 5])), 1, keep_optimizer_state=True)

@@ -215,7 +215,9 @@ def test_steps_that_begin_sets_keep_to_the_deadline():
 
 def test_more_uploads_than_drawn_clients_are_refused():
     data, systems = shared_out(classes(SIZES)), Systems(take_first=5)
-    with pytest.raises(ValueError, match="`federation.systems.take_first` .* drawn clients, 4, but"):
+    with pytest.raises(
+        ValueError, match=r"`federation\.systems\.take_first` .* drawn clients, 4, but"
+    ):
         run_rounds(build(FedAvg), data, sampler=Uniform(4), systems=systems)
     with pytest.raises(ValueError, match="`cohort_size`"):
         run_rounds(build(FedAvg), data, sampler=Uniform(9), systems=systems)
@@ -269,7 +271,9 @@ def run_privately(systems, **options):
 
 
 def test_privacy_refuses_uploads_that_replace_each_other():
-    with pytest.raises(ValueError, match="`federation.systems.take_first` to be null for `feder"):
+    with pytest.raises(
+        ValueError, match=r"`federation\.systems\.take_first` to be null for `feder"
+    ):
         run_privately(Systems(take_first=2))
 
 

@@ -102,7 +102,10 @@ def test_invalid_settings_are_refused(options, message):
     "options, message",
     [
         ({"speed": Backwards()}, "to give numbers above 0, and finite but client 0 has -0"),
-        ({"availability": Constant(2.0)}, r"to give numbers in \[0, 1\] but client 0 has 2: choose"),
+        (
+            {"availability": Constant(2.0)},
+            r"to give numbers in \[0, 1\] but client 0 has 2: choose",
+        ),
         ({"speed": Scalar()}, r"to give one number for each of 3 clients but got shape \[\]"),
     ],
     ids=str,

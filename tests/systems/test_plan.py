@@ -73,7 +73,12 @@ def test_plan_equals_a_simulation_in_plain_python(policy, take_first):
         drawn = draw.permutation(30)[:size]
         steps = draw.integers(0, 60, size)
         plan = plan_round(
-            settings, GivenProfiles(numbers, coins), torch.tensor(drawn), torch.tensor(steps), LINK, 0
+            settings,
+            GivenProfiles(numbers, coins),
+            torch.tensor(drawn),
+            torch.tensor(steps),
+            LINK,
+            0,
         )
         taken, dropped, late, surplus, seconds = simulate(
             settings, numbers, coins, drawn.tolist(), steps.tolist()

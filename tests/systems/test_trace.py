@@ -24,9 +24,9 @@ def test_rows_are_valid_from_their_round_on(tmp_path):
     clients = torch.tensor([2, 0, 1])
     speeds = {r: trace.select(clients, r)["speed"].tolist() for r in (0, 2, 3, 6, 7, 99)}
     assert speeds == {
-        **dict.fromkeys((0, 2), [2.0, 1.0, 5.0]),
-        **dict.fromkeys((3, 6), [2.0, 10.0, 5.0]),
-        **dict.fromkeys((7, 99), [2.0, 20.0, 5.0]),
+        **{round: [2.0, 1.0, 5.0] for round in (0, 2)},
+        **{round: [2.0, 10.0, 5.0] for round in (3, 6)},
+        **{round: [2.0, 20.0, 5.0] for round in (7, 99)},
     }
     assert trace.select(clients, 4)["availability"].tolist() == [1.0, 0.0, 0.5]
 
@@ -48,13 +48,19 @@ def test_a_trace_replaces_the_distributions_of_its_columns(tmp_path):
         ("speed,upload\n1,2\n", "to have a column `client`, .* but got speed, upload in trace.csv"),
         ("client,round\n0,0\n", "any of the columns speed, .* but got client, round in trace.csv"),
         ("client,sped\n0,1\n", "but got client, sped in trace.csv: rename the columns"),
-        ("client,speed\n0,1\nward z,1\n", "ids of 0 to 2 or by names of owners, but got 'ward z' in"),
+        (
+            "client,speed\n0,1\nward z,1\n",
+            "ids of 0 to 2 or by names of owners, but got 'ward z' in",
+        ),
         ("client,speed\n0,1\n3,1\n", "but got '3' in line 3: remove the line"),
         ("client,speed\n0,1\n0,2\n", "but got a second one of client 0 and round 0 in line 3"),
         ("client,speed\n0,1\nward a,2\n", "a second one of client ward a and round 0 in line 3"),
         ("client,speed\n0,1\n", r"a row of round 0 for each of 3 clients but got none .*\[1, 2\]"),
         ("client,round,speed\n0,1,1\n", r"got none for clients \[0, 1, 2\]: add them"),
-        ("client,round,speed\n0,x,1\n", "`round` of .* to be integers from 0 but got 'x' in line 2"),
+        (
+            "client,round,speed\n0,x,1\n",
+            "`round` of .* to be integers from 0 but got 'x' in line 2",
+        ),
         ("client,speed\n0,-1\n", "`speed` of .* to be above 0, and finite but got '-1' in line 2"),
         ("client,speed\n0,nan\n", "to be above 0, and finite but got 'nan' in line 2"),
         ("client,speed\n0\n", "`speed` of .* to be above 0, and finite but got '' in line 2"),
