@@ -17,6 +17,7 @@ from experiments.fedtilt_levels.data import Graded, Share
 from experiments.privacy import page as privacy
 from experiments.privacy.modules import GlorotCNN
 from experiments.shakespeare import studies as shakespeare
+from experiments.systems import studies as systems
 from pl_fed.data import Arrays
 
 
@@ -54,6 +55,7 @@ def test_pages_show_the_current_rows():
     text = levels.make_tables(levels.read_results())
     assert (root / "fedtilt_levels/table.md").read_text() == text
     assert (root / "fedtilt/figures.md").read_text() == figures.make_page()
+    assert (root / "systems/table.md").read_text() == systems.make_page()
 
 
 def test_rows_that_were_discussed_are_those_of_the_figures():
