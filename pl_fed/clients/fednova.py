@@ -42,7 +42,8 @@ class FedNova(Client):
 
     Raises:
         ValueError: Before training, if the local optimizer is not SGD, or has dampening, Nesterov
-            momentum, or a momentum that clients keep between rounds.
+            momentum, a momentum that clients keep between rounds, or a momentum beside a schedule
+            of local steps.
 
     Example:
         >>> client = FedNova(nn.Linear(4, 2), local_epochs=5)
@@ -72,6 +73,7 @@ class FedNova(Client):
                 "Expected argument `optimizer` to build torch.optim.SGD, with a momentum below 1 at"
                 f" most, because {needs}, but got {name}({options})."
             )
+        self.reads_rates = self.momentum > 0  # ‖a‖₁ then depends on the order of the rates
         if self.momentum and self.keeps_optimizer_state:
             raise ValueError(
                 "Expected `federation.engine.keep_optimizer_state` to be false for FedNova with"
@@ -83,8 +85,11 @@ class FedNova(Client):
         return self.loss("global", batch)
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Send ‖a_k‖₁ beside the change of the model."""
+        """Send ‖a_k‖₁ beside the change of the model; η ‖a_k‖₁ with a schedule of local steps."""
         change = client.models["global"].parameters - client.broadcast.parameters
         steps, rho = client.steps["global"].to(change), self.momentum
-        client.proposals["work"] = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        work = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        if self.local_schedule is not None:
+            work = work * client.lr["global"]  # the sum of the rates
+        client.proposals["work"] = work
         return change

@@ -1,5 +1,7 @@
 """FedNova: closed forms on quadratics with unequal steps; FedAvg with equal steps."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,8 @@ from tables import table_test
 from pl_fed.aggregators import Mean, Median
 from pl_fed.attacks import SignFlipping
 from pl_fed.clients import FedAvg, FedNova
+from pl_fed.optimizers import LocalCosine
+from pl_fed.preflight.rules import check_local_schedule
 
 all_engines = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 
@@ -72,6 +76,38 @@ def test_rounds_equal_the_formula(engine, momentum, weighting):
             changes.append(x - w)
         w += (p * work).sum() * (p * np.array(changes) / work).sum()
     assert float(result.w) == pytest.approx(w, rel=1e-10)
+
+
+@all_engines
+def test_a_schedule_of_local_steps_normalises_by_the_sum_of_its_rates(engine):
+    observed, w = [1.0, -2.0, 4.0], 2.0
+    client = StepsById(
+        Point(start=w),
+        optimizer=sgd(0.2),
+        lr_scheduler=LocalCosine,
+        criterion=HalfSquares(),
+        local_steps=1,
+    )
+    schedule = LocalCosine(torch.optim.SGD([torch.zeros(1)], lr=0.2))
+    rates = [np.array(schedule.local_rates(0.2, k + 1, 0, 0)) for k in range(3)]
+    data = shared_out(points(*[[y] for y in observed]))
+    result = run_rounds(client, data, 3, engine=engine)
+    work = np.array([own.sum() for own in rates])
+    for _ in range(3):
+        changes = [(1 - np.prod(1 - own)) * (y - w) for own, y in zip(rates, observed)]
+        w += float(work.mean() * (np.array(changes) / work).mean())
+    assert float(result.w) == pytest.approx(w, rel=1e-10)
+
+
+def test_momentum_beside_a_schedule_of_local_steps_is_refused():
+    for momentum, is_refused in ((0.0, False), (0.9, True)):
+        client = FedNova(
+            seeded(mlp), optimizer=sgd(0.1, momentum=momentum), lr_scheduler=LocalCosine
+        )
+        client.check(None, None)
+        client.configure_optimizers()
+        with pytest.raises(ValueError, match="FedNova") if is_refused else nullcontext():
+            check_local_schedule(client, 1)
 
 
 def test_fixed_point_is_the_minimum_where_fedavg_has_another():
