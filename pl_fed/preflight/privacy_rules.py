@@ -246,9 +246,9 @@ def refuse_systems(systems: Systems | None) -> str | None:
     """Return the reason against unequal clients, or ``None``.
 
     A client that drops out, is late or does fewer steps depends on its own data and coins alone. It
-    adds a clipped upload or nothing to the sum, whose denominator is fixed: the accounting, which
-    assumes that all drawn clients answer, covers it. The first uploads are another matter: a fast
-    client replaces the upload of another one.
+    adds a clipped upload or nothing to the sum, and the denominator is fixed. The accounting of a
+    run in which all drawn clients answer covers it. With the first uploads alone, a fast client
+    would replace the upload of another one.
     """
     if systems is None or systems.take_first is None:
         return None

@@ -188,7 +188,7 @@ class LocalTraining:
 
         Args:
             clients: Ids of the clients, int64 [clients].
-            round: The round, whose deadline may limit the steps; ``None`` for the planned numbers.
+            round: The round; its deadline may limit the steps. ``None`` for the planned numbers.
         """
         sizes = self.states.loaded.train.sizes[clients].tolist()
         objective, counts = self.client.objective, {}

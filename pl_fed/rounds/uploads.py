@@ -201,7 +201,7 @@ def forge_uploads(
         server_states: The server's current states by name, [length] each.
         net: Returns a copy of the global model, for attackers that train it.
         samples: Returns the training samples of a client by id, for attackers that train.
-        client: The algorithm, which may normalise uploads.
+        client: The algorithm; it may normalise uploads.
         hides_cohort: Whether attackers know only themselves of the cohort.
 
     Returns:
@@ -231,7 +231,7 @@ class _MergeSimulation:
         valid: A mask of the valid uploads, bool [cohort].
         byzantine_clients: The Byzantine clients, whose number the aggregator expects.
         server: The server. The memory of its aggregator does not change.
-        client: The algorithm, which may normalise uploads.
+        client: The algorithm; it may normalise uploads.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class RoundPlan:
 
     @property
     def participants(self) -> Tensor:
-        """The ids of the clients whose uploads the server takes, int64 [participants]."""
+        """The ids of the clients with an upload that the server takes, int64 [participants]."""
         return self.drawn[self.taken]
 
     def limits_of(self, clients: Tensor) -> list[int]:

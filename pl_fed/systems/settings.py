@@ -33,13 +33,13 @@ class Systems:
         jitter: σ ≥ 0: in each round, a client's compute time is multiplied by exp(σ z) with
             standard normal z.
         trace: A CSV file with a column ``client`` (ids or owners' names), and any of the columns
-            ``speed``, ``upload``, ``download``, ``availability`` and ``dropout``, which replace the
+            ``speed``, ``upload``, ``download``, ``availability`` and ``dropout``. They replace the
             arguments of these names. With a column ``round``, a row is valid from that round on.
-        deadline: Seconds after which the server closes a round, for ``"drop"`` and ``"partial"``.
+        deadline: Seconds until the server closes a round, for ``"drop"`` and ``"partial"``.
         policy: The rule for stragglers. ``"wait"``: a round lasts as long as its slowest client.
             ``"drop"``: a client that needs longer than the deadline is late, and its upload is
             discarded. ``"partial"``: clients do as many steps as fit into the deadline; a client
-            for which no step fits is late.
+            without a fitting step is late.
         take_first: The server takes so many uploads, the first ones, and closes the round. The
             sampler draws more clients (over-selection). ``None`` takes all.
 
