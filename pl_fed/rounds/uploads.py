@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from pl_fed.nets.rows import finite_rows
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS
+from pl_fed.rounds.upload_channel import UploadChannel
 from pl_fed.types import Batch, RoundContext
 
 
@@ -158,6 +160,7 @@ def forge_uploads(
     net: Callable[[], nn.Module],
     samples: Callable[[int], Batch],
     hides_cohort: bool = False,
+    channel: UploadChannel | None = None,
 ) -> tuple[Uploads, Tensor]:
     """Let the attackers of a cohort replace their uploads, equally in every process.
 
@@ -174,6 +177,7 @@ def forge_uploads(
         net: Returns a copy of the global model, for attackers that train it.
         samples: Returns the training samples of a client by id, for attackers that train.
         hides_cohort: Whether attackers know only themselves of the cohort.
+        channel: Compresses the forged uploads, too; ``None`` without compression.
 
     Returns:
         All uploads, with the forged ones, in every process; and a mask of the valid ones, bool
@@ -181,16 +185,34 @@ def forge_uploads(
     """
     honest = uploads.gather()
     attackers = attackers.to(honest.rows.device)
-    simulation = _MergeSimulation(honest, attackers, valid, byzantine_clients, server)
+    carry = _build_carry(channel, uploads.context, attackers)
+    simulation = _MergeSimulation(honest, attackers, valid, byzantine_clients, server, carry)
     rows = byzantine_clients.forge(
         honest.rows, attackers, valid, uploads.context, simulation, net, samples, hides_cohort
     )
+    if channel is not None:
+        rows[attackers] = carry(rows[attackers])
     proposals = uploads.proposals
     if not valid.all():
         proposals = proposals.replace_broken(valid, server_states)
     # a finite forged upload is valid even if the attacker's own upload is broken
     is_valid = finite_rows(rows) & (valid | attackers.to(valid.device))
     return replace(honest, rows=rows, proposals=proposals), is_valid
+
+
+def _build_carry(
+    channel: UploadChannel | None, context: RoundContext, attackers: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """Return the function that turns forged uploads into those that the server receives.
+
+    Args:
+        channel: The channel; ``None`` without compression.
+        context: The context of the cohort.
+        attackers: A mask of the attackers, bool [cohort].
+    """
+    if channel is None:
+        return lambda forged: forged
+    return partial(channel.carry, clients=context.clients[attackers.cpu()], round=context.round)
 
 
 class _MergeSimulation:
@@ -202,6 +224,7 @@ class _MergeSimulation:
         valid: A mask of the valid uploads, bool [cohort].
         byzantine_clients: The Byzantine clients, whose number the aggregator expects.
         server: The server. The memory of its aggregator does not change.
+        carry: Returns forged uploads as the server receives them.
     """
 
     def __init__(
@@ -211,18 +234,20 @@ class _MergeSimulation:
         valid: Tensor,
         byzantine_clients: ByzantineClients,
         server: Server,
+        carry: Callable[[Tensor], Tensor],
     ) -> None:
         self.honest = honest
         self.attackers = attackers
         self.valid = valid
         self.byzantine_clients = byzantine_clients
         self.server = server
+        self.carry = carry
         self._rows: Tensor | None = None  # one copy of the uploads for all simulations
 
     def __call__(self, forged: Tensor) -> Tensor:
         if self._rows is None:
             self._rows = self.honest.rows.clone()
-        self._rows[self.attackers] = forged.to(self._rows)
+        self._rows[self.attackers] = self.carry(forged.to(self._rows))
         valid = self.valid.clone()
         valid[self.attackers] = finite_rows(self._rows[self.attackers])
         uploads = replace(self.honest, rows=self._rows)
