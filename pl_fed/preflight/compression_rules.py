@@ -16,9 +16,9 @@ def check_compression(compressor: Compressor, client: Client, aggregator: Aggreg
         aggregator: The server's aggregator, with the pre-aggregators.
 
     Raises:
-        ValueError: If clients send no parameters, the algorithm needs exact uploads, the error of
-            the codec would stay or count twice, an argument is too large for the net, or a
-            pre-aggregator compresses, too.
+        ValueError: If clients send no parameters or other rows, the algorithm needs exact uploads,
+            the error of the codec would stay or count twice, an argument is too large for the net,
+            or a pre-aggregator compresses, too.
     """
     name = type(client).__name__
     if not client.sends_uploads:
@@ -32,6 +32,12 @@ def check_compression(compressor: Compressor, client: Client, aggregator: Aggreg
             f"Expected an algorithm that sends parameters {_FOR} but got {name}, which sends"
             f" {'a projection of them' if layout is None else 'none'}: remove"
             " `federation.compression`, or use, for example, FedAvg."
+        )
+    if client.shared_numbers < layout.numel:
+        raise ValueError(
+            f"Expected `sent_layout` of {name} to have at most the {client.shared_numbers} numbers"
+            f" of `shared_numbers` {_FOR} but got {layout.numel}: override both, or remove"
+            " `federation.compression`."
         )
     if client.needs_plain_mean:
         raise ValueError(

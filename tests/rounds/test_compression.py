@@ -458,6 +458,19 @@ def test_unsound_compression_is_refused_with_one_sentence(name):
     assert str(refusal.value).count("\n") == 0
 
 
+class Halved(FedAvg):
+    """Clients send half of the numbers, and the algorithm does not tell which."""
+
+    @property
+    def shared_numbers(self):
+        return super().shared_numbers // 2
+
+
+def test_an_algorithm_that_sends_fewer_numbers_names_them():
+    with pytest.raises(ValueError, match=r"`sent_layout` of Halved to have at most the 21 numbers"):
+        run(QSGD(), Halved, rounds=1)
+
+
 def test_two_compressions_are_refused():
     with pytest.raises(ValueError, match=r"do not shorten uploads .* but got one that does"):
         run(TopK(9), pre_aggregators=[Halving()])
