@@ -728,7 +728,7 @@ def _check_sections(adversary: object, engine: object, storage: object) -> None:
 
 
 def _check_memory(saved: Mapping[str, Any], client: Client) -> None:
-    """Refuse a checkpoint whose clients keep other rows for the codec of uploads.
+    """Refuse a checkpoint with other rows of clients for the codec of uploads.
 
     Args:
         saved: The clients' states of the checkpoint.

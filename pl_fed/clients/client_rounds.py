@@ -58,7 +58,7 @@ class ClientRounds(FederationModule):
         population: Sizes of the federation.
         keeps_optimizer_state: Whether clients keep the states of their local optimizers between
             rounds; set by the federation.
-        compressor: The codec of the uploads, for which clients may keep rows; ``None`` without
+        compressor: The codec of the uploads; clients may keep rows for it. ``None`` without
             compression. Set by the federation.
         draws_globally: Whether local steps draw from the global generators of Python or NumPy; the
             federation finds out in a trial. The engine ``one_by_one`` then seeds them, too.

@@ -1,7 +1,7 @@
 """The contract of compressors, with error feedback.
 
-Error feedback adds to each upload what earlier uploads of the client left out. For an upload u_t, a
-memory e_t with e_0 = 0, and a codec C::
+Error feedback adds the unsent parts of a client's earlier uploads to its next one. For an upload u_t,
+a memory e_t with e_0 = 0, and a codec C::
 
     p_t = u_t + e_t        the client sends C(p_t)
     e_{t+1} = p_t − C(p_t)
@@ -31,7 +31,7 @@ ERROR = "error"
 
 @dataclass(frozen=True)
 class Sending:
-    """Sending: what a codec needs beside the uploads.
+    """Sending: the inputs of a codec beside the uploads.
 
     Attributes:
         layout: The layout of an upload: names and shapes of its parameters.
@@ -47,7 +47,7 @@ class Sending:
 
 
 class Compressor(Configurable, ABC):
-    """Compressor: turns uploads into what the server receives of them. This is the base class.
+    """Compressor: turns uploads into the rows that the server receives. This is the base class.
 
     Compression is simulated: the rows keep their length, and :meth:`count_bits` tells the length of
     the message. Rules for subclasses:
@@ -59,7 +59,7 @@ class Compressor(Configurable, ABC):
       E‖C(x) − x‖² ≤ (1 − δ) ‖x‖² with 0 < δ ≤ 1; or the docstring tells the bias and the variance.
 
     Attributes:
-        error_feedback: Whether a client adds to its upload what earlier uploads left out.
+        error_feedback: Whether a client adds the unsent parts of earlier uploads.
         is_unbiased: Whether E[C(x)] = x.
 
     Example:

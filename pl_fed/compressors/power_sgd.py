@@ -6,15 +6,15 @@ as a matrix [n, m] of its first dimension and all others, and Q [m, r] of the cl
 
     P ← M Q,   P̂ ← orthogonalize(P),   Q ← Mᵀ P̂,   C(M) = P̂ Qᵀ = P̂ P̂ᵀ M
 
-C is a projection: ‖C(M) − M‖² = ‖M‖² − ‖P̂ᵀ M‖². Parameters of one dimension, and matrices for which
-r (n + m) is no less than n m, are sent in full. A message has Σ r (n + m) numbers for the matrices.
+C is a projection: ‖C(M) − M‖² = ‖M‖² − ‖P̂ᵀ M‖². A message has Σ r (n + m) numbers for the matrices.
+Parameters of one dimension, and matrices with r (n + m) ≥ n m, are sent in full.
 The first Q, and each column of Q that is 0, is normal, drawn for the client and the round.
 
 Departs from the paper:
 
 - Each client has its own P̂ and Q, and the aggregator merges their products. The paper averages P
-  over the workers before it is orthogonalized, a second exchange within the round, which would
-  leave no upload to aggregate.
+  over the workers before it is orthogonalized: a second exchange within the round, and no upload
+  to aggregate.
 - A forged upload has a new Q.
 """
 

@@ -24,11 +24,10 @@ class SignSGD(Compressor):
     """SignSGD with a scale: sends the signs of an upload and its mean absolute value.
 
     Sources: Bernstein et al., ICML 2018; Karimireddy et al., ICML 2019. It is biased, and a
-    contraction with δ = ‖x‖₁² / (d ‖x‖²), which lies in [1/d, 1].
+    contraction with δ = ‖x‖₁² / (d ‖x‖²) in [1/d, 1].
 
     Args:
-        error_feedback: Whether a client adds to its upload what earlier uploads left out
-            (EF-signSGD). Its memory is as long as the upload.
+        error_feedback: Whether a client adds the unsent parts of earlier uploads (EF-signSGD). Its memory is as long as the upload.
 
     Example:
         >>> SignSGD().error_feedback

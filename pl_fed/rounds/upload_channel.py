@@ -14,9 +14,9 @@ from pl_fed.random import key
 
 
 class UploadChannel:
-    """Upload channel: returns what the server receives of the clients' uploads.
+    """Upload channel: returns the clients' uploads as the server receives them.
 
-    A client compresses the part of its upload that crosses the network. What the server restores
+    A client compresses the part of its upload that crosses the network. The restored row
     has zeros elsewhere. Attackers send through the same channel.
 
     Args:
