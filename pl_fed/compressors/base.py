@@ -1,7 +1,7 @@
 """The contract of compressors, with error feedback.
 
-Error feedback adds the unsent parts of a client's earlier uploads to its next one. For an upload u_t,
-a memory e_t with e_0 = 0, and a codec C::
+Error feedback adds the unsent parts of a client's earlier uploads to its next one. For an upload
+u_t, a memory e_t with e_0 = 0, and a codec C::
 
     p_t = u_t + e_t        the client sends C(p_t)
     e_{t+1} = p_t − C(p_t)

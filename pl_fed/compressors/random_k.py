@@ -27,7 +27,8 @@ class RandomK(Compressor):
 
     Args:
         k: The number of coordinates (int), or their share in (0, 1] (float).
-        error_feedback: Whether a client adds the unsent parts of earlier uploads. Without it, the coordinates are multiplied by d/k, so that the codec is unbiased.
+        error_feedback: Whether a client adds the unsent parts of earlier uploads. Without it, the
+            coordinates are multiplied by d/k, so that the codec is unbiased.
 
     Raises:
         TypeError: If ``k`` is no number.

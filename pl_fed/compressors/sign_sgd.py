@@ -27,7 +27,8 @@ class SignSGD(Compressor):
     contraction with δ = ‖x‖₁² / (d ‖x‖²) in [1/d, 1].
 
     Args:
-        error_feedback: Whether a client adds the unsent parts of earlier uploads (EF-signSGD). Its memory is as long as the upload.
+        error_feedback: Whether a client adds the unsent parts of earlier uploads (EF-signSGD). Its
+            memory is as long as the upload.
 
     Example:
         >>> SignSGD().error_feedback

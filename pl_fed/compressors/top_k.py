@@ -25,7 +25,8 @@ class TopK(Compressor):
 
     Args:
         k: The number of coordinates (int), or their share in (0, 1] (float).
-        error_feedback: Whether a client adds the unsent parts of earlier uploads. Its memory is as long as the upload.
+        error_feedback: Whether a client adds the unsent parts of earlier uploads. Its
+            memory is as long as the upload.
 
     Raises:
         TypeError: If ``k`` is no number.
