@@ -78,7 +78,7 @@ def build_table(results: Sequence[Row], curves: Sequence[Row]) -> str:
             numbers = [f"{size:.4g}", f"{total:.3g}", find_level(curve, LEVEL * full[1][-1])]
             cells = [format_mean_and_std(column, 3) for column in columns]
             lines.append([f"{method}, {model} model", codec, *numbers, *cells])
-    head = ["method", "codec", "kB an upload", "MB uploaded", f"MB until {LEVEL:.0%}"]
+    head = ["method", "codec", "kB an upload", "MB uploaded", f"MB until {LEVEL}"]
     return markdown([*head, "accuracy", "worst 10 % of clients"], lines)
 
 
@@ -110,9 +110,9 @@ def write_pages() -> None:
     seeds = len({row["seed"] for row in results})
     text = (
         f"`python -m experiments compression` makes this: 100 rounds, {seeds} seeds. MB uploaded"
-        f" are those of all clients together. MB until {LEVEL:.0%} are those until the validation"
-        f" accuracy, measured every 10 rounds, is at least {LEVEL:.0%} of the method's last one"
-        " without a codec; – if it never is.\n\n"
+        f" are those of all clients together. MB until {LEVEL} are those until the validation"
+        f" accuracy, measured every 10 rounds, is at least {LEVEL} of the method's last one without"
+        " a codec; – if it never is.\n\n"
     )
     (HERE / "table.md").write_text(text + build_table(results, curves), encoding="utf-8")
     draw_curves(curves, HERE / "bytes.png")
