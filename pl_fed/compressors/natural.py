@@ -8,7 +8,8 @@ Distributed Deep Learning", MSML 2022, arXiv 1905.10988, Definition 1. For 2^a �
 
     E[C(x)] = x,   E‖C(x) − x‖² ≤ ‖x‖² / 8                              (Theorem 1)
 
-A message has a sign and an exponent for each coordinate: 9 bits for float32, 12 for float64.
+A message has a sign and an exponent for each coordinate: 9 bits for float32, 12 for float64. A
+number below the smallest normal number of its type is rounded to that number, or to 0.
 """
 
 import torch
@@ -18,7 +19,13 @@ from pl_fed.compressors.base import Compressor, Sending
 from pl_fed.nets.rows import RowLayout
 from pl_fed.random import uniforms
 
-_EXPONENT_BITS = {16: 8, 32: 8, 64: 11}  # bfloat16's for 16 bits, which is the larger
+_EXPONENTS = {
+    torch.float32: (torch.int32, 0x7F80_0000),
+    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
+}
+"""The integers as long as a number, and the bits of its exponent in them."""
+
+_EXPONENT_BITS = {16: 8, 32: 8, 64: 11}  # bfloat16's for 16 bits, the larger of the two
 
 
 class NaturalCompression(Compressor):
@@ -36,10 +43,12 @@ class NaturalCompression(Compressor):
 
     def compress(self, rows: Tensor, sending: Sending) -> Tensor:
         """Return the rows, rounded at random to powers of two."""
-        mantissa, exponent = torch.frexp(rows)  # |mantissa| in [1/2, 1), or 0
+        integers, exponent_bits = _EXPONENTS[rows.dtype]
+        lower = (rows.view(integers) & exponent_bits).view(rows.dtype)  # 2^a; 0 if |x| is subnormal
+        upper = (2 * lower).clamp(min=torch.finfo(rows.dtype).tiny)
         draws = uniforms(sending.keys, torch.arange(rows.shape[1], device=rows.device))
-        is_upper = draws < 2 * mantissa.abs() - 1
-        return torch.ldexp(mantissa.sign() / 2, exponent + is_upper.to(exponent.dtype))
+        is_upper = draws < (rows.abs() - lower) / (upper - lower)
+        return rows.sign() * upper.where(is_upper, lower)
 
     def count_bits(self, layout: RowLayout, number_bits: int) -> int:
         """Return d (1 + bits of an exponent)."""

@@ -132,6 +132,14 @@ def test_natural_compression_is_unbiased_between_powers_of_two(number):
     assert p * (1 - p) * lower**2 <= number**2 / 8 * (1 + 1e-12)
 
 
+def test_natural_compression_rounds_subnormal_numbers_to_the_smallest_normal_one_or_to_zero():
+    tiny = torch.finfo(torch.float32).tiny
+    rows = torch.full((400, D), -tiny / 4)
+    received, _ = send(NaturalCompression(), rows)
+    assert set(received.unique().tolist()) == {-tiny, 0.0}
+    assert float((received != 0).float().mean()) == pytest.approx(1 / 4, abs=0.02)
+
+
 def power_sgd(rows, rank, factors):
     """Algorithm 1 in NumPy for one client with the layout of these tests; Gram–Schmidt, one r."""
     sent, new_factors, begin, offset = rows.copy(), [], 0, 0
