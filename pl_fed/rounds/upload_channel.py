@@ -12,6 +12,8 @@ from pl_fed.devices import to_device
 from pl_fed.nets.rows import RowLayout
 from pl_fed.random import key
 
+_PIECE = 1 << 24  # numbers of uploads that a codec compresses at a time: draws take 8 bytes each
+
 
 class UploadChannel:
     """Upload channel: returns the clients' uploads as the server receives them.
@@ -67,18 +69,24 @@ class UploadChannel:
             Rows [clients, numel], of NaN for an upload that is not finite; and the new rows by the
             names in the store.
         """
-        keys = [[key(self.seed, "compression", round, client)] for client in clients.tolist()]
-        own = {name.removeprefix(COMPRESSION): rows for name, rows in memory.items()}
+        draws = [[key(self.seed, "compression", round, client)] for client in clients.tolist()]
+        keys = to_device(torch.tensor(draws), uploads)
         positions = None if self._positions is None else to_device(self._positions, uploads)
-        received, own = self.compressor.send(
-            uploads if positions is None else uploads[:, positions],
-            self.layout,
-            to_device(torch.tensor(keys), uploads),
-            own,
-        )
+        rows = uploads if positions is None else uploads[:, positions]
+        length = max(1, _PIECE // self.layout.numel)
+        pieces = []
+        for begin in range(0, len(rows), length):
+            part = slice(begin, begin + length)
+            own = {name.removeprefix(COMPRESSION): row[part] for name, row in memory.items()}
+            pieces.append(self.compressor.send(rows[part], self.layout, keys[part], own))
+        received = torch.cat([piece for piece, _ in pieces])
         if positions is not None:
             received = torch.zeros_like(uploads).index_copy_(1, positions, received)
-        return received, {f"{COMPRESSION}{name}": rows for name, rows in own.items()}
+        new_memory = {
+            name: torch.cat([own[name.removeprefix(COMPRESSION)] for _, own in pieces])
+            for name in memory
+        }
+        return received, new_memory
 
     def carry(self, forged: Tensor, clients: Tensor, round: int) -> Tensor:
         """Return forged uploads as the server receives them: a single message of a new client.

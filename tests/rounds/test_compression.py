@@ -40,6 +40,7 @@ from pl_fed.compressors import (
     TopK,
 )
 from pl_fed.privacy import DifferentialPrivacy
+from pl_fed.rounds import upload_channel
 from pl_fed.samplers import All, Poisson, Uniform
 
 SIZES = [9, 4, 6, 11, 5, 8]
@@ -136,6 +137,14 @@ def test_engines_and_chunks_agree(kind, arguments):
             {"chunk_size": 1},
         ):
             assert run(codec, algorithm, **options).distance(expected) < 1e-12
+
+
+def test_large_uploads_are_compressed_in_pieces(monkeypatch):
+    for codec in (RandomK(9), PowerSGD(1)):
+        expected = run(codec, FedPer, engine="stacked")
+        monkeypatch.setattr(upload_channel, "_PIECE", 60)  # two of 25 numbers
+        assert run(codec, FedPer, engine="stacked").distance(expected) < 1e-12
+        monkeypatch.undo()
 
 
 def test_draws_depend_on_the_round_the_client_and_the_seed():
