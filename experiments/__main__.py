@@ -17,7 +17,7 @@ from pl_fed.studies import command
 from pl_fed.studies.readers import StudyError
 
 ROOMS = (
-    *("adapters", "ditto", "fashion_mnist", "fedtilt", "fedtilt_levels"),
+    *("adapters", "compression", "ditto", "fashion_mnist", "fedtilt", "fedtilt_levels"),
     *("flame", "privacy", "robustness", "shakespeare", "systems"),
 )
 """Folders with a module ``studies``; its ``EXPERIMENTS`` are functions that make experiments."""

@@ -32,7 +32,8 @@ _OBJECTS = {
     "read_run": "reports.record",
 }
 _ROOMS = (
-    *("aggregators", "attacks", "callbacks", "clients", "data", "loggers", "metrics", "models"),
+    *("aggregators", "attacks", "callbacks", "clients", "compressors", "data", "loggers"),
+    *("metrics", "models"),
     *("optimizers", "partitioners", "privacy", "samplers", "skews", "statistics"),
     "systems",
 )

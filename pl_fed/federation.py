@@ -21,6 +21,8 @@ from pl_fed.arguments import (
 )
 from pl_fed.attacks.adversary import Adversary
 from pl_fed.clients.base import Client
+from pl_fed.clients.client_rounds import COMPRESSION
+from pl_fed.compressors import Compressor
 from pl_fed.configurable import Configurable
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
@@ -33,6 +35,7 @@ from pl_fed.evaluation.monitor import Monitor
 from pl_fed.metrics import ClientMetrics
 from pl_fed.metrics.named import name_metrics
 from pl_fed.nets.weights import fit_names, read_weights
+from pl_fed.preflight.compression_rules import check_compression
 from pl_fed.preflight.net_trial import find_net_facts, try_attacks, try_features
 from pl_fed.preflight.privacy_rules import check_privacy
 from pl_fed.preflight.round_trial import try_round
@@ -77,6 +80,7 @@ from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.small_cohorts import SmallCohortRule
 from pl_fed.rounds.storage import StorageOptions
+from pl_fed.rounds.upload_channel import UploadChannel
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore, keep_freed_memory
 from pl_fed.systems import Systems
@@ -147,6 +151,8 @@ class Federation(Configurable):
             privacy, the file counts as public. ``None`` keeps the weights of ``model.net``.
         systems: The clients' speed, bandwidth and availability, with deadlines on a simulated
             clock; ``None`` for equal clients that always answer.
+        compression: The codec of the uploads, forged ones included; the server receives what the
+            codec carries. ``None`` sends them in full.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Raises:
@@ -187,6 +193,7 @@ class Federation(Configurable):
         privacy: DifferentialPrivacy | None = None,
         initial_model: str | Path | None = None,
         systems: Systems | None = None,
+        compression: Compressor | None = None,
         seed: int | None = None,
     ) -> None:
         pre_aggregators = pre_aggregators or []
@@ -235,6 +242,8 @@ class Federation(Configurable):
         self.initial_model = None if initial_model is None else Path(initial_model)
         check_instances(Systems, systems=systems)
         self.systems = systems
+        check_instances(Compressor, compression=compression)
+        self.compression = compression
         self.monitor = monitor
         for name, declared in (
             ("lower_is_better", lower_is_better),
@@ -328,6 +337,7 @@ class Federation(Configurable):
             cohort_varies=not self.sampler.has_fixed_size or self._systems_change_cohorts,
         )
         client.keeps_optimizer_state = self.engine.keep_optimizer_state
+        client.compressor = self.compression
         client.choose_task(data.targets, data.num_classes)
         task = client.task
         task.further_metrics, task.directions = self.further_metrics, self.directions
@@ -372,6 +382,8 @@ class Federation(Configurable):
         check_validation_loss(client, self.monitor)
         check_samples(data, aggregator, self.evaluate_clients)
         check_mean(client, aggregator, self.server.only_adds)
+        if self.compression is not None:
+            check_compression(self.compression, client, aggregator)
         try_features(trial)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)
         if self.privacy is not None:
@@ -482,6 +494,9 @@ class Federation(Configurable):
             before=previous_evaluation,
         )
         privacy = self._build_privacy(states, previous)
+        channel = None
+        if self.compression is not None:
+            channel = UploadChannel(self.compression, client, self.seed)
         rounds = RoundRunner(
             states,
             datamodule,
@@ -498,6 +513,8 @@ class Federation(Configurable):
             privacy=privacy,
             leaves_out=self.on_client_error == "leave_out",
             systems=self.systems,
+            channel=channel,
+            traffic=None if previous is None else previous.rounds.traffic,
         )
         if rounds.systems is not None and previous is not None:
             before = previous.rounds.systems
@@ -691,6 +708,7 @@ class Federation(Configurable):
             "byzantine": self.byzantine_clients.is_byzantine,
             "engine": self.engine_choice.state_dict(),
             "participation": states.participation,
+            "traffic": self.session.rounds.traffic.state_dict(),
             "store": gather_states(states.processes, states.store.state_dict()),
             "server": self.server.state_dict(client.row("global").data),
             "adversary": self.byzantine_clients.state_dict(),
@@ -706,6 +724,7 @@ class Federation(Configurable):
         identity = federation_identity(client, states.loaded, self.seed)
         check_identity(state["identity"], identity)
         check_optimizer_identity(state["identity"], client)
+        _check_memory(state["store"], client)
         load_privacy(self.session.rounds.privacy, state.get("privacy"))
         self._spent_privacy = None  # the checkpoint has the budget
         if systems := self.session.rounds.systems:
@@ -715,6 +734,7 @@ class Federation(Configurable):
         self.engine_choice.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
         self.byzantine_clients.load_state_dict(state["adversary"])
+        self.session.rounds.traffic.load_state_dict(state.get("traffic"))
         rows = select_home_states(states.processes, state["store"])
         states.restore(rows, state.get("participation"))
 
@@ -745,6 +765,27 @@ def _check_sections(adversary: object, engine: object, storage: object) -> None:
                 f"Expected argument `federation.{name}` to be of type {kind.__name__} but got"
                 f" {section!r}: give pl_fed.{kind.__name__}(...)."
             )
+
+
+def _check_memory(saved: Mapping[str, Any], client: Client) -> None:
+    """Refuse a checkpoint with other rows of clients for the codec of uploads.
+
+    Args:
+        saved: The clients' states of the checkpoint.
+        client: The algorithm.
+    """
+    lengths = {name: len(row) for name, row in client.compression_defaults.items()}
+    got = {
+        name: len(states["default"])
+        for name, states in saved.items()
+        if name.startswith(COMPRESSION)
+    }
+    if got != lengths:
+        raise ValueError(
+            "Expected a checkpoint of a run whose clients keep"
+            f" {', '.join(lengths) or 'no memory of compression'} but got one with"
+            f" {', '.join(got) or 'none'}: set `federation.compression` as in its run."
+        )
 
 
 def _check_evaluated(evaluate_clients: object) -> None:

@@ -30,6 +30,7 @@ FLOORS = {
     1: (
         "aggregators",
         "attacks",
+        "compressors",
         "metrics",
         "models",
         "optimizers",

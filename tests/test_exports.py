@@ -8,7 +8,7 @@ import pytest
 
 import pl_fed
 
-ROOMS = ["aggregators", "attacks", "metrics", "optimizers", "skews", "systems"]
+ROOMS = ["aggregators", "attacks", "compressors", "metrics", "optimizers", "skews", "systems"]
 
 
 @pytest.mark.parametrize("room", ROOMS)

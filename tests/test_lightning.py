@@ -279,7 +279,7 @@ def test_round_writes_one_row_with_all_metrics(tmp_path):
     counts += ("upload_bytes", "download_bytes")
     trained = {f"train/{n}" for n in (*counts, "loss", "update_norm", "benign_distance")}
     for row in rows(tmp_path):
-        assert set(row) == {"round", "time/round"} | trained | evaluated
+        assert set(row) == {"round", "time/round", "bytes/up", "bytes/down"} | trained | evaluated
         assert all(row.values())
 
 

@@ -241,7 +241,7 @@ def test_callback_metrics_are_those_of_the_round(tmp_path, bar):
     )
     assert not any(watcher.losses), "all metrics agree"
     expected = {f"train/{name}" for name in {"loss", *ROUND_NUMBERS, *BYTES}}
-    expected |= {"round", "time/round"}
+    expected |= {"round", "time/round", "bytes/up", "bytes/down"}
     assert set(trainer.callback_metrics) == expected
     assert all(isinstance(value, torch.Tensor) for value in trainer.callback_metrics.values())
 

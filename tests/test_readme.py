@@ -16,7 +16,7 @@ from made_data import write_mnist
 from pages import ROOT, Page, find_pages, split_commands
 from study_processes import run as run_study
 
-from pl_fed import aggregators, attacks, clients
+from pl_fed import aggregators, attacks, clients, compressors
 from pl_fed.clients import Client, Model
 from pl_fed.command.main import main
 from pl_fed.command.start import run_light_command
@@ -219,8 +219,9 @@ def test_examples_of_the_readme_have_at_most_ten_lines():
         (clients, [clients.Client]),
         (attacks, [attacks.Attack]),
         (aggregators, [aggregators.Aggregator, aggregators.PreAggregator]),
+        (compressors, [compressors.Compressor]),
     ],
-    ids=["clients", "attacks", "aggregators"],
+    ids=["clients", "attacks", "aggregators", "compressors"],
 )
 def test_page_of_a_room_names_all_its_classes(room, bases):
     text = (Path(room.__file__).parent / "README.md").read_text()

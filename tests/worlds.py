@@ -51,6 +51,7 @@ from pl_fed.clients import (
     Mocha,
     Scaffold,
 )
+from pl_fed.compressors import PowerSGD, TopK
 from pl_fed.data import FederatedData, TorchDataset
 from pl_fed.distributed import work_share
 from pl_fed.privacy import DifferentialPrivacy
@@ -274,6 +275,12 @@ SCENARIOS = {
         on_client_error="leave_out",
     ),
     "a central set": settings(central=lambda: Given(classes([13], seed=7))),
+    "compressed, one diverges": settings(
+        client=DivergentDitto, sampler=Uniform(7), compression=TopK(9)
+    ),
+    "compressed in low rank, some forged": settings(
+        client=Scaffold, momentum=0.0, attack=OppositeAttack(), ids=[1, 4], compression=PowerSGD(1)
+    ),
     "own batches": settings(net=ListNet, source=own_batches),
     "unequal clients": settings(systems=UNEQUAL, sampler=All()),
     "unequal clients, normalised": settings(

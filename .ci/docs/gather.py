@@ -19,8 +19,9 @@ GUIDES = {
         *("configs/README", "pl_fed/README", "pl_fed/command/README", "pl_fed/studies/README"),
     ],
     "Bring your own": [f"pl_fed/{room}/README" for room in ("tasks", "data", "models", "clients")],
-    "Data splits, attacks, defences": [
-        f"pl_fed/{room}/README" for room in ("partitioners", "attacks", "aggregators")
+    "Data splits, attacks, defences, compression": [
+        f"pl_fed/{room}/README"
+        for room in ("partitioners", "attacks", "aggregators", "compressors")
     ],
     "Run and read": [
         f"pl_fed/{room}/README"
@@ -33,8 +34,8 @@ GUIDES = {
     ],
 }
 ROOMS = (
-    *("clients", "tasks", "aggregators", "attacks", "partitioners", "skews", "samplers"),
-    "systems",
+    *("clients", "tasks", "aggregators", "attacks", "compressors", "partitioners", "skews"),
+    *("samplers", "systems"),
     *("optimizers", "models", "data", "metrics", "privacy", "callbacks", "loggers", "functional"),
     "statistics",
 )

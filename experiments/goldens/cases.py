@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pl_fed import Adversary, clients
 from pl_fed.aggregators import CenteredClipping, FLTrust, Krum, Mean, Median, TiltedMean
 from pl_fed.attacks import ALittleIsEnough, Outliers, RandomLabels
+from pl_fed.compressors import QSGD, PowerSGD, TopK
 from pl_fed.data.source import Arrays, DataSource
 
 SIZES = [9, 30, 12, 24, 15, 21, 10, 18]  # samples of each client: partial and single batches of 5
@@ -166,6 +167,15 @@ CASES = {
             "adversary": Adversary(corruption=Outliers()),
             "aggregator": Median(),
         },
+    ),
+    "compressed, TopK": Case(
+        partial(clients.Ditto, lam=0.5), federation=lambda: {"compression": TopK(9)}
+    ),
+    "compressed, QSGD, FedPer": Case(
+        clients.FedPer, federation=lambda: {"compression": QSGD(3, bucket_size=8)}
+    ),
+    "compressed, PowerSGD, forged": Case(
+        clients.FedAvg, federation=lambda: {"compression": PowerSGD(1), **_clip_forged_uploads()}
     ),
     "FLTrust": Case(clients.FedAvg, root_samples=20, federation=lambda: {"aggregator": FLTrust()}),
 }

@@ -118,9 +118,9 @@ class RunSummary(Callback):
         federation = self.federation
         byzantine = int(federation.is_byzantine.sum())
         clients = federation.session.states.loaded.num_clients
-        client = federation.client
-        size = client.row("global").data.element_size()
-        systems = federation.session.rounds.systems
+        client, rounds_runner = federation.client, federation.session.rounds
+        systems, traffic = rounds_runner.systems, rounds_runner.traffic
+        upload_bytes, download_bytes = traffic.client_bytes
         return {
             "clients": clients,
             "benign": clients - byzantine,
@@ -128,8 +128,10 @@ class RunSummary(Callback):
             "untrained": len(federation.clients_without_training()),
             "cohort": client.population.cohort,
             "rounds": rounds,
-            "upload_bytes": size * federation.server.aggregator.sent_numbers(client.upload_numbers),
-            "download_bytes": size * client.download_numbers,
+            "upload_bytes": upload_bytes,
+            "download_bytes": download_bytes,
+            "bytes_up": traffic.up,
+            "bytes_down": traffic.down,
             "rounds_without_step": history["small_cohorts"],
             **{f"uploads_{name}": history["uploads"].get(name) for name in _UPLOADS},
             **({} if systems is None else {"simulated_seconds": systems.seconds}),

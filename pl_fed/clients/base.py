@@ -34,7 +34,7 @@ from pl_fed.functional.losses import RowDistance, squared_distance
 from pl_fed.nets.calls import Net
 from pl_fed.nets.copies import remove_compilation
 from pl_fed.nets.dropout import Draws, key_dropouts
-from pl_fed.nets.rows import copy_trainable, count_as_numbers, trainable_parameters
+from pl_fed.nets.rows import RowLayout, copy_trainable, count_as_numbers, trainable_parameters
 from pl_fed.optimizers import LocalSchedule
 from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
 from pl_fed.tasks.module_steps import build_layers, list_hooks
@@ -609,6 +609,14 @@ class Client(Configurable, ClientRounds, ABC):
         Override it in an algorithm whose clients send a shorter row, or keep parts to themselves.
         """
         return len(self.row("global").data) + len(self.statistics("global").data)
+
+    @property
+    def sent_layout(self) -> RowLayout | None:
+        """The layout of the part of an upload that crosses the network; by default the whole row.
+
+        ``None`` if clients send a row of another form. Override it with :attr:`shared_numbers`.
+        """
+        return self.row("global").layout
 
     @property
     def upload_numbers(self) -> int:

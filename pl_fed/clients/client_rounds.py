@@ -19,6 +19,7 @@ from pl_fed.clients.contract import (
 from pl_fed.clients.host import FederationModule
 from pl_fed.clients.optimizer_layout import OptimizerLayout, find_optimizer_layouts
 from pl_fed.clients.round_rules import call_hook
+from pl_fed.compressors import Compressor
 from pl_fed.devices import numbers_on
 from pl_fed.nets.rows import (
     Row,
@@ -29,6 +30,9 @@ from pl_fed.nets.rows import (
     usable_rows,
 )
 from pl_fed.types import Batch, Population
+
+COMPRESSION = "compression."
+"""The beginning of the names of rows that clients keep for the codec of uploads."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class ClientRounds(FederationModule):
         population: Sizes of the federation.
         keeps_optimizer_state: Whether clients keep the states of their local optimizers between
             rounds; set by the federation.
+        compressor: The codec of the uploads; clients may keep rows for it. ``None`` without
+            compression. Set by the federation.
         draws_globally: Whether local steps draw from the global generators of Python or NumPy; the
             federation finds out in a trial. The engine ``one_by_one`` then seeds them, too.
     """
@@ -71,6 +77,7 @@ class ClientRounds(FederationModule):
         self._server_states: dict[str, RowDefault] = {}
         self._rows: dict[str, Row] = {}
         self.keeps_optimizer_state = False
+        self.compressor: Compressor | None = None
         self.draws_globally = False
         self._optimizer_layouts: dict[str, OptimizerLayout] | None = None
 
@@ -129,15 +136,33 @@ class ClientRounds(FederationModule):
     def store_defaults(self) -> dict[str, Tensor]:
         """Return all rows of a new client by name, [length] each.
 
-        They are those of :meth:`state_defaults`, and the kept states of local optimizers as
-        ``<model>.optimizer``.
+        They are those of :meth:`state_defaults`, the kept states of local optimizers as
+        ``<model>.optimizer``, and those of :attr:`compression_defaults`.
         """
         like, layouts = self.row("global").data, self.optimizer_layouts
         states = {
             optimizer_state_name(model): like.new_zeros(layout.numel)
             for model, layout in layouts.items()
         }
-        return {**self.state_defaults(), **states}
+        return {**self.state_defaults(), **states, **self.compression_defaults}
+
+    @property
+    def compression_defaults(self) -> dict[str, Tensor]:
+        """The rows that a new client keeps for the codec, zeros, as ``compression.<name>``."""
+        if self.compressor is None or (layout := self.sent_layout) is None:
+            return {}
+        like = self.row("global").data
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        lengths = self.compressor.memory_lengths(layout)
+        return {
+            f"{COMPRESSION}{name}": like.new_zeros(length, dtype=dtype)
+            for name, length in lengths.items()
+        }
+
+    @property
+    def sent_layout(self) -> RowLayout | None:
+        """The layout of the part of an upload that crosses the network."""
+        raise NotImplementedError
 
     @property
     def optimizer_layouts(self) -> dict[str, OptimizerLayout]:

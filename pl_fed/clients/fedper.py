@@ -60,6 +60,13 @@ class FedPer(Client):
         """How many numbers cross the network: all but the client's own parts."""
         return super().shared_numbers - len(self.own_positions) - len(self.own_statistics)
 
+    @property
+    def sent_layout(self) -> RowLayout:
+        """The layout of an upload without the client's own parts."""
+        tensors = self.row("global").tensors.items()
+        shared = [(name, tensor) for name, tensor in tensors if not belongs(name, self.own)]
+        return RowLayout.from_tensors(shared)
+
     def _initial_own_parts(self) -> Tensor:
         return self.initial_row()[self.own_positions]
 

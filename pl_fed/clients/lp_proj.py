@@ -89,6 +89,11 @@ class LpProj(ADMM):
         """How many numbers cross the network: the short row, and running statistics."""
         return len(self.projection(self.initial_row())) + len(self.statistics("global").data)
 
+    @property
+    def sent_layout(self) -> None:
+        """No layout: clients send short rows, without parameters."""
+        return None
+
     def _project_initial_row(self) -> Tensor:
         row: Tensor = self.projection(self.initial_row())
         return row

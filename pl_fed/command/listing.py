@@ -87,6 +87,7 @@ ROOMS = {
     "defences": Room(
         "aggregators", ("Aggregator", "PreAggregator"), "--federation.aggregator Median"
     ),
+    "compressors": Room("compressors", ("Compressor",), "--federation.compression TopK"),
     "partitioners": Room("partitioners", ("Partitioner",), "--data.partitioner Dirichlet"),
     "data": Room("data", ("DataSource",), "--data.dataset Digits"),
     "models": Room("models", ("Module",), "--model.net MLP"),

@@ -49,14 +49,21 @@ def _read_time(group: Group, reached: Sequence[int]) -> dict[str, float]:
 
 
 def _count_uploads(run: Run, last_round: int) -> dict[str, Any]:
-    """Return the uploads until a round, and their megabytes if the run's summary has their size."""
+    """Return the uploads until a round, and the megabytes of uploads and downloads.
+
+    The megabytes of an earlier version are those of the summary's size of an upload.
+    """
     cohorts = run.curve("train/cohort")
     if not cohorts:
         return {}
     uploads = int(sum(size for round, size in cohorts.items() if round <= last_round))
-    if sent := run.curve("train/upload_bytes"):
-        total = sum(size for round, size in sent.items() if round <= last_round)
-        return {"uploads": uploads if total else 0, "MB uploaded": total / 1e6}
+    if run.curve("train/upload_bytes"):
+        sent, received = (
+            sum(size for round, size in run.curve(name).items() if round <= last_round)
+            for name in ("train/upload_bytes", "train/download_bytes")
+        )
+        megabytes = {"MB uploaded": sent / 1e6, "MB downloaded": received / 1e6}
+        return {"uploads": uploads if sent else 0, **megabytes}
     upload_bytes = run.counts.get("upload_bytes")
     if not isinstance(upload_bytes, int):
         return {"uploads": uploads}

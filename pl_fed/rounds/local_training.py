@@ -36,6 +36,7 @@ from pl_fed.rounds.trained_cohort import (
     TrainedCohort,
     UploadStatus,
 )
+from pl_fed.rounds.upload_channel import UploadChannel
 from pl_fed.rounds.value_watch import ValueWatch
 from pl_fed.trees import count_sample_bytes
 
@@ -81,6 +82,7 @@ class LocalTraining:
         measures_start_losses: Whether to measure the loss of w^t over each client's training data.
         leaves_out: Whether a client that raises an exception is left out of the round;
             otherwise the exception ends the run.
+        channel: Compresses the uploads; ``None`` without compression.
 
     Attributes:
         limit_steps: Returns numbers of local steps, by trained model, with at most those that fit
@@ -103,6 +105,7 @@ class LocalTraining:
         seed: int,
         measures_start_losses: bool = False,
         leaves_out: bool = False,
+        channel: UploadChannel | None = None,
     ) -> None:
         self.states = states
         self.client = states.client
@@ -117,6 +120,7 @@ class LocalTraining:
         self.measures_start_losses = measures_start_losses
         self.leaves_out = leaves_out
         self.limit_steps = None
+        self.channel = channel
         self.watch = ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
         self._table_layout = TableLayout()
@@ -222,7 +226,11 @@ class LocalTraining:
         is_alone = len(work.share.cohort) == 1 and self.states.processes.size == 1
         if is_alone and "global" in chunk.round.models:
             work.own.lone_model = chunk.round.models["global"].parameters[0].clone()
-        return self._end_chunk(chunk, positions, _complete_steps(chunk, metrics))
+        memory = {
+            name: work.remote.read(self.states.store, name, chunk.clients)
+            for name in self.client.compression_defaults
+        }
+        return self._end_chunk(chunk, positions, _complete_steps(chunk, metrics), memory)
 
     def _recover(
         self, error: Exception, work: CohortWork, chunks: Sequence[Tensor]
@@ -430,7 +438,11 @@ class LocalTraining:
         return [max(counts) for counts in zip(*steps.values())]
 
     def _end_chunk(
-        self, chunk: Chunk, positions: Tensor, metrics: dict[str, Tensor]
+        self,
+        chunk: Chunk,
+        positions: Tensor,
+        metrics: dict[str, Tensor],
+        memory: dict[str, Tensor],
     ) -> ChunkResults:
         """End the round of a chunk of clients, and check their uploads, proposals and states.
 
@@ -439,6 +451,7 @@ class LocalTraining:
             positions: Their positions in this process's part of the cohort, int64 [clients].
             metrics: Means over the local steps of the values that ``training_step`` returned,
                 [clients] each.
+            memory: The rows that the clients keep for the codec of uploads, by name.
         """
         client, end, numel = self.client, chunk.round, self.client.row("global").layout.numel
         finite = metrics["loss"].abs() < math.inf
@@ -455,6 +468,13 @@ class LocalTraining:
         with _note_errors(chunk.batches.round, chunk.clients, "end_round"):
             uploads, new_states = client.run_end_round(end)
         usable = _UsableRows(len(chunk.clients), end.broadcast.parameters)
+        if uploads is not None:
+            uploads = usable.check(uploads, numel)
+            if self.channel is not None:
+                uploads, memory = self.channel.send(
+                    uploads, chunk.clients, chunk.batches.round, memory
+                )
+        new_states |= memory
         states = {
             name: usable.check(new_states.get(name), default.numel(), default)
             for name, default in self.states.store.defaults.items()
@@ -464,7 +484,6 @@ class LocalTraining:
                 finite &= finite_rows(usable.check(end.models[model].parameters, numel))
         proposals = self._check_proposals(end, usable)
         if uploads is not None:
-            uploads = usable.check(uploads, numel)
             for rows in (uploads, *proposals.values()):
                 finite &= finite_rows(rows)
         status = torch.full_like(finite, UploadStatus.MALFORMED, dtype=torch.int8)

@@ -5,7 +5,6 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -31,7 +30,9 @@ from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.small_cohorts import SmallCohortRule, SmallCohorts
 from pl_fed.rounds.systems import SystemsClock
+from pl_fed.rounds.traffic import Traffic
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort, UploadStatus
+from pl_fed.rounds.upload_channel import UploadChannel
 from pl_fed.rounds.uploads import Proposals, Uploads, forge_uploads, mean_factor, scale
 from pl_fed.samplers import Sampler
 from pl_fed.systems import ClientProfiles, LinkBytes, Systems
@@ -75,6 +76,8 @@ class RoundRunner:
         leaves_out: Whether a client that raises an exception is left out; with privacy
             it always is, because the end of a run would tell that the client took part.
         systems: The clients' speed and availability; ``None`` for equal clients without a clock.
+        channel: Compresses the uploads; ``None`` without compression.
+        traffic: Counts the bytes that clients send and receive; a new count by default.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class RoundRunner:
         privacy: RoundPrivacy | None = None,
         leaves_out: bool = False,
         systems: Systems | None = None,
+        channel: UploadChannel | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         client: Client = states.client
         self.states = states
@@ -110,6 +115,8 @@ class RoundRunner:
         self.max_rejected = max_rejected if privacy is None else 1.0
         self.seed = seed
         self.privacy = privacy
+        self.channel = channel
+        self.traffic = traffic or Traffic(client, server.aggregator, channel)
         self.local_training = LocalTraining(
             states,
             self.draw_cohort,
@@ -122,6 +129,7 @@ class RoundRunner:
             seed,
             measures_start_losses=server.aggregator.needs_start_losses,
             leaves_out=leaves_out or privacy is not None,
+            channel=channel,
         )
         self.systems: SystemsClock | None = None
         if systems is not None:
@@ -131,7 +139,7 @@ class RoundRunner:
                 ClientProfiles(systems, data.num_clients, data.owners, seed),
                 self._draw_clients,
                 self.local_training.count_steps,
-                lambda: self._client_traffic,
+                lambda: LinkBytes(*self.traffic.client_bytes),
             )
             self.local_training.limit_steps = self.systems.limit_steps
         self.root_training = RootTraining(client, seed, datamodule.augment)
@@ -195,25 +203,10 @@ class RoundRunner:
             notes("benign_distance", math.nan)
         else:
             self._store_states(trained)
-        report |= self._traffic(len(trained.clients))
+        report |= self.traffic.count_round(len(trained.clients))
         if self.systems is not None:
             report |= self.systems.end_round(round)
         return {**report, **notes.report, "time/round": time.perf_counter() - started}
-
-    def _traffic(self, clients: int) -> Report:
-        """Return the bytes that the clients of a round send and receive."""
-        link = self._client_traffic
-        return {
-            "train/upload_bytes": float(clients * link.upload),
-            "train/download_bytes": float(clients * link.download),
-        }
-
-    @cached_property
-    def _client_traffic(self) -> LinkBytes:
-        """The bytes that a client sends and receives in a round."""
-        size = self.client.row("global").data.element_size()
-        sent = self.server.aggregator.sent_numbers(self.client.upload_numbers)
-        return LinkBytes(sent * size, self.client.download_numbers * size)
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round, int64 [cohort].
@@ -394,6 +387,7 @@ class RoundRunner:
             samples=self.states.data.training_samples,
             client=self.client,
             hides_cohort=self.privacy is not None,
+            channel=self.channel,
         )
         return forged, ~valid
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from pl_fed.nets.rows import finite_rows
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS
+from pl_fed.rounds.upload_channel import UploadChannel
 from pl_fed.types import Batch, RoundContext
 
 
@@ -186,6 +188,7 @@ def forge_uploads(
     samples: Callable[[int], Batch],
     client: Client,
     hides_cohort: bool = False,
+    channel: UploadChannel | None = None,
 ) -> tuple[Uploads, Tensor]:
     """Let the attackers of a cohort replace their uploads, equally in every process.
 
@@ -203,6 +206,7 @@ def forge_uploads(
         samples: Returns the training samples of a client by id, for attackers that train.
         client: The algorithm; it may normalise uploads.
         hides_cohort: Whether attackers know only themselves of the cohort.
+        channel: Compresses the forged uploads, too; ``None`` without compression.
 
     Returns:
         All uploads, with the forged ones, in every process; and a mask of the valid ones, bool
@@ -210,16 +214,36 @@ def forge_uploads(
     """
     honest = uploads.gather()
     attackers = attackers.to(honest.rows.device)
-    simulation = _MergeSimulation(honest, attackers, valid, byzantine_clients, server, client)
+    carry = _build_carry(channel, uploads.context, attackers)
+    simulation = _MergeSimulation(
+        honest, attackers, valid, byzantine_clients, server, client, carry
+    )
     rows = byzantine_clients.forge(
         honest.rows, attackers, valid, uploads.context, simulation, net, samples, hides_cohort
     )
+    if channel is not None:
+        rows[attackers] = carry(rows[attackers])
     proposals = uploads.proposals
     if not valid.all():
         proposals = proposals.replace_broken(valid, server_states)
     # a finite forged upload is valid even if the attacker's own upload is broken
     is_valid = finite_rows(rows) & (valid | attackers.to(valid.device))
     return replace(honest, rows=rows, proposals=proposals), is_valid
+
+
+def _build_carry(
+    channel: UploadChannel | None, context: RoundContext, attackers: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """Return the function that turns forged uploads into those that the server receives.
+
+    Args:
+        channel: The channel; ``None`` without compression.
+        context: The context of the cohort.
+        attackers: A mask of the attackers, bool [cohort].
+    """
+    if channel is None:
+        return lambda forged: forged
+    return partial(channel.carry, clients=context.clients[attackers.cpu()], round=context.round)
 
 
 class _MergeSimulation:
@@ -232,6 +256,7 @@ class _MergeSimulation:
         byzantine_clients: The Byzantine clients, whose number the aggregator expects.
         server: The server. The memory of its aggregator does not change.
         client: The algorithm; it may normalise uploads.
+        carry: Returns forged uploads as the server receives them.
     """
 
     def __init__(
@@ -242,6 +267,7 @@ class _MergeSimulation:
         byzantine_clients: ByzantineClients,
         server: Server,
         client: Client,
+        carry: Callable[[Tensor], Tensor],
     ) -> None:
         self.honest = honest
         self.attackers = attackers
@@ -249,12 +275,13 @@ class _MergeSimulation:
         self.byzantine_clients = byzantine_clients
         self.server = server
         self.client = client
+        self.carry = carry
         self._rows: Tensor | None = None  # one copy of the uploads for all simulations
 
     def __call__(self, forged: Tensor) -> Tensor:
         if self._rows is None:
             self._rows = self.honest.rows.clone()
-        self._rows[self.attackers] = forged.to(self._rows)
+        self._rows[self.attackers] = self.carry(forged.to(self._rows))
         valid = self.valid.clone()
         valid[self.attackers] = finite_rows(self._rows[self.attackers])
         uploads = replace(self.honest, rows=self._rows)

@@ -85,6 +85,8 @@ def test_summary_of_a_fit_and_its_test(tmp_path):
         "rounds": 2,
         "upload_bytes": 4 * (5 * 4 + 5 + 3 * 5 + 3),
         "download_bytes": 4 * (5 * 4 + 5 + 3 * 5 + 3),
+        "bytes_up": 2 * 4 * 4 * (5 * 4 + 5 + 3 * 5 + 3),  # of two cohorts of four clients
+        "bytes_down": 2 * 4 * 4 * (5 * 4 + 5 + 3 * 5 + 3),
         "uploads_forged": 0,
         "uploads_clipped": 0,
         "uploads_dropped": 0,

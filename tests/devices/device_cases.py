@@ -26,6 +26,7 @@ from equal_trials import equal_trials_shared
 from small_federations import Arrays, Given, classes, mlp, run_rounds, sections, seeded, sgd
 from test_aggregator_contract import CONFIGURATIONS as AGGREGATORS
 from test_attack_contract import CONFIGURATIONS as ATTACKS
+from test_compressor_contract import CONFIGURATIONS as CODECS
 from test_models import NETS
 from test_preaggregator_contract import CONFIGURATIONS as PRE_AGGREGATORS
 from test_sampler_contract import CONCRETE as SAMPLERS
@@ -181,6 +182,17 @@ def defences():
         for kind, arguments in PRE_AGGREGATORS
     }
     return {name: partial(run_without_trainer, **settings) for name, settings in cases.items()}
+
+
+def codecs():
+    """Return every codec, with Byzantine clients, in rounds alone; a net has matrices to factor."""
+    settings = {"attack": pl_fed.attacks.SignFlipping(), "ids": [1, 3]}
+    return {
+        f"codec {kind.__name__} {arguments}": partial(
+            run_without_trainer, compression=kind(**arguments), **settings
+        )
+        for kind, arguments in CODECS
+    }
 
 
 def attacks():
@@ -499,7 +511,7 @@ GROUPS = {
     "algorithms": [algorithms],
     "defences and attacks": [defences, attacks],
     "scenarios": [scenarios],
-    "pieces": [samplers, tasks, nets, engines],
+    "pieces": [samplers, tasks, nets, engines, codecs],
     "modules": [modules, adapters],
     "storage and processes": [processes, storage],
 }

@@ -14,7 +14,10 @@ import warnings
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-ROOMS = ("", "devices", "aggregators", "attacks", "engine", "models", "samplers", "tasks")
+ROOMS = (
+    *("", "devices", "aggregators", "attacks", "compressors", "engine", "models", "samplers"),
+    "tasks",
+)
 sys.path[:0] = [str(TESTS / room) for room in ROOMS]
 os.environ.setdefault("WANDB_MODE", "disabled")
 

@@ -9,6 +9,7 @@ from small_federations import Given
 
 from experiments.__main__ import open_experiment
 from experiments.adapters import studies as adapters
+from experiments.compression import studies as compression
 from experiments.experiment import CellRun, read_csv
 from experiments.fedtilt import figures
 from experiments.fedtilt_levels import page as levels
@@ -46,6 +47,9 @@ def test_pages_show_the_current_rows():
     root = Path(figures.HERE).parent
     text = adapters.build_table(read_csv(root / "adapters/results.csv"))
     assert (root / "adapters/table.md").read_text().endswith(text)
+    rows, curves = (read_csv(compression.HERE / f"{name}.csv") for name in ("results", "curves"))
+    text = compression.build_table(rows, curves)
+    assert (compression.HERE / "table.md").read_text().endswith(text)
     text = shakespeare.build_table(read_csv(root / "shakespeare/results.csv"))
     assert (root / "shakespeare/table.md").read_text().endswith(text)
     rows = read_csv(root / "privacy/results.csv")
@@ -56,6 +60,40 @@ def test_pages_show_the_current_rows():
     assert (root / "fedtilt_levels/table.md").read_text() == text
     assert (root / "fedtilt/figures.md").read_text() == figures.make_page()
     assert (root / "systems/table.md").read_text() == systems.make_page()
+
+
+def test_bytes_until_a_level_are_those_of_the_first_point_on_it():
+    rows = [
+        {"round": str(round), "seed": seed, "bytes_up": str(size), "accuracy": str(accuracy)}
+        for seed, shift in (("0", 0.0), ("1", 0.1))
+        for round, size, accuracy in ((9, 2e6, 0.2 + shift), (19, 4e6, 0.6 + shift))
+    ]
+    megabytes, accuracies = compression.average_curve(rows)
+    assert megabytes == [2.0, 4.0]
+    assert accuracies == pytest.approx([0.25, 0.65])
+    assert compression.find_level((megabytes, accuracies), 0.25) == "2"
+    assert compression.find_level((megabytes, accuracies), 0.3) == "4"
+    assert compression.find_level((megabytes, accuracies), 0.7) == "–"
+
+
+def test_bytes_in_the_committed_results_follow_from_the_codecs():
+    """An upload of the MLP (784, 64, 10), by hand; ten clients upload in each of 100 rounds."""
+    rows = read_csv(compression.HERE / "results.csv")
+    d, k = 784 * 64 + 64 + 64 * 10 + 10, 508
+    bits = {
+        "none": 32 * d,
+        "QSGD, 8 bits": 32 + 8 * d,
+        "QSGD, 2 bits": 32 * -(-d // 256) + 2 * d,
+        "signs": d + 32,
+        "PowerSGD, rank 2": 32 * (2 * (784 + 64) + 64 + 2 * (64 + 10) + 10),
+        "top 1 %": k * (32 + 16),
+        "random 1 %": k * 32,
+    }
+    for row in compression.select(rows, method="FedAvg"):
+        size = -(-bits[row["codec"]] // 8)
+        assert int(row["upload_bytes"]) == size
+        assert int(row["bytes_up"]) == 1000 * size
+        assert int(row["bytes_down"]) == 1000 * 4 * d
 
 
 def test_rows_that_were_discussed_are_those_of_the_figures():

@@ -15,6 +15,7 @@ import pl_fed
 from pl_fed import Adversary, DifferentialPrivacy
 from pl_fed.attacks import Backdoor, FlippedLabels, Outliers, RandomLabels
 from pl_fed.clients import Ditto, FedAvg
+from pl_fed.compressors import QSGD, PowerSGD, RandomK, TopK
 from pl_fed.data.source import Arrays
 from pl_fed.preflight.privacy_rules import refuse_algorithm
 from pl_fed.samplers import All, Cyclic, Poisson, Uniform
@@ -150,6 +151,12 @@ def test_private_rounds(options):
         settings["aggregator"] = pl_fed.aggregators.Median()
     for engine in ("one_by_one", "stacked"):
         assert not interference(ditto, engine=engine, **settings)
+
+
+@pytest.mark.parametrize("codec", [TopK(5), RandomK(5), QSGD(3), PowerSGD(1)], ids=kind_of)
+def test_every_kind_of_codec(codec):
+    for engine in ("one_by_one", "stacked"):
+        assert not interference(ditto, engine=engine, compression=codec, sampler=Uniform(4))
 
 
 class Remembering(FedAvg):

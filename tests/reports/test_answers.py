@@ -179,6 +179,20 @@ def test_rounds_and_bytes_until_a_level(answer):
     assert second["rounds"] == "not reached"
 
 
+def test_megabytes_until_a_level_are_sums_over_rounds(answer):
+    """The level is reached in round 3, the fourth."""
+    answer("communication", ({}, {"accuracy": (1.0, 1.0)}), (MEDIAN, {"accuracy": (0.5, 0.5)}))
+    for number in range(2):
+        rows = read_table(answer.folder / f"run{number}" / "metrics.csv")
+        for row in rows:
+            if row.get("train/cohort"):
+                size = 1e6 * (1 + int(row["round"]))
+                row |= {"train/upload_bytes": size, "train/download_bytes": 10 * size}
+        write_table(answer.folder / f"run{number}" / "metrics.csv", rows)
+    first, *_ = answer.again("communication")
+    assert (first["MB uploaded"], first["MB downloaded"]) == (1 + 2 + 3 + 4, 100)
+
+
 def test_local_training_uploads_nothing_and_a_model_has_one_row(answer):
     """All groups have a global model only."""
     answer("communication", ({}, {}), (LOCAL, {}))

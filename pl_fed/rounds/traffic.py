@@ -1,0 +1,74 @@
+"""The bytes that clients send and receive."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pl_fed.aggregators import Aggregator
+from pl_fed.clients.base import Client
+from pl_fed.rounds.upload_channel import UploadChannel
+
+
+class Traffic:
+    """Traffic: counts the bytes of uploads and downloads, in a round and in all rounds.
+
+    A client receives the shared parameters, their running statistics and the server's states. It
+    sends an upload, compressed or not, and its proposals of statistics and states. Every client of
+    a cohort counts, also a Byzantine or a broken one. Headers, encryption and the integers of a
+    cohort's organisation do not count.
+
+    Args:
+        client: The algorithm.
+        aggregator: The server's aggregator, with pre-aggregators that may shorten uploads.
+        channel: Compresses the uploads; ``None`` without compression.
+
+    Attributes:
+        up: The bytes that all clients sent so far.
+        down: The bytes that all clients received so far.
+    """
+
+    def __init__(
+        self, client: Client, aggregator: Aggregator, channel: UploadChannel | None
+    ) -> None:
+        self.client = client
+        self.aggregator = aggregator
+        self.channel = channel
+        self.up = 0
+        self.down = 0
+        self._client_bytes: tuple[int, int] | None = None
+
+    @property
+    def client_bytes(self) -> tuple[int, int]:
+        """The bytes that one client sends and receives in a round."""
+        if self._client_bytes is None:
+            client, size = self.client, self.client.row("global").data.element_size()
+            numbers = client.upload_numbers
+            if self.channel is None:
+                sent = size * self.aggregator.sent_numbers(numbers)
+            else:
+                others = numbers - self.channel.layout.numel
+                sent = self.channel.count_bytes(size) + size * others
+            self._client_bytes = sent, size * client.download_numbers
+        return self._client_bytes
+
+    def count_round(self, clients: int) -> dict[str, Tensor | float]:
+        """Count a round of some clients, and return its numbers for the log."""
+        sent, received = self.client_bytes
+        self.up += clients * sent
+        self.down += clients * received
+        up, down = torch.tensor([float(self.up), float(self.down)], dtype=torch.float64).unbind()
+        return {
+            "train/upload_bytes": float(clients * sent),
+            "train/download_bytes": float(clients * received),
+            "bytes/up": up,
+            "bytes/down": down,
+        }
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the bytes so far, for a checkpoint."""
+        return {"up": self.up, "down": self.down}
+
+    def load_state_dict(self, state: Mapping[str, int] | None) -> None:
+        """Continue the bytes of a checkpoint; a checkpoint of an earlier version has none."""
+        self.up, self.down = (0, 0) if state is None else (int(state["up"]), int(state["down"]))

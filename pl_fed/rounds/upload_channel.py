@@ -1,0 +1,109 @@
+"""The channel of the uploads: compression between a client and the server."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pl_fed.clients.base import Client
+from pl_fed.clients.client_rounds import COMPRESSION
+from pl_fed.compressors import Compressor
+from pl_fed.devices import to_device
+from pl_fed.nets.rows import RowLayout
+from pl_fed.random import key
+
+_PIECE = 1 << 24  # numbers of uploads that a codec compresses at a time: draws take 8 bytes each
+
+
+class UploadChannel:
+    """Upload channel: returns the clients' uploads as the server receives them.
+
+    A client compresses the part of its upload that crosses the network. The restored row
+    has zeros elsewhere. Attackers send through the same channel.
+
+    Args:
+        compressor: The codec.
+        client: The algorithm; its ``sent_layout`` names the part that crosses the network.
+        seed: The seed of the federation; it keys the codec's draws with the round and the client.
+    """
+
+    def __init__(self, compressor: Compressor, client: Client, seed: int) -> None:
+        self.compressor = compressor
+        self.client = client
+        self.seed = seed
+
+    @cached_property
+    def layout(self) -> RowLayout:
+        """The layout of the part that crosses the network.
+
+        Raises:
+            ValueError: If the algorithm has none.
+        """
+        layout = self.client.sent_layout
+        if layout is None:
+            raise ValueError(
+                f"Expected uploads of parameters to compress but got {type(self.client).__name__}."
+            )
+        return layout
+
+    @cached_property
+    def _positions(self) -> Tensor | None:
+        """The positions of the sent part in a row, int64; ``None`` for the whole row."""
+        layout = self.client.row("global").layout
+        if self.layout.numel == layout.numel:
+            return None
+        return layout.positions(*self.layout.names)
+
+    def send(
+        self, uploads: Tensor, clients: Tensor, round: int, memory: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the uploads as the server receives them, and the clients' new memory.
+
+        Args:
+            uploads: The clients' uploads, [clients, numel].
+            clients: The clients' ids, int64 [clients].
+            round: The round, from 0.
+            memory: The rows that the clients keep, by the names in the store.
+
+        Returns:
+            Rows [clients, numel], of NaN for an upload that is not finite; and the new rows by the
+            names in the store.
+        """
+        draws = [[key(self.seed, "compression", round, client)] for client in clients.tolist()]
+        keys = to_device(torch.tensor(draws), uploads)
+        positions = None if self._positions is None else to_device(self._positions, uploads)
+        rows = uploads if positions is None else uploads[:, positions]
+        length = max(1, _PIECE // self.layout.numel)
+        pieces = []
+        for begin in range(0, len(rows), length):
+            part = slice(begin, begin + length)
+            own = {name.removeprefix(COMPRESSION): row[part] for name, row in memory.items()}
+            pieces.append(self.compressor.send(rows[part], self.layout, keys[part], own))
+        received = torch.cat([piece for piece, _ in pieces])
+        if positions is not None:
+            received = torch.zeros_like(uploads).index_copy_(1, positions, received)
+        new_memory = {
+            name: torch.cat([own[name.removeprefix(COMPRESSION)] for _, own in pieces])
+            for name in memory
+        }
+        return received, new_memory
+
+    def carry(self, forged: Tensor, clients: Tensor, round: int) -> Tensor:
+        """Return forged uploads as the server receives them: a single message of a new client.
+
+        Args:
+            forged: The attackers' uploads, [attackers, numel].
+            clients: The attackers' ids, int64 [attackers].
+            round: The round, from 0.
+        """
+        defaults = self.client.compression_defaults
+        memory = {name: row.expand(len(forged), -1) for name, row in defaults.items()}
+        return self.send(forged, clients, round, memory)[0]
+
+    def count_bytes(self, number_bytes: int) -> int:
+        """Return the bytes of a compressed upload.
+
+        Args:
+            number_bytes: The bytes of an uncompressed number.
+        """
+        return -(-self.compressor.count_bits(self.layout, 8 * number_bytes) // 8)
