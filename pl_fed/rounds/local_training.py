@@ -81,6 +81,7 @@ class LocalTraining:
         measures_start_losses: Whether to measure the loss of w^t over each client's training data.
         leaves_out: Whether a client that raises an exception is left out of the round;
             otherwise the exception ends the run.
+        watch: The watch over the values of modules; a new one by default.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class LocalTraining:
         seed: int,
         measures_start_losses: bool = False,
         leaves_out: bool = False,
+        watch: ValueWatch | None = None,
     ) -> None:
         self.states = states
         self.client = states.client
@@ -109,7 +111,7 @@ class LocalTraining:
         self.seed = seed
         self.measures_start_losses = measures_start_losses
         self.leaves_out = leaves_out
-        self.watch = ValueWatch(states.client)
+        self.watch = watch or ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
         self._table_layout = TableLayout()
 
