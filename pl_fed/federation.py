@@ -302,11 +302,8 @@ class Federation(Configurable):
             previous = None
         if stage == "fit" and not loads:
             self._check_budget(previous)
-        if previous is None and self.initial_model is not None and not loads:
-            _set_weights(client, self.initial_model)
         if previous is None:
-            own_samples = None if self.privacy is None else data.train.samples
-            self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed, own_samples)
+            self._begin(client, data, loads)
         trial = self._prepare_client(client, datamodule, settings)
         self._check(trial, datamodule)
         session = self._build_session(client, datamodule, settings, previous)
@@ -321,6 +318,13 @@ class Federation(Configurable):
             self._try_steps(session, trial)
         self._session = session
 
+    def _begin(self, client: Client, data: ClientData, loads: bool) -> None:
+        """Set the weights with which a new session begins, and draw its Byzantine clients."""
+        if self.initial_model is not None and not loads:
+            _set_weights(client, self.initial_model)
+        own_samples = None if self.privacy is None else data.train.samples
+        self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed, own_samples)
+
     def _try_steps(self, session: Session, trial: Trial) -> None:
         """Try the local steps of the algorithm, and let the session expect what they change."""
         try_round(trial)
@@ -333,7 +337,7 @@ class Federation(Configurable):
     ) -> Trial:
         """Set all that set-up sets in an algorithm and its task: settings, then facts.
 
-        Before local steps, :meth:`setup` adds one fact about local steps, ``client.draws_globally``.
+        For local steps, :meth:`setup` adds one fact about them, ``client.draws_globally``.
 
         Returns:
             The algorithm with its samples, for further trials.

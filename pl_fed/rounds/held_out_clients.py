@@ -7,7 +7,7 @@ would get that arrives now and keeps it to itself:
   client adapts the global model in the same way.
 - Otherwise personal models come from rounds. The client's kept models start at the global model,
   and its other states at their defaults. It takes the local steps of some rounds on its own
-  training samples, by the algorithm's objective, with the optimizer's first learning rate, and
+  training samples, by the algorithm's objective, with the optimizer's own learning rate, and
   sends nothing.
 
 Its models and states are discarded after the evaluation. Seed, client and local round key all
@@ -140,10 +140,10 @@ class HeldOutClients:
             watch=watch,
         )
 
-    @staticmethod
-    def trains(client: Client) -> bool:
-        """Return whether an algorithm's personal models come from local rounds."""
-        return client.adaptation is None and set(client.evaluated) != {"global"}
+    @property
+    def trains(self) -> bool:
+        """Whether the algorithm's personal models come from local rounds."""
+        return self.client.adaptation is None and set(self.client.evaluated) != {"global"}
 
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each evaluated model.
@@ -178,10 +178,12 @@ class HeldOutClients:
         """Give clients new states, and train them in local rounds; uploads are thrown away."""
         client = self.client
         self.states.restart()
-        if not self.trains(client) or not len(clients):
+        if not self.trains or not len(clients):
             return
-        was_training, self._cohort = client.training, clients
+        self._cohort = clients
+        was_training, schedule = client.training, client.local_schedule
         client.train()
+        client.local_schedule = None  # a fit alone builds one
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 training = self._build_training(engine=self._choose_engine())
@@ -192,6 +194,7 @@ class HeldOutClients:
                     share.store_states(self.states.store, rows)
         finally:
             client.train(was_training)
+            client.local_schedule = schedule
 
     def _choose_engine(self) -> EngineChoice:
         """Return the engine of the rounds; before its choice, the default engine."""

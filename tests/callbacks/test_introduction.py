@@ -27,7 +27,9 @@ def lines(rounds=5.0, official=(), drop_last=False, held_out=None, **federation)
         ),
         session=SimpleNamespace(
             states=SimpleNamespace(loaded=data),
-            datamodule=SimpleNamespace(batch_size=16, drop_last=drop_last, held_out=held_out),
+            datamodule=SimpleNamespace(
+                batch_size=16, drop_last=drop_last, held_out=held_out, central_data=None
+            ),
         ),
         engine=SimpleNamespace(name="auto"),
         is_byzantine=torch.arange(8) < 2,

@@ -22,6 +22,7 @@ def print_summary(
     federation = SimpleNamespace(
         metrics=lambda part: metrics,
         held_out_metrics=lambda part: held_out,
+        session=SimpleNamespace(central=None),
         is_byzantine=benign,
         monitored_metric="accuracy",
         clients_without_training=lambda: untrained,

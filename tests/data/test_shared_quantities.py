@@ -181,6 +181,7 @@ def test_every_option_of_the_data_is_known_here():
         *("dataset", "partitioner", "num_clients", "seed"),  # the data and the simulation
         *("split", "val_fraction", "test_fraction", "root_samples"),  # a draw by client
         "stable_cut",  # a draw by owner
+        "central",  # samples of the server
         *(
             "batch_size",
             "drop_last",

@@ -29,6 +29,7 @@ from pl_fed.clients import (
     Mocha,
     PerFedAvg,
 )
+from pl_fed.optimizers import LocalCosine
 from pl_fed.samplers import All, Uniform
 
 SIZES = [12, 9, 15, 11, 14]
@@ -288,13 +289,14 @@ def trainer(folder, rounds, **settings):
 
 
 @pytest.mark.slow
-def test_resumed_run_equals_uninterrupted_run_and_files_have_all_clients(tmp_path):
+@pytest.mark.parametrize("schedule", [None, LocalCosine])
+def test_resumed_run_equals_uninterrupted_run_and_files_have_all_clients(tmp_path, schedule):
     module = shared_out(
         classes(SIZES), val_fraction=0.3, test_fraction=0.3, held_out_clients=2, batch_size=4
     )
 
     def client():
-        return Ditto(seeded(mlp), optimizer=sgd(0.1), local_steps=3)
+        return Ditto(seeded(mlp), optimizer=sgd(0.1), local_steps=3, lr_scheduler=schedule)
 
     whole, fitted = trainer(tmp_path / "whole", 3), client()
     whole.fit(fitted, module)
