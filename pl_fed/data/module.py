@@ -226,7 +226,7 @@ class FederatedData(Configurable, LightningDataModule):
 
     @property
     def held_out(self) -> ClientData | None:
-        """The data of the held-out clients, who share the samples' tensors with :attr:`clients`.
+        """The data of the held-out clients; they share the samples' tensors with :attr:`clients`.
 
         Evaluations number them after the training clients. ``None`` if all clients train.
         """

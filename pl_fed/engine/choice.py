@@ -194,7 +194,7 @@ class EngineChoice:
         return math.ceil(cohort / chunks)  # chunks of equal sizes, so that a stack is full
 
     def choose_for_evaluation(self, device: torch.device) -> "EngineChoice":
-        """Return a choice for local steps before an evaluation, which are few.
+        """Return a choice for the few local steps before an evaluation.
 
         It takes the engine of the rounds; before their choice, the default engine of a device.
         """

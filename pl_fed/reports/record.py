@@ -27,8 +27,8 @@ class RunRecord(NamedTuple):
             without the file.
         summary: ``summary.json``. Without the file, as of a killed run, it has ``metrics`` alone:
             the last ones of ``metrics.csv``.
-        held_out: The columns of ``per_client.csv`` of held-out clients, who are not in ``clients``;
-            empty if all clients train.
+        held_out: The columns of ``per_client.csv`` of held-out clients; ``clients`` has the
+            others. It is empty if all clients train.
     """
 
     config: dict[str, Any]

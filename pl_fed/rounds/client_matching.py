@@ -1,8 +1,8 @@
 """The matching of a checkpoint's clients with those of other data: new, missing and grown clients.
 
 A client of the data gets the states of the checkpoint's client with the same owners. Data without
-owners match by id, which is allowed only if the samples of all common ids are the same: a
-partitioner that splits by labels gives other samples to other numbers of clients.
+owners match by id, but only if the samples of all common ids are the same: a partitioner that
+splits by labels gives other samples to other numbers of clients.
 
 - A new client starts as a client that never took part, but from the present global model.
 - The states of a missing client stay in later checkpoints, under the name of its owners. Its data
@@ -29,7 +29,7 @@ _NAMED = 5  # names in a message
 
 @dataclass(frozen=True)
 class ClientRecords:
-    """Client records: the owners and samples of clients, by which a checkpoint knows them.
+    """Client records: the owners and samples of clients, to find them in a checkpoint.
 
     Attributes:
         owners: The names of the owners of each client; empty if the data record none.
@@ -233,7 +233,7 @@ class ClientMatching:
         return converted
 
     def _check_algorithm(self, state: Mapping[str, Any], client: Client) -> None:
-        """Refuse algorithms whose server keeps something of each client, or loses a mean."""
+        """Refuse algorithms with a server that keeps something of each client, or loses a mean."""
         name = type(client).__name__
         others = len(self.new) or len(self.missing)
         if others and client.new_client_reason:
@@ -280,8 +280,8 @@ class ClientMatching:
     ) -> dict[str, Tensor]:
         """Return the server's states, with the means over the present clients.
 
-        The mean changes by the exact rows of the clients that come and go. What robust aggregators
-        and broken uploads have made of it stays.
+        The mean changes by the exact rows of the clients that come and go. Earlier effects of
+        robust aggregators and broken uploads stay.
         """
         states = dict(state["server"]["states"])
         num_before = len(state["clients"]["sizes"])
@@ -359,7 +359,7 @@ def _match_ids(saved: ClientRecords, present: ClientRecords) -> Tensor:
 def _join_stores(
     present: Mapping[str, Any], absent: Mapping[str, Any], num_present: int
 ) -> dict[str, dict[str, Any]]:
-    """Return saved rows of present and of absent clients, who are numbered after the present."""
+    """Return saved rows of present clients, and of absent clients with the numbers after them."""
     joined = {}
     for name, saved in present.items():
         other = absent.get(name)
