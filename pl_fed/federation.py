@@ -43,6 +43,7 @@ from pl_fed.preflight.rules import (
     check_accumulation,
     check_attacks,
     check_engine,
+    check_held_out_clients,
     check_mean,
     check_own_batches,
     check_samples,
@@ -58,19 +59,24 @@ from pl_fed.preflight.step_rules import (
 from pl_fed.preflight.step_trial import explain_smallest_minibatch, find_step_facts
 from pl_fed.preflight.trial import Trial
 from pl_fed.privacy import DifferentialPrivacy
+from pl_fed.random import key
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.central_evaluation import CentralEvaluation
+from pl_fed.rounds.client_matching import ClientRecords, find_matching
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.federated_evaluation import (
     FederatedEvaluation,
     ModelSelection,
     UntrainedModels,
 )
+from pl_fed.rounds.held_out_clients import HeldOutClients, HeldOutStates
 from pl_fed.rounds.identity import (
     CHECKPOINT_FORMAT,
     check_identity,
+    check_model_identity,
     check_optimizer_identity,
     federation_identity,
+    has_identity,
     optimizer_identity,
 )
 from pl_fed.rounds.privacy import RoundPrivacy, build_privacy, load_privacy
@@ -154,6 +160,13 @@ class Federation(Configurable):
         compression: The codec of the uploads, forged ones included; the server receives what the
             codec carries. ``None`` sends them in full.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
+        held_out_rounds: Number of local rounds, at least 1, in which a held-out client
+            (``data.held_out_clients``) trains its personal model before an evaluation, if the
+            algorithm does not adapt it by itself. It starts from the global model.
+        match_clients: Whether a checkpoint of other clients or other samples may be loaded. Its
+            clients are matched by the names of their owners. New clients start from the global
+            model, and the states of missing ones stay in later checkpoints. ``False`` refuses such
+            a checkpoint.
 
     Raises:
         TypeError: If an argument is of a wrong type.
@@ -195,6 +208,8 @@ class Federation(Configurable):
         systems: Systems | None = None,
         compression: Compressor | None = None,
         seed: int | None = None,
+        held_out_rounds: int = 1,
+        match_clients: bool = False,
     ) -> None:
         pre_aggregators = pre_aggregators or []
         check_instances(Sampler, sampler=sampler)
@@ -207,6 +222,7 @@ class Federation(Configurable):
         check_choice(("raise", "leave_out"), on_client_error=on_client_error)
         if seed is not None:
             check_integers(-(2**63), 2**63 - 1, seed=seed)
+        check_integers(1, **{"federation.held_out_rounds": held_out_rounds})
         check_choice(("skip", "raise"), small_cohort=small_cohort)
         if model_selection not in ("validation", "test", None):
             raise ValueError(
@@ -227,6 +243,9 @@ class Federation(Configurable):
         self.byzantine_clients = ByzantineClients(adversary)
         self.max_rejected = max_rejected
         self.small_cohort = small_cohort
+        self.held_out_rounds = held_out_rounds
+        check_instances(bool, match_clients=match_clients)
+        self.match_clients = match_clients
         self.on_client_error = on_client_error
         self.engine = engine
         self.engine_choice = EngineChoice(engine)
@@ -298,11 +317,8 @@ class Federation(Configurable):
             previous = None
         if stage == "fit" and not loads:
             self._check_budget(previous)
-        if previous is None and self.initial_model is not None and not loads:
-            _set_weights(client, self.initial_model)
         if previous is None:
-            own_samples = None if self.privacy is None else data.train.samples
-            self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed, own_samples)
+            self._begin(client, data, loads)
         trial = self._prepare_client(client, datamodule, settings)
         self._check(trial, datamodule)
         session = self._build_session(client, datamodule, settings, previous)
@@ -313,18 +329,30 @@ class Federation(Configurable):
         client.check(data, client.population)
         if stage == "fit":
             keep_freed_memory()
-            try_round(trial)
-            facts = self._find_step_facts(trial, session.rounds.batch_rule)
-            client.draws_globally = facts.draws_globally
-            session.rounds.local_training.watch.expect(facts)
+        if stage == "fit" or session.trains_held_out:
+            self._try_steps(session, trial)
         self._session = session
+
+    def _begin(self, client: Client, data: ClientData, loads: bool) -> None:
+        """Set the weights with which a new session begins, and draw its Byzantine clients."""
+        if self.initial_model is not None and not loads:
+            _set_weights(client, self.initial_model)
+        own_samples = None if self.privacy is None else data.train.samples
+        self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed, own_samples)
+
+    def _try_steps(self, session: Session, trial: Trial) -> None:
+        """Try the local steps of the algorithm, and let the session expect what they change."""
+        try_round(trial)
+        facts = self._find_step_facts(trial, session.rounds.batch_rule)
+        trial.client.draws_globally = facts.draws_globally
+        session.rounds.local_training.watch.expect(facts)
 
     def _prepare_client(
         self, client: Client, datamodule: FederatedData, settings: RunSettings
     ) -> Trial:
         """Set all that set-up sets in an algorithm and its task: settings, then facts.
 
-        Before a fit, :meth:`setup` adds one fact about local steps, ``client.draws_globally``.
+        For local steps, :meth:`setup` adds one fact about them, ``client.draws_globally``.
 
         Returns:
             The algorithm with its samples, for further trials.
@@ -381,6 +409,7 @@ class Federation(Configurable):
         Monitor.from_name(self.monitor, client.task, client.count_classes(data))
         check_validation_loss(client, self.monitor)
         check_samples(data, aggregator, self.evaluate_clients)
+        check_held_out_clients(client, datamodule.held_out)
         check_mean(client, aggregator, self.server.only_adds)
         if self.compression is not None:
             check_compression(self.compression, client, aggregator)
@@ -467,19 +496,8 @@ class Federation(Configurable):
             states = previous.states
             states.renew(data, settings)
         batch_rule = settings.build_batch_rule(datamodule)
-        adaptation = None
-        if client.adaptation is not None:
-            adaptation = Adaptation(
-                client,
-                client.adaptation,
-                self.seed,
-                self.byzantine_clients.poison,
-                datamodule.augment,
-            )
-        sample = None
-        if self.evaluate_clients is not None:
-            sample = ClientSample.draw(self.evaluate_clients, data.val.sizes, self.seed)
-        datamodule.limit_validation(None if sample is None else sample.is_drawn.nonzero().flatten())
+        adaptation = self._build_adaptation(client, datamodule, self.byzantine_clients, self.seed)
+        sample = self._draw_sample(data)
         evaluation = FederatedEvaluation(
             states,
             self.engine_choice,
@@ -519,8 +537,13 @@ class Federation(Configurable):
         if rounds.systems is not None and previous is not None:
             before = previous.rounds.systems
             rounds.systems.seconds = 0.0 if before is None else before.seconds
+        previous_held_out = None
+        if previous_evaluation is not None and previous is not None and previous.held_out:
+            previous_held_out = previous.held_out.evaluation
+        held_out = self._build_held_out(datamodule, rounds, previous_held_out)
+        datamodule.limit_validation(_list_sampled(evaluation, held_out))
         central = self._build_central(client, datamodule, states, evaluation, settings)
-        return Session(client, datamodule, states, evaluation, rounds, central)
+        return Session(client, datamodule, states, evaluation, rounds, central, held_out)
 
     def _build_central(
         self,
@@ -542,6 +565,69 @@ class Federation(Configurable):
             return None
         return CentralEvaluation(
             data, states, self.byzantine_clients, evaluation.evaluator, settings
+        )
+
+    def _build_adaptation(
+        self,
+        client: Client,
+        datamodule: FederatedData,
+        byzantine_clients: ByzantineClients,
+        seed: int,
+    ) -> Adaptation | None:
+        """Return the adaptation of an algorithm's personal models, or ``None`` without one."""
+        if client.adaptation is None:
+            return None
+        return Adaptation(
+            client, client.adaptation, seed, byzantine_clients.poison, datamodule.augment
+        )
+
+    def _draw_sample(self, data: ClientData) -> ClientSample | None:
+        """Return the clients that validations evaluate; ``None`` for all clients."""
+        if self.evaluate_clients is None:
+            return None
+        return ClientSample.draw(self.evaluate_clients, data.val.sizes, self.seed)
+
+    def _build_held_out(
+        self, datamodule: FederatedData, rounds: RoundRunner, before: FederatedEvaluation | None
+    ) -> HeldOutClients | None:
+        """Return the evaluation of the held-out clients, or ``None`` if all clients train.
+
+        Args:
+            datamodule: The data.
+            rounds: The rounds of the training clients.
+            before: The previous evaluation of the same held-out clients, or ``None``.
+        """
+        data, settings, client = datamodule.held_out, rounds.settings, rounds.client
+        if data is None:
+            return None
+        seed = key(self.seed, "held-out clients")
+        benign_clients = ByzantineClients(Adversary(corruption=self.adversary.corruption))
+        benign_clients.setup(data.num_clients, data.num_classes, seed)
+        states = HeldOutStates(rounds.states, data, self.server, settings, self.storage)
+        evaluation = FederatedEvaluation(
+            states,
+            self.engine_choice,
+            benign_clients,
+            settings,
+            rounds.batch_rule,
+            self._build_adaptation(client, datamodule, benign_clients, seed),
+            self.model_selection,
+            self.monitor,
+            sample=self._draw_sample(data),
+            before=before,
+        )
+        return HeldOutClients(
+            states,
+            evaluation,
+            self.engine_choice,
+            benign_clients,
+            datamodule.augment,
+            settings,
+            rounds.batch_rule,
+            rounds.local_training.watch,
+            seed,
+            self.held_out_rounds,
+            rounds.local_training.leaves_out,
         )
 
     def _build_privacy(self, states: ClientStates, previous: Session | None) -> RoundPrivacy | None:
@@ -650,9 +736,26 @@ class Federation(Configurable):
         """The name of the metric that chooses models, from ``monitor`` or the task."""
         return self.session.evaluation.monitor.name
 
+    def held_out_metrics(self, part: str) -> Mapping[str, ClientMetrics]:
+        """Return the metrics of ``"val"`` or ``"test"`` over held-out clients, by model.
+
+        Empty if all clients train.
+        """
+        held_out = self.session.held_out
+        return {} if held_out is None else held_out.evaluation.metrics(part)
+
     def evaluate(self, part: str, clients: Tensor) -> None:
-        """Add clients to the metrics of a part of the data, for each evaluated model."""
+        """Add clients to the metrics of a part of the data, for each evaluated model.
+
+        Args:
+            part: ``"val"`` or ``"test"``.
+            clients: Client ids, int64 [clients]; held-out clients have those after the last
+                training client's.
+        """
+        clients, held_out = self._separate_held_out(clients)
         self.session.evaluation.evaluate(part, clients)
+        if self.session.held_out is not None and len(held_out):
+            self.session.held_out.evaluate(part, held_out)
 
     def evaluate_central(self, part: str) -> Mapping[str, Tensor]:
         """Return the metrics of the global model on the server's samples; empty without any."""
@@ -660,8 +763,30 @@ class Federation(Configurable):
         return {} if central is None else central.measure(part)
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
-        """Return the predictions of each client's last evaluated model on its test data."""
-        return self.session.evaluation.predict(clients)
+        """Return the predictions of each client's last evaluated model on its test data.
+
+        Args:
+            clients: Client ids, int64 [clients]; held-out clients have those after the last
+                training client's.
+        """
+        ids = clients.tolist()
+        clients, held_out = self._separate_held_out(clients)
+        tables = self.session.evaluation.predict(clients)
+        if self.session.held_out is None or not len(held_out):
+            return tables
+        for table in self.session.held_out.predict(held_out):
+            client = table["client"] + self.session.states.loaded.num_clients
+            tables.append({**table, "client": client})
+        by_client = {table["client"]: table for table in tables}
+        return [by_client[client] for client in ids]
+
+    def _separate_held_out(self, clients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ids of training clients, and numbers of held-out clients from 0."""
+        if self.session.held_out is None:
+            return clients, clients[:0]
+        num_training = self.session.states.loaded.num_clients
+        trains = clients < num_training
+        return clients[trains], clients[~trains] - num_training
 
     def models_of(self, clients: Tensor, model: str | None = None) -> Iterator[nn.Module]:
         """Yield each client's model as in :meth:`predict`, for clients of this process.
@@ -674,7 +799,17 @@ class Federation(Configurable):
             A copy of the user's net, in evaluation mode, with the client's parameters and running
             statistics. It is independent of pl_fed.
         """
-        return self.session.evaluation.models_of(clients, model)
+        held_out = self.session.held_out
+        if held_out is None or not len(self._separate_held_out(clients)[1]):
+            return self.session.evaluation.models_of(clients, model)
+        return (net for client in clients.split(1) for net in self._models_of_one(client, model))
+
+    def _models_of_one(self, client: Tensor, model: str | None) -> Iterator[nn.Module]:
+        """Yield the model of one client, int64 [1]: a training client, or a held-out client."""
+        training, held_out = self._separate_held_out(client)
+        if self.session.held_out is not None and len(held_out):
+            return self.session.held_out.models_of(held_out, model)
+        return self.session.evaluation.models_of(training, model)
 
     def model_of(self, client: int, model: str | None = None) -> nn.Module:
         """Return one client's model, as :meth:`models_of` yields it.
@@ -688,7 +823,7 @@ class Federation(Configurable):
             ValueError: If ``client`` is not the id of a client.
         """
         check_integers(0, client=client)
-        check_at_most(self.data.num_clients - 1, client=client)
+        check_at_most(self.session.datamodule.num_evaluated - 1, client=client)
         return next(self.models_of(torch.tensor([client]), model))
 
     # Stop and resume
@@ -709,6 +844,8 @@ class Federation(Configurable):
             "engine": self.engine_choice.state_dict(),
             "participation": states.participation,
             "traffic": self.session.rounds.traffic.state_dict(),
+            "clients": ClientRecords.collect(states.loaded).state_dict(),
+            **({} if states.absent is None else {"absent": states.absent}),
             "store": gather_states(states.processes, states.store.state_dict()),
             "server": self.server.state_dict(client.row("global").data),
             "adversary": self.byzantine_clients.state_dict(),
@@ -721,22 +858,66 @@ class Federation(Configurable):
             ValueError: If the state is of another net, algorithm or federation.
         """
         client, states = self.session.client, self.session.states
-        identity = federation_identity(client, states.loaded, self.seed)
-        check_identity(state["identity"], identity)
+        state, new_clients = self._match(state)
         check_optimizer_identity(state["identity"], client)
         _check_memory(state["store"], client)
         load_privacy(self.session.rounds.privacy, state.get("privacy"))
         self._spent_privacy = None  # the checkpoint has the budget
         if systems := self.session.rounds.systems:
             systems.seconds = state.get("systems", {}).get("seconds", 0.0)
-        if self.adversary.redraw:
+        if self.adversary.redraw and len(state["byzantine"]) == states.loaded.num_clients:
             self.byzantine_clients.is_byzantine = state["byzantine"]
         self.engine_choice.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
         self.byzantine_clients.load_state_dict(state["adversary"])
         self.session.rounds.traffic.load_state_dict(state.get("traffic"))
         rows = select_home_states(states.processes, state["store"])
-        states.restore(rows, state.get("participation"))
+        states.restore(rows, state.get("participation"), new_clients, state.get("absent"))
+
+    def _match(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Tensor | None]:
+        """Return a checkpoint's state for the clients of the data, and the ids of new clients.
+
+        Raises:
+            ValueError: If the state is of another algorithm or net; or of other clients or samples,
+                and they may not be matched.
+        """
+        client, data = self.session.client, self.session.states.loaded
+        identity = federation_identity(client, data, self.seed)
+        if not self.match_clients or has_identity(state["identity"], identity):
+            check_identity(state["identity"], identity)
+            return state, None
+        check_model_identity(state["identity"], identity)
+        if self.privacy is not None:
+            raise ValueError(
+                "Expected a checkpoint of the same clients and samples with `federation.privacy`"
+                " but got one of others: its budget is that of its clients; start a new run."
+            )
+        matching = find_matching(state, data)
+        state = matching.convert(state, client)
+        rank_zero_info(matching.describe())
+        if (warning := matching.warn_of_parts()) is not None:
+            rank_zero_warn(warning)
+        if (mode := self.session.datamodule.normalize) in ("channel", "feature"):
+            rank_zero_warn(
+                f"`data.normalize: {mode}` takes its statistics from the present clients, so the"
+                " net gets other inputs than before: give a pair [mean, std] from the first run on."
+            )
+        if self.byzantine_clients.is_byzantine.any():
+            rank_zero_info("The Byzantine clients are drawn anew among the present clients.")
+        return state, matching.new
+
+
+def _list_sampled(
+    evaluation: FederatedEvaluation, held_out: HeldOutClients | None
+) -> Tensor | None:
+    """Return the ids of the clients that validations evaluate; ``None`` for all clients."""
+    if evaluation.sample is None:
+        return None
+    ids = evaluation.list_evaluated_clients("val")
+    if held_out is None:
+        return ids
+    num_training = evaluation.states.loaded.num_clients
+    return torch.cat([ids, num_training + held_out.evaluation.list_evaluated_clients("val")])
 
 
 def _set_weights(client: Client, path: Path) -> None:

@@ -214,6 +214,25 @@ def test_stopped_run_resumes_with_any_number_of_processes(one_process, several_p
     assert_agree(expected, [worlds.run(**resume_job(root / "stopped by 2"))])
 
 
+def test_processes_agree_on_matched_clients(tmp_path):
+    """Rows move to other home processes, and a missing client stays in the checkpoint."""
+    worlds.run("nine clients", tmp_path / "before", rounds=2)
+    last = Path("run") / "checkpoints" / "last.ckpt"
+    job = {"name": "seven and three others", "resumes": tmp_path / "before" / last}
+    expected = worlds.run(**job, folder=tmp_path / "1")
+    jobs = {"matched": {**job, "folder": tmp_path / "2" / "matched"}}
+    (tmp_path / "2").mkdir()
+    outcomes = worlds.start(2, 1, jobs, tmp_path / "2")
+    assert not [failed for outcome in outcomes if (failed := outcome.get("failed"))]
+    assert_agree(expected, [outcome["matched"] for outcome in outcomes])
+    absent = [
+        torch.load(folder / last)["federation"]["absent"]
+        for folder in (tmp_path / "1", tmp_path / "2" / "matched")
+    ]
+    assert_close(*absent, 1e-12)
+    assert absent[0]["clients"]["owners"] == '[["0"], ["1"]]'
+
+
 def test_checkpoint_of_two_processes_equals_that_of_one(several_processes, root):
     first, second = (
         torch.load(root / f"stopped by {n}" / "run" / "checkpoints" / "last.ckpt") for n in (1, 2)

@@ -52,7 +52,7 @@ from pl_fed.clients import (
     Scaffold,
 )
 from pl_fed.compressors import PowerSGD, TopK
-from pl_fed.data import FederatedData, TorchDataset
+from pl_fed.data import Arrays, FederatedData, TorchDataset
 from pl_fed.distributed import work_share
 from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds.broken_clients import NonFiniteLossError
@@ -199,6 +199,13 @@ class ListNet(LightningModule):
         self.log("test_acc", (outputs.argmax(1) == targets).double().mean())
 
 
+def classes_of(owners, sizes):
+    """Return random samples of owners with these ids."""
+    arrays = classes(list(sizes))
+    client = torch.tensor(list(owners))[arrays.client]
+    return Arrays(arrays.inputs, arrays.targets, client, num_classes=arrays.num_classes)
+
+
 def settings(
     net=small_net,
     client=Ditto,
@@ -209,6 +216,7 @@ def settings(
     source=lambda: Given(classes(SIZES)),
     central=lambda: None,
     gathered_bytes=work_share.GATHERED_BYTES,
+    held_out_clients=None,
     **federation,
 ):
     return locals()
@@ -243,6 +251,13 @@ SCENARIOS = {
     ),
     "the server keeps a control": settings(client=Scaffold, momentum=0.0),
     "adapted before evaluations": settings(client=partial(Finetuning, finetune_steps=3, lam=0.3)),
+    "held-out clients": settings(held_out_clients=3, held_out_rounds=2),
+    "held-out clients, whose head trains": settings(
+        held_out_clients=4, net=batch_norm_net, client=FedRep
+    ),
+    "held-out clients, adapted": settings(
+        held_out_clients=3, client=partial(Finetuning, finetune_steps=3, lam=0.3)
+    ),
     "a choice of λ": settings(client=DittoChoice),
     "a frozen part, nothing is kept": settings(net=frozen_net, client=FedAvg),
     "stacked": settings(engine="stacked", chunk_size=2),
@@ -307,16 +322,26 @@ if find_spec("dp_accounting"):
     )
     SCENARIOS["private, with empty cohorts"] = settings(sampler=Poisson(0.05), privacy=adaptive)
 
+CHANGED_CLIENTS = {  # the data of a checkpoint, and other data that match it by owners
+    "nine clients": settings(),
+    "seven and three others": settings(
+        source=lambda: Given(classes_of(range(2, 12), [*SIZES[2:], 9, 6, 8])),
+        sampler=Uniform(6),
+        match_clients=True,
+    ),
+}
+
 STATEFUL = {f"stateful, {name}": settings(net=kind) for name, kind in ACCEPTED.items()}
 
-PREDICTED = ("Ditto",)
+PREDICTED = ("Ditto", "held-out clients")
 
 
 def make(name, folder, rounds, processes, nodes):
-    scenario = copy.deepcopy({**SCENARIOS, **STATEFUL}[name])
+    scenario = copy.deepcopy({**SCENARIOS, **STATEFUL, **CHANGED_CLIENTS}[name])
     work_share.GATHERED_BYTES = scenario.pop("gathered_bytes")
     names = ("net", "client", "precision", "root_samples", "source", "central")
     net, kind, precision, root_samples, source, central = (scenario.pop(key) for key in names)
+    held_out = scenario.pop("held_out_clients")
     step = {key: scenario.pop(key) for key in ("lr", "momentum")}
     algorithm_options = {"lam": 0.5} if kind is Ditto else {}
     client = kind(
@@ -332,6 +357,7 @@ def make(name, folder, rounds, processes, nodes):
         root_samples=root_samples,
         central=central(),
         seed=0,
+        held_out_clients=held_out,
     )
     federation_settings = scenario.pop("federation")
     federation = pl_fed.Federation(

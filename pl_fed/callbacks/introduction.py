@@ -95,10 +95,12 @@ class Introduction(Callback):
         skew = section.get("skew")
         datamodule = self.federation.session.datamodule
         parts = f", official {' and '.join(data.official)} parts" if data.official else ""
+        held_out = datamodule.held_out
+        new = f", {held_out.num_clients} held-out clients" if held_out else ""
         drops = " without the last, smaller one of a pass" if datamodule.drop_last else ""
         return (
             f"{_name(section['dataset'])}, {int(data.train.sizes.sum()):,} training samples of"
-            f" {data.num_clients} clients, split by {split}{parts}, minibatches of"
+            f" {data.num_clients} clients{new}, split by {split}{parts}, minibatches of"
             f" {datamodule.batch_size}{drops}"
             + (f", {describe_changes(skew)}" if skew else "")
             + _describe_central(datamodule)

@@ -3,16 +3,19 @@
 import csv
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
+from torch import Tensor
 
 from pl_fed.callbacks.round_metrics import find_evaluated_round
 from pl_fed.clients.base import Client
 from pl_fed.federation import Federation
 from pl_fed.loggers import wandb_loggers
+from pl_fed.metrics import ClientMetrics
+from pl_fed.rounds.federated_evaluation import FederatedEvaluation
 from pl_fed.text import csv_cell
 
 
@@ -73,26 +76,58 @@ class PerClient(Callback):
         """Return the columns of the table of a part of the data.
 
         Each has one entry per client, or per drawn client if a validation evaluates a sample.
+        Held-out clients follow the training clients, and have 1 in the column ``held_out``; it is
+        missing if all clients train.
         """
-        data, rounds = self.federation.data, self.federation.participation
-        clients = self.federation.session.evaluation.list_evaluated_clients(part)
+        held_out = self.federation.session.held_out
+        evaluation, metrics = self.federation.session.evaluation, self.federation.metrics(part)
+        columns = self._columns(part, evaluation, metrics, self.federation.participation)
+        if held_out is None:
+            return columns
+        metrics = self.federation.held_out_metrics(part)
+        added = self._columns(part, held_out.evaluation, metrics, held_out.states.participation)
+        added["client"] = [client + self.federation.data.num_clients for client in added["client"]]
+        number, more = len(columns["client"]), len(added["client"])
+        columns = {
+            name: values + added.get(name, [math.nan] * more) for name, values in columns.items()
+        }
+        return columns | {"held_out": [0] * number + [1] * more}
+
+    @staticmethod
+    def _columns(
+        part: str,
+        evaluation: FederatedEvaluation,
+        metrics: Mapping[str, ClientMetrics],
+        rounds: Tensor | None,
+    ) -> dict[str, list[Any]]:
+        """Return the columns of some clients.
+
+        Args:
+            part: The part of the data.
+            evaluation: The evaluation of the clients.
+            metrics: Its metrics, by model.
+            rounds: The number of rounds of each client, int32 [clients]; ``None`` if unknown.
+        """
+        data, clients = evaluation.states.data, evaluation.list_evaluated_clients(part)
         owners = [", ".join(data.owners[client]) for client in clients.tolist() if data.owners]
         columns: dict[str, list[Any]] = {
             "client": clients.tolist(),
             **({"owner": owners} if data.owners else {}),
-            "byzantine": self.federation.is_byzantine[clients].int().tolist(),
+            "byzantine": evaluation.byzantine_clients.is_byzantine[clients].int().tolist(),
             **({} if rounds is None else {"rounds": rounds[clients].tolist()}),
             "train_samples": data.train.sizes[clients].tolist(),
             f"{part}_samples": data.part(part).sizes[clients].tolist(),
         }
-        for model, metrics in self.federation.metrics(part).items():
-            for name, values in metrics.per_client().items():
+        for model, client_metrics in metrics.items():
+            for name, values in client_metrics.per_client().items():
                 if name not in ("samples", "byzantine"):
                     columns[f"{model}_{name}"] = values[clients.to(values.device)].tolist()
         return columns
 
     def class_columns(self, part: str) -> dict[str, list[Any]]:
         """Return the columns of the table with one row per client and class with samples.
+
+        Held-out clients are not in it.
 
         Returns:
             The columns ``client``, ``byzantine``, ``class`` and ``samples``, and the accuracy of
@@ -127,7 +162,7 @@ def _log_to_wandb(
     tables: dict[str, dict[str, list[Any]]],
     histograms: dict[str, str],
 ) -> None:
-    """Log tables, and histograms of the benign clients' results.
+    """Log tables, and histograms of the benign training clients' results.
 
     Args:
         trainer: The trainer.
@@ -136,14 +171,14 @@ def _log_to_wandb(
         histograms: The names of histograms by the columns that they show.
     """
     clients = tables["per_client"]
+    held_out = clients.get("held_out", [0] * len(clients["byzantine"]))
+    is_benign = [not (attacks or new) for attacks, new in zip(clients["byzantine"], held_out)]
     for logger in wandb_loggers(trainer):
         import wandb
 
         benign_values = {
             histograms[name]: [
-                value
-                for value, is_byzantine in zip(values, clients["byzantine"])
-                if not is_byzantine and math.isfinite(value)
+                value for value, benign in zip(values, is_benign) if benign and math.isfinite(value)
             ]
             for name, values in clients.items()
             if name in histograms

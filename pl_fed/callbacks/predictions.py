@@ -33,8 +33,11 @@ class Predictions(Callback):
         """Write the header of the file."""
         header = ["client", "sample", "target", "prediction", "probability"]
         if isinstance(trainer.datamodule, FederatedData):  # type: ignore[attr-defined]
-            data = trainer.datamodule.clients  # type: ignore[attr-defined]
+            module: FederatedData = trainer.datamodule  # type: ignore[attr-defined]
+            data, held_out = module.clients, module.held_out
             self._owners, self._classes = data.owners, data.class_names
+            if held_out is not None:
+                self._owners = [*self._owners, *held_out.owners]
         header += ["owner"] if self._owners else []
         header += ["target_name", "prediction_name"] if self._classes else []
         if trainer.is_global_zero:

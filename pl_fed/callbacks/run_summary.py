@@ -125,6 +125,7 @@ class RunSummary(Callback):
             "clients": clients,
             "benign": clients - byzantine,
             "byzantine": byzantine,
+            **self._count_held_out(),
             "untrained": len(federation.clients_without_training()),
             "cohort": client.population.cohort,
             "rounds": rounds,
@@ -136,6 +137,11 @@ class RunSummary(Callback):
             **{f"uploads_{name}": history["uploads"].get(name) for name in _UPLOADS},
             **({} if systems is None else {"simulated_seconds": systems.seconds}),
         }
+
+    def _count_held_out(self) -> dict[str, int]:
+        """Return the number of held-out clients; nothing if all clients train."""
+        held_out = self.federation.session.held_out
+        return {} if held_out is None else {"held_out": held_out.states.loaded.num_clients}
 
     def _seconds(self, round_times: list[float]) -> dict[str, float | None]:
         rounds = math.fsum(round_times)

@@ -12,6 +12,7 @@ from torch import Tensor
 from pl_fed.callbacks.participation import describe_untrained
 from pl_fed.data.central import CENTRAL
 from pl_fed.federation import Federation
+from pl_fed.metrics import ClientMetrics
 from pl_fed.reports.titles import result_titles
 
 
@@ -59,20 +60,16 @@ class Summary(Callback):
             self._print(trainer, "val")
 
     def _print(self, trainer: Trainer, part: str) -> None:
-        values = {
-            model: {**_find_logged(trainer, f"{part}/{model}/"), **metrics.compute()}
-            for model, metrics in self.federation.metrics(part).items()
-        }
+        values = _compute(trainer, part, self.federation.metrics(part))
+        held_out = _compute(trainer, f"{part}/held_out", self.federation.held_out_metrics(part))
         if not trainer.is_global_zero:
             return
-        has_accuracy = any("accuracy" in metrics for metrics in values.values())
-        subject = "accuracy" if has_accuracy else "results"
         stage = "validation" if part == "val" else part
         table, console = _build_table(values, self.federation.monitored_metric), Console()
         if self._fitted:
             console.print(self._fitted, highlight=False)
         if table.row_count:
-            console.print(f"{stage} {subject} of benign clients", style="italic")
+            console.print(f"{stage} {_subject(values)} of benign clients", style="italic")
             console.print(table)
             sentences: list[str | None] = [describe_untrained(self.federation)]
             sentences += _undefined_metrics(values)
@@ -82,6 +79,10 @@ class Summary(Callback):
                 console.print(sentence, soft_wrap=True, markup=False)
         else:
             console.print(f"no benign client has {stage} data", style="italic")
+        if any(held_out.values()):
+            table = _build_table(held_out, self.federation.monitored_metric)
+            console.print(f"{stage} {_subject(held_out)} of held-out clients", style="italic")
+            console.print(table)
         if (privacy := self.federation.privacy_statement()) is not None:
             console.print(privacy, soft_wrap=True, markup=False)
         if self.folder is not None and not getattr(trainer, "fast_dev_run", False):
@@ -97,6 +98,21 @@ class Summary(Callback):
         size = len(central.central.part(part).index)
         texts = [f"{name} {float(value):.4f}" for name, value in numbers.items()]
         return f"Global model on the server's {size:,} samples: {', '.join(texts)}."
+
+
+def _compute(
+    trainer: Trainer, prefix: str, metrics: Mapping[str, ClientMetrics]
+) -> dict[str, dict[str, Tensor]]:
+    """Return the values of metrics and of the user's logs, by model and name."""
+    return {
+        model: {**_find_logged(trainer, f"{prefix}/{model}/"), **client_metrics.compute()}
+        for model, client_metrics in metrics.items()
+    }
+
+
+def _subject(values: Mapping[str, Mapping[str, Tensor]]) -> str:
+    """Return the word for the metrics of a table."""
+    return "accuracy" if any("accuracy" in metrics for metrics in values.values()) else "results"
 
 
 def _find_logged(trainer: Trainer, prefix: str) -> dict[str, Tensor]:

@@ -137,6 +137,10 @@ class Client(Configurable, ClientRounds, ABC):
     """Whether ``training_step`` needs the learning rate of its own step: a schedule over local
     steps is then refused, because ``<model>.lr`` is the mean rate of a client's steps."""
 
+    new_client_reason = ""
+    """Why a client that never took part has no model of its own, not even after local training:
+    ``data.held_out_clients`` is then refused. Empty if it has one."""
+
     reads_validation = False
     """Whether ``training_step`` reads the client's validation data, by ``validation_batch``."""
 

@@ -41,6 +41,9 @@ class FederationLike(Protocol):
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
         """Return the metrics of a part of the data, by model."""
 
+    def held_out_metrics(self, part: str) -> Mapping[str, ClientMetrics]:
+        """Return the metrics of a part of the data over held-out clients, by model."""
+
     @property
     def monitored_metric(self) -> str:
         """The metric that chooses models."""
@@ -148,6 +151,7 @@ class FederationModule(LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Reset the validation metrics."""
         _reset(self.federation.metrics("val"))
+        _reset(self.federation.held_out_metrics("val"))
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """Evaluate a batch of client ids on the clients' validation data."""
@@ -160,6 +164,7 @@ class FederationModule(LightningModule):
     def on_test_epoch_start(self) -> None:
         """Reset the test metrics."""
         _reset(self.federation.metrics("test"))
+        _reset(self.federation.held_out_metrics("test"))
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
         """Evaluate a batch of client ids on the clients' test data."""
@@ -204,9 +209,11 @@ class FederationModule(LightningModule):
     def _log_metrics(self, part: str) -> None:
         """Log the metrics of an evaluation; undefined ones, NaN, reach callbacks only."""
         tables = self.federation.metrics(part)
+        held_out = self.federation.held_out_metrics(part)
         numbers = {
-            f"{part}/{model}/{name}": _convert_metric(value)
-            for model, metrics in tables.items()
+            f"{prefix}/{model}/{name}": _convert_metric(value)
+            for prefix, by_model in ((part, tables), (f"{part}/held_out", held_out))
+            for model, metrics in by_model.items()
             for name, value in metrics.compute().items()
         }
         central = self.federation.evaluate_central(part)

@@ -72,6 +72,7 @@ class Mocha(Client):
 
     mean_of = "clients"
     uploads_changes = True
+    new_client_reason = "the server has models and relations of the training clients alone"
 
     def __init__(
         self,

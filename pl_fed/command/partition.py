@@ -52,6 +52,12 @@ class PartitionCLI(SectionsCLI):
     def _show(self) -> None:
         self.split = Split(self.datamodule.clients)
         self.split.show()
+        if self.datamodule.held_out is not None:
+            print(
+                "Held-out clients, which never train, from id"
+                f" {self.datamodule.clients.num_clients} on:"
+            )
+            Split(self.datamodule.held_out).show()
         self._save(Path(self.trainer.default_root_dir))
 
     def instantiate_classes(self) -> None:
@@ -66,6 +72,8 @@ class PartitionCLI(SectionsCLI):
     def _save(self, folder: Path) -> None:
         """Write the table and the picture, and log them to W&B."""
         self.split.write(folder / "split.csv")
+        if self.datamodule.held_out is not None:
+            Split(self.datamodule.held_out).write(folder / "split_held_out.csv")
         self.split.draw(folder / "split.png")
         for logger in wandb_loggers(self.trainer):
             rows = self.split.rows()

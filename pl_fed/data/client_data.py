@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pl_fed.data.fingerprint import digest_of, digest_of_labels, digest_of_names
 from pl_fed.devices import to_device
+from pl_fed.random import key, random_bits
 from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.trees import Tree, count_samples, describe, gather, leaves, select, tree_map
 from pl_fed.types import Batch, SampleEntries
@@ -37,6 +38,10 @@ class Part:
         """Return a part of sample ids, client after client, and the number of each client's."""
         return cls(index, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
 
+    def to(self, device: torch.device) -> "Part":
+        """Return the part with its ids of samples on a device."""
+        return Part(self.index.to(device), self.offsets)
+
     @cached_property
     def sizes(self) -> Tensor:
         """Number of samples of each client, int64 [clients], on the CPU."""
@@ -54,6 +59,13 @@ class Part:
     def owners(self) -> Tensor:
         """Return the client of each entry of ``index``, int64 [samples of the part]."""
         return torch.arange(len(self.sizes)).repeat_interleave(self.sizes)
+
+    def select(self, clients: Tensor) -> "Part":
+        """Return the part of some clients, by their ids, int64 [n] in ascending order."""
+        is_selected = torch.zeros(len(self.sizes), dtype=torch.bool)
+        is_selected[clients] = True
+        selected = is_selected[self.owners()].to(self.index.device)
+        return Part.from_sizes(self.index[selected], self.sizes[clients])
 
     def split(self, sizes: Sequence[Tensor]) -> "list[Part]":
         """Cut each client's samples into consecutive pieces.
@@ -99,6 +111,9 @@ class ClientData:
         entries: The places of inputs and target in the samples of a data set, if known; or its
             own batches, whose rows are the inputs.
         official: The parts that the data set itself gives; others are cut from train.
+        class_names: Names of the classes; empty without names.
+        keeps_parts: Whether later samples of an owner leave its earlier ones in their parts: they
+            are cut by ``data.stable_cut``, or all parts are official.
     """
 
     inputs: Tree
@@ -118,6 +133,7 @@ class ClientData:
     entries: SampleEntries | OwnBatches | None = None
     official: tuple[str, ...] = ()
     class_names: Sequence[str] = ()
+    keeps_parts: bool = False
 
     @property
     def num_clients(self) -> int:
@@ -150,6 +166,30 @@ class ClientData:
             "owners": digest_of_names(self.owners),
         }
 
+    @cached_property
+    def client_digests(self) -> Tensor:
+        """A digest of each client's samples and of their parts, int64 [clients].
+
+        With owners, a sample is its place among the client's samples, so that samples of others do
+        not matter. Without owners, it is its position in the data set.
+        """
+        parts = (self.train, self.val, self.test)
+        owners = torch.cat([part.owners() for part in parts])
+        index = torch.cat([part.index.cpu() for part in parts])
+        samples = index if self.ids is None else self.ids[index]
+        kinds = torch.arange(len(parts)).repeat_interleave(
+            torch.tensor([len(part.index) for part in parts])
+        )
+        if self.owners:
+            order = samples.argsort(stable=True)
+            order = order[owners[order].argsort(stable=True)]
+            sizes = owners.bincount(minlength=self.num_clients)
+            places = torch.arange(len(order)) - (sizes.cumsum(0) - sizes)[owners[order]]
+            samples = torch.empty_like(samples)
+            samples[order] = places
+        bits = random_bits(key(0, "samples of clients"), len(parts) * samples + kinds)
+        return torch.zeros(self.num_clients, dtype=torch.int64).index_add_(0, owners, bits)
+
     def part(self, name: str) -> Part:
         """Return the part called ``train``, ``val`` or ``test``."""
         part: Part = getattr(self, name)
@@ -160,6 +200,16 @@ class ClientData:
         parts = (self.train, self.val, self.test)
         owners = [p.owners()[torch.isin(p.index, samples.to(p.index.device)).cpu()] for p in parts]
         return sorted(set(torch.cat(owners).tolist()))
+
+    def select(self, clients: Tensor) -> "ClientData":
+        """Return the data of some clients, by their ids, int64 [n] in ascending order.
+
+        They become the clients 0, 1, ...; the samples are shared and not copied. The server keeps
+        its samples.
+        """
+        owners = [self.owners[client] for client in clients.tolist()] if self.owners else ()
+        train, val, test = (part.select(clients) for part in (self.train, self.val, self.test))
+        return replace(self, train=train, val=val, test=test, owners=owners)
 
     def copy_shared_samples(self) -> "ClientData":
         """Return data in which each client, and the server, has its own copy of shared samples.
@@ -297,9 +347,7 @@ class ClientData:
 
         Memory maps stay on the CPU in their own type.
         """
-        train, val, test = (
-            Part(part.index.to(device), part.offsets) for part in (self.train, self.val, self.test)
-        )
+        train, val, test = (part.to(device) for part in (self.train, self.val, self.test))
         targets = move_tree(self.targets, device, dtype)
         inputs = self.inputs if self.mapped else move_tree(self.inputs, device, dtype)
         return replace(

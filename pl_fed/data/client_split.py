@@ -11,7 +11,7 @@ from torch import Tensor
 from pl_fed.data.client_data import Part
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays
 from pl_fed.partitioners.base import Partitioner, check_parts
-from pl_fed.random import generator, key, random_bits
+from pl_fed.random import generator, key, random_bits, uniforms
 from pl_fed.trees import describe
 
 _MANY_CLIENTS = 10_000  # with more clients, one draw shuffles the samples of all
@@ -32,6 +32,8 @@ class ClientSplit:
         val_fraction: Share of validation samples where they are cut.
         seed: The seed of the data.
         withheld: Ids of the samples that no client gets, int64 [samples]; the server has them.
+        stable: Whether the part of each sample depends on its owner and its place among the
+            owner's samples alone.
     """
 
     arrays: Arrays
@@ -43,6 +45,7 @@ class ClientSplit:
     val_fraction: float
     seed: int
     withheld: Tensor
+    stable: bool = False
 
     def cut_parts(self) -> tuple[Part, Part, Part]:
         """Return the train, val and test parts of the clients.
@@ -202,6 +205,8 @@ class ClientSplit:
         self, pooled: Part, test_fraction: float, val_fraction: float
     ) -> tuple[Part, Part, Part]:
         """Cut each client's samples at random into train, val and test."""
+        if self.stable:
+            return self._cut_stably(pooled, test_fraction, val_fraction)
         shuffled = Part(pooled.index[self._shuffle(pooled)], pooled.offsets)
         test_sizes, val_sizes = (
             (pooled.sizes.double() * share + 0.5).floor().long()
@@ -210,6 +215,34 @@ class ClientSplit:
         train_sizes = pooled.sizes - test_sizes - val_sizes
         test, val, train = shuffled.split([test_sizes, val_sizes, train_sizes])
         return train, val, test
+
+    def _cut_stably(
+        self, pooled: Part, test_fraction: float, val_fraction: float
+    ) -> tuple[Part, Part, Part]:
+        """Draw the part of each sample by its owner's name and its place among the owner's samples.
+
+        New samples behind the owner's earlier ones, and new owners, leave the parts of all others.
+        The first sample of an owner is a training sample, so that none has an empty part.
+        """
+        ids, owner = self._sample_owners()[pooled.index].unique(return_inverse=True)
+        names = [self.arrays.owner_name(int(id)) for id in ids]
+        keys = torch.tensor([key(self.seed, f"stable cut of {name}") for name in names])
+        order = pooled.index.argsort(stable=True)
+        order = order[owner[order].argsort(stable=True)]
+        sizes = owner.bincount(minlength=len(ids))
+        places = torch.empty_like(owner)
+        places[order] = torch.arange(len(order)) - (sizes.cumsum(0) - sizes)[owner[order]]
+        draws = uniforms(keys[owner], places)
+        is_test = (draws < test_fraction) & (places > 0)
+        is_val = (draws < test_fraction + val_fraction) & (places > 0) & ~is_test
+        clients = pooled.owners()
+
+        def select(selected: Tensor) -> Part:
+            """Return the part with the selected samples."""
+            sizes = clients[selected].bincount(minlength=len(pooled.sizes))
+            return Part.from_sizes(pooled.index[selected], sizes)
+
+        return select(~is_test & ~is_val), select(is_val), select(is_test)
 
     def _shuffle(self, pooled: Part) -> Tensor:
         """Return a random order of each client's samples: a draw per client, or one for many.

@@ -18,6 +18,7 @@ from pl_fed.data.central import CentralParts, check_central
 from pl_fed.data.client_data import ClientData, Part, scale_images
 from pl_fed.data.client_split import ClientSplit
 from pl_fed.data.fingerprint import fingerprint_of
+from pl_fed.data.held_out import HeldOut, check_held_out, mark_held_out
 from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TRAIN, Arrays, DataSource
 from pl_fed.partitioners.base import Partitioner
@@ -92,6 +93,14 @@ class FederatedData(Configurable, LightningDataModule):
             samples. ``None`` evaluates on the clients' samples alone.
         seed: Seed of the data split. Each client's cut has a draw of its own; with more than 10,000
             clients, one draw cuts all. ``None`` uses Lightning's global seed, or 0.
+        held_out_clients: Clients that never train, and that evaluations report by themselves, like
+            clients that arrive after training: a share (a float, such as ``0.2``), a number (an
+            int), or a list of owners' names. The seed draws a share or a number. They take no part
+            in cohorts, attacks and statistics of training samples.
+        stable_cut: Whether a sample's part, where parts are cut, depends only on the seed, the name
+            of its owner, and its place among the owner's samples. Then new samples behind the
+            earlier ones, and new owners, leave all other samples in their parts, as a run needs
+            that goes on with them. The sizes of parts vary around the fractions.
 
     Raises:
         ValueError: If an argument is out of range, or the clients cannot be formed.
@@ -117,6 +126,8 @@ class FederatedData(Configurable, LightningDataModule):
         root_samples: int = 0,
         central: Literal["official"] | DataSource | None = None,
         seed: int | None = None,
+        held_out_clients: int | float | list[str] | None = None,
+        stable_cut: bool = False,
     ) -> None:
         super().__init__()
         _check_source(dataset)
@@ -170,11 +181,16 @@ class FederatedData(Configurable, LightningDataModule):
         check_integers(0, root_samples=root_samples)
         if seed is not None:
             check_integers(-(2**63), 2**63 - 1, seed=seed)
+        check_held_out(held_out_clients)
+        _check_stable_cut(stable_cut, partitioner)
+        self.stable_cut = stable_cut
+        self.held_out_clients: HeldOut | None = held_out_clients
         self.root_samples = root_samples
         self.central = central
         self.seed = global_seed() if seed is None else seed
         self._clients: ClientData | None = None
         self._central: ClientData | None = None
+        self._held_out: ClientData | None = None
         self._validated: list[int] | None = None
         self._has_doubles = False  # whether the type of the inputs depends on the precision
         self._built_for: torch.dtype | None = None
@@ -188,10 +204,10 @@ class FederatedData(Configurable, LightningDataModule):
 
     @property
     def clients(self) -> ClientData:
-        """The clients' data; the first access loads and splits the data set."""
+        """The training clients' data; the first access loads and splits the data set."""
         if self._clients is None or (self._has_doubles and self._built_for != self._real_type()):
             arrays = _load(self.dataset)
-            self._clients = self._build_clients(arrays)
+            self._clients, self._held_out = self._build_clients(arrays)
             changes = self.normalize != "none" or bool(self.transforms)
             wide = (torch.float64, *(_INTEGERS if changes else ()))
             self._has_doubles = any(leaf.dtype in wide for leaf in leaves(arrays.inputs))
@@ -207,6 +223,20 @@ class FederatedData(Configurable, LightningDataModule):
         """
         _ = self.clients
         return self._central
+
+    @property
+    def held_out(self) -> ClientData | None:
+        """The data of the held-out clients; they share the samples' tensors with :attr:`clients`.
+
+        Evaluations number them after the training clients. ``None`` if all clients train.
+        """
+        _ = self.clients
+        return self._held_out
+
+    @property
+    def num_evaluated(self) -> int:
+        """The number of clients that evaluations see: training clients and held-out clients."""
+        return self.clients.num_clients + (self.held_out.num_clients if self.held_out else 0)
 
     def _real_type(self) -> torch.dtype | None:
         """Return float64 for a trainer in 64 bits, else float32; ``None`` without a trainer.
@@ -266,11 +296,11 @@ class FederatedData(Configurable, LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Load the data, split it over the clients and check ``predict_clients``."""
         requested = self.predict_clients or []
-        unknown = [k for k in requested if not 0 <= k < self.clients.num_clients]
+        unknown = [k for k in requested if not 0 <= k < self.num_evaluated]
         if unknown:
             raise ValueError(
                 f"Expected argument `predict_clients` to be ids from 0 to"
-                f" {self.clients.num_clients - 1} but got {unknown}."
+                f" {self.num_evaluated - 1} but got {unknown}."
             )
 
     def transfer_batch_to_device(
@@ -295,23 +325,24 @@ class FederatedData(Configurable, LightningDataModule):
 
     def test_dataloader(self) -> Any:
         """Return the ids of all clients in batches."""
-        return self._evaluation_batches(range(self.clients.num_clients))
+        return self._evaluation_batches(range(self.num_evaluated))
 
     def predict_dataloader(self) -> Any:
         """Return the ids of ``predict_clients`` in batches."""
         requested = self.predict_clients
         return self._evaluation_batches(
-            range(self.clients.num_clients) if requested is None else requested
+            range(self.num_evaluated) if requested is None else requested
         )
 
     def _evaluation_batches(self, clients: Sequence[int]) -> "ClientBatches":
         size = self.clients_per_eval_batch
         if size is None:
             smallest, largest = _EVALUATED
-            size = min(max(smallest, -(-self.clients.num_clients // 100)), largest)
+            size = min(max(smallest, -(-self.num_evaluated // 100)), largest)
         return ClientBatches(clients, size)
 
-    def _build_clients(self, arrays: Arrays) -> ClientData:
+    def _build_clients(self, arrays: Arrays) -> tuple[ClientData, ClientData | None]:
+        """Return the data of the training clients and of the held-out clients, if there are any."""
         source, central = type(self.dataset).__name__, None
         if self.central == "official":
             central = CentralParts.draw_official(
@@ -327,10 +358,12 @@ class FederatedData(Configurable, LightningDataModule):
             self.val_fraction,
             self.seed,
             torch.empty(0, dtype=torch.int64) if central is None else central.withheld,
+            self.stable_cut,
         )
         split.report()
         train, val, test = split.cut_parts()
-        train, root = self._draw_root(train)
+        is_held_out = self._mark_held_out(split, (train, val, test))
+        train, root = self._draw_root(train, is_held_out)
         self._check_training_data(split, train.sizes)
         targets = arrays.targets
         fingerprint = fingerprint_of(arrays.inputs)
@@ -339,12 +372,15 @@ class FederatedData(Configurable, LightningDataModule):
         data = ClientData(inputs, targets, train, val, test, arrays.num_classes, root, owners)
         data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped, entries=arrays.entries)
         data = replace(data, class_names=tuple(map(str, arrays.class_names)))
-        data = replace(data, official=split.official if len(split.official) > 1 else ())
+        official = split.official if len(split.official) > 1 else ()
+        keeps_parts = self.stable_cut or len(official) == 3
+        data = replace(data, official=official, keeps_parts=keeps_parts)
         without_skew = data
         if self.skew is not None:
             data = data.copy_shared_samples()
         data = self._apply_skew(data, after_normalizing=False)
-        normalization = self._fit_normalization(data)
+        training_clients = (~is_held_out).nonzero().flatten()
+        normalization = self._fit_normalization(data, data.train.select(training_clients).index)
         data = replace(data, inputs=tree_map(_normalize, data.inputs, normalization))
         if central is not None and self.skew is None:
             self._central = central.select(data)
@@ -356,7 +392,11 @@ class FederatedData(Configurable, LightningDataModule):
         if arrays.redraw is not None:
             data = replace(data, redraw=partial(_redraw_inputs, arrays.redraw, normalization))
         self._preparation = self._describe_preparation(arrays, normalization)
-        return self._apply_skew(data, after_normalizing=True)
+        data = self._apply_skew(data, after_normalizing=True)
+        if not is_held_out.any():
+            return data, None
+        held_out = is_held_out.nonzero().flatten()
+        return data.select(training_clients), data.select(held_out)
 
     def _build_central(
         self, source: DataSource, clients: ClientData, normalization: Tree
@@ -378,11 +418,24 @@ class FederatedData(Configurable, LightningDataModule):
             )
         )
 
-    def _fit_normalization(self, data: ClientData) -> Tree:
-        """Return the normalization of each tensor of the inputs; ``None`` for integers."""
+    def _mark_held_out(self, split: ClientSplit, parts: tuple[Part, Part, Part]) -> Tensor:
+        """Return a mask of the held-out clients, bool [clients]."""
+        num_clients = len(parts[0].sizes)
+        if self.held_out_clients is None:
+            return torch.zeros(num_clients, dtype=torch.bool)
+        owners = split.list_owners(parts)
+        return mark_held_out(self.held_out_clients, num_clients, owners, self.seed)
+
+    def _fit_normalization(self, data: ClientData, samples: Tensor) -> Tree:
+        """Return the normalization of each tensor of the inputs; ``None`` for integers.
+
+        Args:
+            data: The data of all clients.
+            samples: Ids of the training samples of the clients that train, int64.
+        """
         return tree_map(
             lambda leaf: (
-                Normalization.fit(leaf, self.normalize, data.train.index)
+                Normalization.fit(leaf, self.normalize, samples)
                 if leaf.is_floating_point()
                 else None
             ),
@@ -420,15 +473,20 @@ class FederatedData(Configurable, LightningDataModule):
             x[samples] = changed
         return replace(data, inputs=x)
 
-    def _draw_root(self, train: Part) -> tuple[Part, Tensor]:
-        """Return the clients' training samples without the server's, and the server's samples."""
+    def _draw_root(self, train: Part, is_held_out: Tensor) -> tuple[Part, Tensor]:
+        """Return the clients' training samples without the server's, and the server's samples.
+
+        The server takes none of a held-out client, unless a training client shares it.
+        """
         if not self.root_samples:
             return train, train.index[:0]
-        samples = train.index.unique()  # clients may share some
+        trains = ~is_held_out[train.owners()]
+        samples = train.index[trains].unique()  # clients may share some
         if self.root_samples >= len(samples):
             raise ValueError(
                 f"Expected argument `root_samples` to be below the {len(samples)} training samples"
-                f" of all clients but got {self.root_samples}."
+                f" of all clients{' that train' if is_held_out.any() else ''} but got"
+                f" {self.root_samples}."
             )
         draw = torch.randperm(len(samples), generator=generator(self.seed, "root"))
         root = samples[draw[: self.root_samples]]
@@ -519,6 +577,17 @@ class FederatedData(Configurable, LightningDataModule):
                         f" ({len(arrays)}) but got {len(x)} from {type(transform).__name__}."
                     )
         return x
+
+
+def _check_stable_cut(stable_cut: object, partitioner: Partitioner | None) -> None:
+    """Refuse a stable cut of samples that a partitioner distributes by their labels."""
+    check_instances(bool, **{"data.stable_cut": stable_cut})
+    if stable_cut and partitioner is not None and partitioner.splits != "owners":
+        raise ValueError(
+            "Expected argument `data.stable_cut` to be false with a partitioner that splits by"
+            " labels, because it gives clients other samples of grown data, but got"
+            f" {type(partitioner).__name__}: use data with owners, without a partitioner."
+        )
 
 
 def _check_source(dataset: object, argument: str = "dataset") -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -192,6 +192,16 @@ class EngineChoice:
             most = min(most, _STACK_BYTES // (models * row.nbytes))
         chunks = math.ceil(cohort / max(1, min(cohort, most)))
         return math.ceil(cohort / chunks)  # chunks of equal sizes, so that a stack is full
+
+    def choose_for_evaluation(self, device: torch.device) -> "EngineChoice":
+        """Return a choice for the few local steps before an evaluation.
+
+        It takes the engine of the rounds; before their choice, the default engine of a device.
+        """
+        name: Any = self.current or self.options.name
+        return EngineChoice(
+            replace(self.options, name=default_engine(device) if name in UNNAMED else name)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the choice. A resumed run must keep it to give the same numbers bit for bit."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
-from pl_fed.engine.choice import UNNAMED, EngineChoice, Workload, default_engine
+from pl_fed.engine.choice import EngineChoice, Workload
 from pl_fed.random import key
 from pl_fed.types import Batch
 
@@ -114,14 +113,11 @@ class Adaptation:
 
     def _choose_engine(self, round_engine: EngineChoice, workload: Workload) -> EngineChoice:
         """Return the engine of the rounds; before its choice, the default engine."""
-        options = round_engine.options
-        name: Any = round_engine.current or options.name
-        if name in UNNAMED:
-            name = default_engine(self.client.device)
+        engine = round_engine.choose_for_evaluation(self.client.device)
         moved = self._device != self.client.device
-        if self._engine is None or self._engine.options.name != name or moved:
+        if self._engine is None or self._engine.options.name != engine.options.name or moved:
             self._device = self.client.device
-            self._engine = EngineChoice(replace(options, name=name))
+            self._engine = engine
         self._engine.choose(workload)
         return self._engine
 

@@ -144,6 +144,7 @@ class ClientSubsetIO(AtomicCheckpointIO):
         checkpoint["federation"]["store"] = select_clients(
             store, lambda ids: torch.isin(ids, self.clients)
         )
+        checkpoint["federation"]["subset"] = True
         return checkpoint
 
     def _needs_checksums(self, file: Path) -> bool:

@@ -59,7 +59,7 @@ from pl_fed.lightning.compatibility import (
 from pl_fed.lightning.loop import FederatedLoop
 from pl_fed.lightning.meeting import meet_patiently
 from pl_fed.loggers import RunCSV, begin_own_wandb_runs, postpone_experiments
-from pl_fed.rounds.identity import check_identity, federation_identity
+from pl_fed.rounds.identity import check_identity, check_model_identity, federation_identity
 from pl_fed.rounds.local_training import count_most_steps
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.run_folder import (
@@ -285,9 +285,8 @@ class Trainer(LightningTrainer):
         warn_of_idle_processes(self.world_size, datamodule.num_clients if datamodule else None)
         path = self._resolve_checkpoint(ckpt_path)
         if datamodule is not None and (saved := read_identity(path)):  # before loggers begin
-            check_identity(
-                saved, federation_identity(model, datamodule.clients, self.federation.seed)
-            )
+            check = check_model_identity if self.federation.match_clients else check_identity
+            check(saved, federation_identity(model, datamodule.clients, self.federation.seed))
         self._check_rounds(read_round(path))
         check_weights_only(weights_only)
         with self._hold_run_dir():

@@ -177,6 +177,23 @@ def check_local_schedule(client: Client, batches_per_step: int) -> None:
         )
 
 
+def check_held_out_clients(client: Client, held_out: ClientData | None) -> None:
+    """Refuse held-out clients for an algorithm that has no model for a client without a round.
+
+    Args:
+        client: The algorithm.
+        held_out: The data of the held-out clients, or ``None`` without any.
+
+    Raises:
+        ValueError: If there are held-out clients, and they would have no model.
+    """
+    if held_out is not None and client.new_client_reason:
+        raise ValueError(
+            f"Expected argument `data.held_out_clients` to be left out for {type(client).__name__}"
+            f" but got {held_out.num_clients} held-out clients: {client.new_client_reason}."
+        )
+
+
 def check_mean(client: Client, aggregator: Aggregator, only_adds: bool) -> None:
     """Refuse or warn if the global model is not the mean over clients that the algorithm defines.
 

@@ -268,7 +268,7 @@ def task_metrics(names: Iterable[str]) -> list[str]:
 
 def list_task_metrics(run: Run) -> list[str]:
     """Return the metrics of a run's task in alphabetical order."""
-    return task_metrics(name.split("/", 2)[-1] for name in run.metrics)
+    return task_metrics(name.split("/", 2)[-1] for name in run.metrics if name.count("/") < 3)
 
 
 def is_higher_better(runs: Iterable[Run], metric: str) -> bool | None:

@@ -27,6 +27,8 @@ class RunRecord(NamedTuple):
             without the file.
         summary: ``summary.json``. Without the file, as of a killed run, it has ``metrics`` alone:
             the last ones of ``metrics.csv``.
+        held_out: The columns of ``per_client.csv`` of held-out clients; ``clients`` has the
+            others. It is empty if all clients train.
     """
 
     config: dict[str, Any]
@@ -34,6 +36,7 @@ class RunRecord(NamedTuple):
     clients: Table
     classes: Table
     summary: dict[str, Any]
+    held_out: Table = {}
 
 
 def read_run(folder: str | Path) -> RunRecord:
@@ -69,12 +72,19 @@ def read_run(folder: str | Path) -> RunRecord:
         for name in ("owner", "class_name"):
             if name in table:
                 table[name] = _read_names(folder / file, name)
+    held_out: Table = dict(run.held_out)
+    if "owner" in clients:  # held-out clients follow the training clients
+        owners, number = clients["owner"], len(run.benign)
+        clients["owner"] = owners[:number]
+        if held_out:
+            held_out["owner"] = owners[number:]
     return RunRecord(
         copy.deepcopy(dict(run.config)),
         metrics,
         clients,
         classes,
         _read_summary(folder / "summary.json") or {"metrics": _last_metrics(run.rows)},
+        held_out,
     )
 
 

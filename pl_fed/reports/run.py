@@ -59,6 +59,8 @@ class Run:
             before a test from ``per_client_validation.csv``; empty without both.
         classes: The columns of ``per_class.csv``, each [rows]; empty without the file.
         attributes: The columns of text in ``per_client.csv`` besides ``owner``, each [clients].
+        held_out: The columns of ``per_client.csv`` of held-out clients, each [held-out clients];
+            ``clients``, ``benign`` and ``attributes`` are those of training clients.
         summary: ``summary.json``; empty without a readable file.
         engine: The engine that ran the clients, or ``None``.
         earlier_configs: The configs before a resume with a changed config, by the round up to
@@ -78,6 +80,7 @@ class Run:
     damage: tuple[str, ...] = ()
     attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
+    held_out: Columns = field(default_factory=dict)
 
     @property
     def counts(self) -> Mapping[str, Any]:
@@ -122,6 +125,15 @@ class Run:
         return {
             part: sort_models(name[1] for name in evaluated if name[0] == part) for part in parts
         }
+
+    def held_out_models(self, part: str) -> list[str]:
+        """Return the models that were evaluated on the data of held-out clients."""
+        names = [name.split("/") for name in self.metrics]
+        return sort_models(
+            name[2]
+            for name in names
+            if name[:2] == [part, "held_out"] and name[3:] in _MAIN_METRICS
+        )
 
     @property
     def has_test(self) -> bool:
@@ -325,7 +337,9 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         texts = _read_texts(folder / "per_client.csv")
         clients = _read_columns(folder / "per_client.csv", damage, "byzantine", texts=texts)
         damage += _describe_missing_clients(clients, config)
+    clients, held_out, texts = _separate_held_out(clients, texts)
     validated = clients or _read_columns(folder / "per_client_validation.csv", damage, "byzantine")
+    validated, _, _ = _separate_held_out(validated, {})
     if has_test:
         path = folder / "per_class.csv"
         classes = _read_columns(path, damage, "byzantine", "class", texts=(_OWNER, "class_name"))
@@ -337,12 +351,34 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         clients=clients,
         benign=validated.get("byzantine", np.empty(0)) == 0,
         classes=classes,
+        held_out=held_out,
         engine=_read_engine(folder, damage),
         earlier_configs=dict(_read_earlier_configs(folder)),
         damage=tuple(damage),
         attributes={name: cells for name, cells in texts.items() if name != _OWNER},
         summary=_read_summary(folder / "summary.json", damage),
     )
+
+
+def _separate_held_out(
+    columns: Columns, texts: Mapping[str, tuple[str, ...]]
+) -> tuple[Columns, Columns, dict[str, tuple[str, ...]]]:
+    """Separate the rows of training clients from those of held-out clients.
+
+    Returns:
+        The columns of training clients, those of held-out clients, and the training clients' texts.
+    """
+    if "held_out" not in columns:
+        return columns, {}, dict(texts)
+    is_held_out = columns["held_out"] == 1
+    columns = {name: values for name, values in columns.items() if name != "held_out"}
+    training = {name: values[~is_held_out] for name, values in columns.items()}
+    held_out = {name: values[is_held_out] for name, values in columns.items()}
+    kept_texts = {
+        name: tuple(cell for cell, new in zip(cells, is_held_out) if not new)
+        for name, cells in texts.items()
+    }
+    return training, held_out, kept_texts
 
 
 def _describe_missing_clients(clients: Columns, config: configs.Config) -> list[str]:

@@ -17,13 +17,14 @@ from pl_fed.reports.group import (
     main_metric,
 )
 from pl_fed.reports.picture import FEW
-from pl_fed.reports.run import CENTRAL, Run
+from pl_fed.reports.run import CENTRAL, Run, sort_models
 from pl_fed.reports.titles import result_titles
 
 _NONE = configs.format_value(None)
 _COMMIT_LETTERS = 8
 _SHORT = 24  # letters of a cell without line breaks
 _LARGE = 100.0  # larger numbers are shown without three decimals
+_HELD_OUT = "held_out/"  # begins the models of held-out clients
 _SETTINGS = (  # columns of the table of groups
     *("algorithm", "net", "data", "partition", "clients", "cohort", "attack", "byzantine"),
     "defence",
@@ -153,18 +154,20 @@ def render_results(groups: Sequence[Group]) -> str:
     if not columns:
         return '<p class="note">No run has test results.</p>\n'
     best = {(m, metric): _best_group(groups, m, metric) for m in models for metric in columns}
+    models += [f"held_out/{model}" for model in _held_out_models(groups)]
     lines, run_lines = [], []
     for group in groups:
         for place, model in enumerate(model for model in models if _has_test(group, model)):
             finals = [group.final(f"test/{model}/{metric}") for metric in columns]
             name = "" if place else _name(group, group.tested_runs)
-            bold = [False, False, *(best[model, m] == group.number for m in columns)]
-            cells = [name, model, *map(_format_result, finals)]
+            bold = [False, False, *(best.get((model, m)) == group.number for m in columns)]
+            title = describe_model(model)
+            cells = [name, title, *map(_format_result, finals)]
             lines.append(_line(str(group.number), cells, bool(place), group.number, bold))
             for run in group.tested_runs if len(group.runs) > 1 else ():
                 results = [run.final(f"test/{model}/{metric}") for metric in columns]
                 name = f"{run.name}, seed {configs.describe_seeds(run.config) or _NONE}"
-                cells = [name, model, *map(_format_result, results)]
+                cells = [name, title, *map(_format_result, results)]
                 run_lines.append(_line(str(group.number), cells, group=group.number))
         finals = [group.final(f"test/{CENTRAL}/{central.get(metric)}") for metric in columns]
         if any(finals):
@@ -206,7 +209,29 @@ def _name(group: Group, runs: Sequence[Run]) -> str:
 
 
 def _has_test(group: Group, model: str) -> bool:
+    if model.startswith(_HELD_OUT):
+        name = model.removeprefix(_HELD_OUT)
+        return any(name in run.held_out_models("test") for run in group.runs)
     return any(model in run.models("test") for run in group.runs)
+
+
+def _held_out_models(groups: Sequence[Group]) -> list[str]:
+    """Return the models with test results of held-out clients in any run."""
+    return sort_models(
+        model for group in groups for run in group.runs for model in run.held_out_models("test")
+    )
+
+
+def describe_model(model: str) -> str:
+    """Return the name of a model in a table.
+
+    Example:
+        >>> describe_model("global"), describe_model("held_out/global")
+        ('global', 'global, held-out clients')
+    """
+    if not model.startswith(_HELD_OUT):
+        return model
+    return f"{model.removeprefix(_HELD_OUT)}, held-out clients"
 
 
 def _format_result(value: Final | float | None) -> str:

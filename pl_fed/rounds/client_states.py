@@ -39,6 +39,8 @@ class ClientStates:
     Attributes:
         participation: The number of rounds with a valid result of each client, int32 [clients];
             ``None`` after a checkpoint without these numbers.
+        absent: The states of clients of a checkpoint that the data lack, for later checkpoints;
+            ``None`` without any.
     """
 
     participation: Tensor | None
@@ -61,6 +63,8 @@ class ClientStates:
         self._trigger_data: dict[str, ClientData] = {}  # by part
         self._store: ClientStore | None = None
         self._saved: Mapping[str, Any] | None = None
+        self._new_clients: Tensor | None = None  # their rows begin at the global model
+        self.absent: Mapping[str, Any] | None = None
         with torch.inference_mode(False):
             self.participation = torch.zeros(data.num_clients, dtype=torch.int32)
 
@@ -119,6 +123,10 @@ class ClientStates:
             if self._saved is not None:
                 self._store.load_state_dict(self._saved)
                 self._saved = None
+            if self._new_clients is not None:
+                clients, self._new_clients = self._new_clients, None
+                for name, row in new_client_rows(self.client).items():
+                    self._store.write(name, clients, row.expand(len(clients), -1))
         return self._store
 
     def belong_to(self, client: Client, data: ClientData, seed: int) -> bool:
@@ -177,12 +185,21 @@ class ClientStates:
             return torch.zeros(self.loaded.num_clients, dtype=torch.bool)
         return self.participation == 0
 
-    def restore(self, saved: Mapping[str, Any], participation: Tensor | None) -> None:
+    def restore(
+        self,
+        saved: Mapping[str, Any],
+        participation: Tensor | None,
+        new_clients: Tensor | None = None,
+        absent: Mapping[str, Any] | None = None,
+    ) -> None:
         """Restore the clients' states from a checkpoint, at their first use.
 
         Args:
             saved: The ``state_dict`` of the store.
             participation: See the attribute.
+            new_clients: Ids of the clients that the checkpoint lacks, int64: their states begin at
+                the global model. ``None`` without any.
+            absent: See the attribute.
 
         Raises:
             ValueError: If the states belong to other clients or another algorithm. Then nothing
@@ -195,6 +212,9 @@ class ClientStates:
         with torch.inference_mode(False):  # later rounds count in place
             self.participation = None if participation is None else participation.clone()
         self._store, self._saved = None, saved
+        self._new_clients, self.absent = None, absent
+        if new_clients is not None and len(new_clients):
+            self._new_clients = new_clients[self.processes.is_home(new_clients)]
         self._data = None  # the loaded body computes other features
 
     def begin(
@@ -238,6 +258,21 @@ class ClientStates:
             start.validation_inputs = tree_map(lambda leaf: leaf.flatten(1), inputs)
             start.validation_targets = tree_map(lambda leaf: leaf.flatten(1), targets)
         return client.run_begin(start)
+
+
+def new_client_rows(client: Client) -> dict[str, Tensor]:
+    """Return the rows of a client that arrives now, by name, [length] each.
+
+    Its kept models are the present global model, and other states have their defaults; an initial
+    row is the present global model, too.
+    """
+    rows = client.store_defaults()
+    for name in client.trained:
+        if name in rows:
+            rows[name] = client.row("global").data
+        if f"{name}.statistics" in rows:
+            rows[f"{name}.statistics"] = client.statistics("global").data
+    return rows
 
 
 def _check_participation(participation: object, clients: int) -> None:

@@ -98,12 +98,12 @@ class FederatedEvaluation:
                 }
         return self._metrics[part]
 
-    def validated_names(self) -> list[str]:
+    def validated_names(self, prefix: str = "val") -> list[str]:
         """Return the names of the metrics that a validation logs; none without validation data."""
         if not int(self.states.loaded.val.sizes.sum()):
             return []
         return [
-            f"val/{model}/{name}"
+            f"{prefix}/{model}/{name}"
             for model, metrics in self.metrics("val").items()
             for name in metrics.names
         ]
@@ -144,8 +144,7 @@ class FederatedEvaluation:
 
         Each process adds the clients at home in it. A validation adds clients of its sample only.
         """
-        if (sample := self._sample_of(part)) is not None:
-            clients = clients[sample.is_drawn[clients]]
+        clients = self.select_sampled(part, clients)
         clients = clients[self.states.processes.is_home(clients)]
         self.states.store.prefetch(clients)
         metrics, data = self.metrics(part), self.states.data
@@ -161,6 +160,11 @@ class FederatedEvaluation:
             self.evaluator.evaluate(
                 data, part, clients, metrics, self._hybrid_models(part), triggered
             )
+
+    def select_sampled(self, part: str, clients: Tensor) -> Tensor:
+        """Return those of some clients that an evaluation of a part sees, int64."""
+        sample = self._sample_of(part)
+        return clients if sample is None else clients[sample.is_drawn[clients]]
 
     def _sample_of(self, part: str) -> ClientSample | None:
         """Return the clients that an evaluation of a part sees; ``None`` for all clients."""

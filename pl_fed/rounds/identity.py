@@ -10,10 +10,12 @@ from pl_fed.data.fingerprint import digest_of, same_inputs
 CHECKPOINT_FORMAT = 2
 """The version of the checkpoint format of a federation; each change of the format increases it."""
 
+_NUMBER = "number of clients"
 _SIZES = "clients' numbers of training samples"
 _KEPT_STATE = "kept state of local optimizers"
 _OTHER_SPLIT = "data.dataset, data.partitioner, the fractions or the seed differ"
 _OTHER_DATA = "data.dataset has other samples than the run that wrote the checkpoint"
+_REMEDY = " To continue with other clients or samples, set `federation.match_clients: true`."
 _DATA = {
     "samples": ("assignment of samples to clients", _OTHER_SPLIT),
     "labels": ("labels", _OTHER_DATA),
@@ -41,7 +43,7 @@ def states_identity(client: Client, data: ClientData, seed: int) -> dict[str, An
         "seed": seed,
         "algorithm": type(client).__name__,
         "net": "; ".join(f"{name} {list(shape)}" for name, shape in shapes),
-        "number of clients": len(sizes),
+        _NUMBER: len(sizes),
         _SIZES: f"{int(sizes.sum())} with digest {digest_of(sizes)}",
     }
 
@@ -85,13 +87,30 @@ def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
             words, hint = _DATA[name]
             raise ValueError(
                 f"Expected a checkpoint of a run with the same {words} but got one with others:"
-                f" {hint}."
+                f" {hint}.{_REMEDY}"
             )
         hint = f": {_OTHER_SPLIT}" if name == _SIZES else ""
+        remedy = _REMEDY if name in (_SIZES, _NUMBER) else ""
         raise ValueError(
             f"Expected a checkpoint with the {name} {_shorten(expected)} but got one with"
-            f" {_shorten(got)}{hint}."
+            f" {_shorten(got)}{hint}.{remedy}"
         )
+
+
+def check_model_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if a checkpoint has another seed, algorithm or net; data may differ.
+
+    Args:
+        saved: The identity in the checkpoint.
+        identity: The required identity.
+    """
+    data_names = (*_DATA, _NUMBER, _SIZES)
+    check_identity(saved, {name: identity[name] for name in identity if name not in data_names})
+
+
+def has_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint has an identity."""
+    return all(_is_equal(expected, saved.get(name)) for name, expected in identity.items())
 
 
 def _is_equal(expected: Any, got: Any) -> bool:

@@ -83,6 +83,7 @@ class LocalTraining:
         leaves_out: Whether a client that raises an exception is left out of the round;
             otherwise the exception ends the run.
         channel: Compresses the uploads; ``None`` without compression.
+        watch: The watch over the values of modules; a new one by default.
 
     Attributes:
         limit_steps: Returns numbers of local steps, by trained model, with at most those that fit
@@ -106,6 +107,7 @@ class LocalTraining:
         measures_start_losses: bool = False,
         leaves_out: bool = False,
         channel: UploadChannel | None = None,
+        watch: ValueWatch | None = None,
     ) -> None:
         self.states = states
         self.client = states.client
@@ -121,7 +123,7 @@ class LocalTraining:
         self.leaves_out = leaves_out
         self.limit_steps = None
         self.channel = channel
-        self.watch = ValueWatch(states.client)
+        self.watch = watch or ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
         self._table_layout = TableLayout()
 

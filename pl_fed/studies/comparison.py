@@ -291,7 +291,11 @@ def choose_metrics(compare: Comparison | None, rows: Sequence[Row]) -> tuple[str
                     f"{metric}, which no finished run has{suggest_name(metric, names_there)}",
                 )
         return compare.metrics
-    mains = [name.split("/", 2)[2] for name in names if f"{name}_worst10" in names]
+    mains = [
+        name.split("/", 2)[2]
+        for name in names
+        if f"{name}_worst10" in names and name.count("/") == 2
+    ]
     main = next(iter(sorted(mains, key=lambda name: (name != "accuracy", name == "loss"))), None)
     main = main or "accuracy"
     return f"test/personal/{main}", f"test/personal/{main}_worst10"

@@ -42,8 +42,10 @@ def find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool |
     Example:
         >>> find_direction("test/global/accuracy_worst10", {})
         True
+        >>> find_direction("test/held_out/personal/loss", {})
+        False
     """
-    name = metric.split("/", 2)[-1]
+    name = metric.replace("/held_out/", "/", 1).split("/", 2)[-1]
     if name.endswith(_LOWER_SUFFIXES):
         return False
     if name.endswith(_HIGHER_SUFFIXES):

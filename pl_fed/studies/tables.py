@@ -242,8 +242,13 @@ def split_metric(metric: str) -> tuple[str, str, str]:
     Example:
         >>> split_metric("test/personal/accuracy")
         ('test', 'personal', 'accuracy')
+        >>> split_metric("test/held_out/personal/accuracy")
+        ('test', 'held_out/personal', 'accuracy')
     """
     stage, model, name = [*metric.split("/", 2), "", ""][:3]
+    if model == "held_out":
+        model, _, name = name.partition("/")
+        model = f"held_out/{model}"
     return stage, model, name
 
 
@@ -253,12 +258,16 @@ def describe_metric(metric: str) -> str:
     Example:
         >>> describe_metric("test/personal/accuracy_worst10")
         'accuracy, mean of the worst 10 % of clients (test, personal model)'
+        >>> describe_metric("test/held_out/global/loss")
+        'loss (test, global model of held-out clients)'
     """
     stage, model, name = split_metric(metric)
     for suffix, text in _STATISTICS.items():
         if name.endswith(suffix):
             name = f"{name.removesuffix(suffix)}, {text}"
-    return f"{name} ({stage}, {model} model)" if name else metric
+    clients = " of held-out clients" if model.startswith("held_out/") else ""
+    model = model.removeprefix("held_out/")
+    return f"{name} ({stage}, {model} model{clients})" if name else metric
 
 
 def _describe_entry(

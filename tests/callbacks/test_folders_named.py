@@ -13,7 +13,10 @@ def test_folder_names_with_brackets_are_printed_literally(tmp_path, capsys, name
     folder = tmp_path / name
     first = SimpleNamespace(is_global_zero=True, fast_dev_run=False)
     federation = SimpleNamespace(
-        metrics=lambda part: {}, monitored_metric="accuracy", privacy_statement=lambda: None
+        metrics=lambda part: {},
+        held_out_metrics=lambda part: {},
+        monitored_metric="accuracy",
+        privacy_statement=lambda: None,
     )
     Summary(federation, folder).on_test_end(first, None)
     assert f"The run's files are in {folder}\n" in capsys.readouterr().out

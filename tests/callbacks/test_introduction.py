@@ -10,7 +10,7 @@ from pl_fed.callbacks.introduction import Introduction, describe_changes
 from pl_fed.types import Population
 
 
-def lines(rounds=5.0, official=(), drop_last=False, **federation):
+def lines(rounds=5.0, official=(), drop_last=False, held_out=None, **federation):
     """The lines of a config with some parts of its federation."""
     config = {
         "model": {"class_path": "pl_fed.clients.Ditto", "init_args": {"lam": 0.3, "net": None}},
@@ -27,7 +27,9 @@ def lines(rounds=5.0, official=(), drop_last=False, **federation):
         ),
         session=SimpleNamespace(
             states=SimpleNamespace(loaded=data),
-            datamodule=SimpleNamespace(batch_size=16, drop_last=drop_last),
+            datamodule=SimpleNamespace(
+                batch_size=16, drop_last=drop_last, held_out=held_out, central_data=None
+            ),
         ),
         engine=SimpleNamespace(name="auto"),
         is_byzantine=torch.arange(8) < 2,
@@ -52,6 +54,13 @@ def test_parts_of_a_run_have_a_line_each():
         "engine": "auto, on cpu, 2 processes",
         "logs": "metrics.csv",
     }
+
+
+def test_held_out_clients_are_counted():
+    assert (
+        "of 8 clients, 2 held-out clients, split by"
+        in lines(held_out=SimpleNamespace(num_clients=2))["data"]
+    )
 
 
 def test_official_parts_and_left_out_minibatches_are_named():

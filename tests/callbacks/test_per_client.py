@@ -43,7 +43,7 @@ def test_per_class_has_a_row_for_each_tested_class_of_each_client(tmp_path):
     _, client, data = fit_and_test(tmp_path, classes(SIZES), 3, **attack)
     table = rows(tmp_path / "per_class.csv")
     names = ["global_accuracy", "personal_accuracy", "hybrid_accuracy"]
-    assert list(table[0]) == ["client", "byzantine", "class", "samples", *names]
+    assert list(table[0]) == ["client", "owner", "byzantine", "class", "samples", *names]
     hits_by_class: dict = {}
     for client_id in range(len(SIZES)):
         for sample in data.clients.test.samples(client_id).tolist():

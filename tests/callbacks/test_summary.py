@@ -11,11 +11,18 @@ CLASSES = {"accuracy": 0.9, "accuracy_std": 0.1, "accuracy_worst10": 0.7, "accur
 CLASSES |= {"accuracy_weighted": 0.91, "loss": 0.3}
 
 
-def print_summary(capsys, never_trained=0, untrained_models=None, logged=None, **models):
-    metrics = {name: SimpleNamespace(compute=lambda v=v: v) for name, v in models.items()}
+def print_summary(
+    capsys, never_trained=0, untrained_models=None, logged=None, held_out_models=None, **models
+):
+    metrics, held_out = (
+        {name: SimpleNamespace(compute=lambda v=v: v) for name, v in tables.items()}
+        for tables in (models, held_out_models or {})
+    )
     benign, untrained = torch.zeros(9, dtype=torch.bool), torch.arange(never_trained)
     federation = SimpleNamespace(
         metrics=lambda part: metrics,
+        held_out_metrics=lambda part: held_out,
+        session=SimpleNamespace(central=None),
         is_byzantine=benign,
         monitored_metric="accuracy",
         clients_without_training=lambda: untrained,
@@ -34,6 +41,14 @@ def test_summary_of_a_classification(capsys):
     assert row.split("│")[2:4] == ["       0.9000 ", "         0.9500 "]
     assert any("over all samples" in line for line in lines)
     assert not any("backdoor" in line for line in lines)
+
+
+def test_summary_has_a_table_of_held_out_clients(capsys):
+    held_out = {"global": {**CLASSES, "accuracy": 0.8}}
+    lines = print_summary(capsys, held_out_models=held_out, **{"global": CLASSES})
+    begin = lines.index("test accuracy of held-out clients")
+    (row,) = [line for line in lines[begin:] if "mean over clients" in line]
+    assert "0.8000" in row
 
 
 @pytest.mark.parametrize("success", [{}, {"backdoor_success": 0.25}])

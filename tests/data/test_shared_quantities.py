@@ -180,6 +180,8 @@ def test_every_option_of_the_data_is_known_here():
     harmless = {
         *("dataset", "partitioner", "num_clients", "seed"),  # the data and the simulation
         *("split", "val_fraction", "test_fraction", "root_samples"),  # a draw by client
+        "stable_cut",  # a draw by owner
+        "central",  # samples of the server
         *(
             "batch_size",
             "drop_last",
@@ -188,6 +190,7 @@ def test_every_option_of_the_data_is_known_here():
             "skew",
         ),  # of one client's minibatches or samples
         *("clients_per_eval_batch", "predict_clients"),  # of the evaluation
+        "held_out_clients",  # a draw among the numbers of the clients, or public names
     }
     tried = {key for settings, _ in OPTIONS.values() for key in settings}
     arguments = {*inspect.signature(FederatedData.__init__).parameters} - {"self"}
