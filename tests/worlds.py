@@ -38,6 +38,7 @@ from pl_fed.aggregators import (
 from pl_fed.attacks import ALittleIsEnough, Attack, Backdoor, Combined, Outliers, RandomLabels
 from pl_fed.clients import (
     FLAME,
+    IFCA,
     Client,
     Ditto,
     DittoChoice,
@@ -258,6 +259,9 @@ SCENARIOS = {
         on_client_error="leave_out",
     ),
     "a central set": settings(central=lambda: Given(classes([13], seed=7))),
+    "clusters, some forged": settings(
+        client=partial(IFCA, clusters=3), attack=OppositeAttack(), ids=[1, 4], sampler=All()
+    ),
     "own batches": settings(net=ListNet, source=own_batches),
     "diverges": settings(client=DivergentFedAvg, sampler=All(), max_rejected=0.0),
 }
