@@ -98,8 +98,8 @@ class IFCA(Client):
 
     @property
     def upload_numbers(self) -> int:
-        """How many numbers a client sends: a change, and its cluster."""
-        return self.shared_numbers + 1
+        """How many numbers a client sends: the change of one model."""
+        return self.shared_numbers
 
     @property
     def download_numbers(self) -> int:
