@@ -191,7 +191,8 @@ def run_rounds(
         if schedule is not None:
             schedule.step()
     everyone = torch.arange(data.clients.num_clients)
-    models = federation.session.states.begin(everyone).models
+    losses = federation.session.evaluation.centers.measure(everyone)
+    models = federation.session.states.begin(everyone, center_losses=losses).models
     nothing = torch.empty(0, dtype=dtype)
     personal = models.get("personal", ModelRows(nothing, nothing))
     return Outcome(

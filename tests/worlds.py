@@ -38,6 +38,7 @@ from pl_fed.aggregators import (
 from pl_fed.attacks import ALittleIsEnough, Attack, Backdoor, Combined, Outliers, RandomLabels
 from pl_fed.clients import (
     FLAME,
+    IFCA,
     Client,
     Ditto,
     DittoChoice,
@@ -290,6 +291,9 @@ SCENARIOS = {
         on_client_error="leave_out",
     ),
     "a central set": settings(central=lambda: Given(classes([13], seed=7))),
+    "clusters, some forged": settings(
+        client=partial(IFCA, clusters=3), attack=OppositeAttack(), ids=[1, 4], sampler=All()
+    ),
     "compressed, one diverges": settings(
         client=DivergentDitto, sampler=Uniform(7), compression=TopK(9)
     ),

@@ -87,6 +87,8 @@ class Client(Configurable, ClientRounds, ABC):
         validated: Names of the models with a validation loss at the end of a round.
         adaptation: Local training of personal models before each evaluation, from the global
             model; its results are discarded. ``None`` for algorithms without adaptation.
+        num_centers: The number of centers: see :meth:`add_centers`; 0 for one global model.
+        measures_centers: Whether ``client.center_losses`` is measured.
         population: Sizes of the federation; set before :meth:`check`.
         local_schedule: The schedule over the local steps of a round; ``None`` without one. The
             trainer sets it.
@@ -180,6 +182,8 @@ class Client(Configurable, ClientRounds, ABC):
         self._task_data: tuple[int, ...] = ()
         self._set_task(own_task or Classification())
         self.adaptation: Objective | None = None
+        self.num_centers = 0
+        self.measures_centers = False
         self.population = Population()
 
     def _set_task(self, task: Task) -> None:
@@ -322,6 +326,32 @@ class Client(Configurable, ClientRounds, ABC):
         self._check_name(name, "server state", taken=self._taken_names)
         self._server_states[name] = default
 
+    def add_centers(self, rows: Tensor, needs_losses: bool = True) -> None:
+        """Declare centers: several global models, of which each client trains one in a round.
+
+        ``begin`` reads ``client.center_losses`` and sets ``client.group``, the center of each
+        client; :meth:`centers_of` returns the rows. The upload is a change of this center. The
+        server merges the uploads of each center by an aggregator and an optimizer of its own, and
+        attackers forge among the uploads of their center. The server state ``"centers"`` holds all.
+
+        Args:
+            rows: The initial centers, [centers, numel].
+            needs_losses: Whether ``client.center_losses`` is measured, which takes a pass over each
+                client's training data for each center, before a round and an evaluation.
+
+        Raises:
+            ValueError: If there are fewer than two.
+        """
+        if len(rows) < 2:
+            raise ValueError(f"Expected at least 2 centers but got {len(rows)}.")
+        self.num_centers = len(rows)
+        self.measures_centers = needs_losses
+        self.add_server_state("centers", lambda: rows.flatten())
+
+    def centers_of(self, client: ClientRound) -> Tensor:
+        """Return the centers of the round, [centers, numel]."""
+        return client.server_states["centers"].view(self.num_centers, -1)
+
     @property
     def _taken_names(self) -> tuple[str, ...]:
         return (*self.models, *self._states, *self._server_states)
@@ -419,7 +449,7 @@ class Client(Configurable, ClientRounds, ABC):
         return {}
 
     def update_body(self, server_states: Mapping[str, Tensor]) -> None:
-        """Change what all models share, after the server has moved the global model.
+        """Change what all models share, after the server has moved the global model or the centers.
 
         Args:
             server_states: The states of the server after the round, by name, [length] each.

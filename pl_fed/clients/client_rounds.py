@@ -69,6 +69,8 @@ class ClientRounds(FederationModule):
     evaluated: tuple[str, ...]
     validated: tuple[str, ...]
     population: Population
+    num_centers: int
+    measures_centers: bool
     _objective: Objective
 
     def __init__(self) -> None:
@@ -239,7 +241,14 @@ class ClientRounds(FederationModule):
             server_states={n: row.clone() for n, row in self.server_state_defaults().items()},
             steps={name: ids.new_full((clients, 1), steps) for name in self.trained},
             lr=read_rates(optimizer, like),
+            center_losses=self._new_center_losses(clients),
         )
+
+    def _new_center_losses(self, clients: int) -> Tensor | None:
+        """Return losses of 0 for a trial; ``None`` if the algorithm reads none."""
+        if not self.measures_centers:
+            return None
+        return self.row("global").data.new_zeros(clients, self.num_centers)
 
     def run_begin(self, client: ClientRound) -> ClientRound:
         """Fill in the clients' models, let ``begin`` prepare them, and return the round.

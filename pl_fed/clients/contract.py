@@ -237,6 +237,9 @@ class ClientRound:
         global_statistics: Set by ``end_round``: running statistics that each client proposes for
             the global model, [clients, length]. By default those of the trained global model. If
             the global model is evaluated but not trained, those of the last trained model.
+        center_losses: The mean loss of each center over each client's training data, [clients,
+            centers]; NaN without any. ``None`` for algorithms without ``Client.add_centers``.
+        group: Set by ``begin``: the center of each client in this round, int64 [clients].
         validation_inputs: All validation inputs of each client, [clients, numbers], for each tensor
             of an input; only if the algorithm ``reads_validation``.
         validation_targets: The targets of the validation inputs, [clients, numbers] each.
@@ -265,6 +268,8 @@ class ClientRound:
     step_means: dict[str, Tensor] = field(default_factory=dict)
     proposals: dict[str, Tensor] = field(default_factory=dict)
     global_statistics: Tensor | None = None
+    center_losses: Tensor | None = None
+    group: Tensor | None = None
     validation_inputs: Tree = None
     validation_targets: Tree = None
 

@@ -224,6 +224,7 @@ class ClientStates:
         remote: RemoteRows | None = None,
         steps: Mapping[str, Tensor] | None = None,
         lr: Mapping[str, Tensor] | None = None,
+        center_losses: Tensor | None = None,
     ) -> ClientRound:
         """Begin a round, or an evaluation, of clients: see :meth:`Client.run_begin`.
 
@@ -234,6 +235,7 @@ class ClientStates:
             steps: Number of steps of each client, by trained model, [clients, 1] each; ``None`` for
                 an evaluation.
             lr: Learning rate, by trained model, [1] each.
+            center_losses: The losses of the centers, [clients, centers]; ``None`` without centers.
         """
         client, store, remote = self.client, self.store, remote or RemoteRows()
         if broadcast is None:
@@ -252,6 +254,7 @@ class ClientStates:
             },
             steps=dict(steps or {}),
             lr=dict(lr or {}),
+            center_losses=center_losses,
         )
         if client.reads_validation and steps:
             inputs, targets = self.data.pad_part("val", clients)

@@ -16,6 +16,7 @@ from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor, metric_directions
 from pl_fed.metrics import ClientMetrics
 from pl_fed.rounds.byzantine_clients import ByzantineClients
+from pl_fed.rounds.centers import Centers
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.settings import RunSettings
 
@@ -68,6 +69,7 @@ class FederatedEvaluation:
         self.sample = sample
         stacked = None if before is None else before.evaluator.runner.stacked
         self.evaluator: Evaluator = Evaluator(self.client, self._begin, stacked, monitor)
+        self.centers = Centers(states, self.evaluator, settings)
         self._metrics: dict[str, dict[str, ClientMetrics]] = {}
         if before is not None:
             self._metrics = before._metrics
@@ -173,7 +175,7 @@ class FederatedEvaluation:
     def _begin(self, clients: Tensor) -> ClientRound:
         """Begin an evaluation of clients, after the adaptation of their personal models."""
         if self.adaptation is None:
-            start = self.states.begin(clients)
+            start = self.states.begin(clients, center_losses=self.centers.measure(clients))
             if self.untrained_models == "global":
                 self._replace_untrained(start)
             return start

@@ -27,6 +27,7 @@ from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.nets.rows import finite_rows, usable_rows
 from pl_fed.preflight.rules import check_local_schedule
 from pl_fed.rounds.byzantine_clients import ByzantineClients
+from pl_fed.rounds.centers import Centers
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.trained_cohort import (
@@ -123,6 +124,7 @@ class LocalTraining:
         self.leaves_out = leaves_out
         self.limit_steps = None
         self.channel = channel
+        self.centers = Centers(states, evaluator, settings)
         self.watch = watch or ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
         self._table_layout = TableLayout()
@@ -389,7 +391,14 @@ class LocalTraining:
         lr = self._read_rates(work, rates, steps)
         with _note_errors(work.round, clients, "begin"):
             planned = StepRows(step_rows)
-            start = self.states.begin(clients, work.broadcast, work.remote, step_rows, lr)
+            start = self.states.begin(
+                clients,
+                work.broadcast,
+                work.remote,
+                step_rows,
+                lr,
+                self.centers.measure(clients),
+            )
             if reads_steps and (changed := planned.read_changed(start)):
                 steps |= self._limit_steps(clients, changed, work.round)
                 for model in changed:
@@ -493,7 +502,7 @@ class LocalTraining:
             status.fill_(UploadStatus.NOT_FINITE).masked_fill_(finite, UploadStatus.VALID)
         idle = torch.tensor(chunk.idle) if chunk.idle else None
         return ChunkResults(
-            positions, chunk.clients, metrics, status, idle, uploads, proposals, states
+            positions, chunk.clients, metrics, status, idle, uploads, proposals, states, end.group
         )
 
     def _check_proposals(self, end: ClientRound, usable: "_UsableRows") -> dict[str, Tensor]:

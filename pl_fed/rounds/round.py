@@ -22,6 +22,7 @@ from pl_fed.preflight.aggregator_trial import check_aggregator, try_buckets
 from pl_fed.random import generator
 from pl_fed.rounds.broken_clients import check_broken_share, describe_client_error
 from pl_fed.rounds.byzantine_clients import ByzantineClients
+from pl_fed.rounds.centers import Centers
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.rounds.privacy import RoundPrivacy
@@ -131,6 +132,7 @@ class RoundRunner:
             leaves_out=leaves_out or privacy is not None,
             channel=channel,
         )
+        self.centers = Centers(states, evaluator, settings)
         self.systems: SystemsClock | None = None
         if systems is not None:
             data = datamodule.clients
@@ -183,20 +185,19 @@ class RoundRunner:
         is_small = not len(trained.clients) and self.privacy is None
         if trained.has_uploads or self.privacy is not None:
             uploads = self._collect_uploads(trained, round, optimizer, notes)
-            broken = ~trained.valid if trained.num_broken else None
-            # 3. The attackers replace their uploads.
-            if self._forges(uploads):
-                uploads, broken = self._forge(uploads, trained.valid, notes)
-            # 4. Broken uploads are left out.
-            if broken is not None:
-                uploads = uploads.leave_out(broken, self.byzantine_clients)
-            notes("rejected", float(len(trained.clients) - len(uploads.share.cohort)))
-            # 5. With privacy, uploads are clipped and noise is added. The server merges the valid
-            # uploads and moves the global model. Too few uploads make no step.
-            is_small = self._must_skip(uploads)
-            if not is_small:
-                report |= self._merge(uploads, trained.proposed, hooks, notes)
-                self._adopt_lone_model(trained)
+            # 3. The attackers replace their uploads. 4. Broken uploads are left out. 5. The server
+            # merges the valid uploads and moves the global model, or each center.
+            if trained.group is None:
+                moved = self._serve(self.server, uploads, trained.valid, trained, hooks, notes)
+                if moved is not None:
+                    self._update_body()
+                    self._adopt_lone_model(trained)
+            else:
+                moved = self._serve_centers(
+                    uploads, trained.group, trained, optimizer, hooks, notes
+                )
+            is_small = moved is None
+            report |= moved or {}
         # 6. The states of all valid clients are stored: those of the whole round, or none.
         if is_small:
             notes("small_cohort", 1.0)
@@ -207,6 +208,88 @@ class RoundRunner:
         if self.systems is not None:
             report |= self.systems.end_round(round)
         return {**report, **notes.report, "time/round": time.perf_counter() - started}
+
+    def _serve(
+        self,
+        server: Server,
+        uploads: Uploads,
+        valid: Tensor,
+        trained: TrainedCohort,
+        hooks: RoundHooks,
+        notes: "_Notes",
+    ) -> Report | None:
+        """Let attackers forge, leave out broken uploads, and move the global model.
+
+        With privacy, uploads are clipped and noise is added.
+
+        Args:
+            server: Merges the uploads.
+            uploads: The uploads of clients.
+            valid: A mask of their valid uploads, bool [clients].
+            trained: The results of the whole cohort.
+            hooks: Functions that are called within the round.
+            notes: The numbers of the round.
+
+        Returns:
+            The numbers of the step; ``None`` without a step, because the uploads are too few.
+        """
+        broken = ~valid if trained.num_broken else None
+        num_sent = len(uploads.share.cohort)
+        if self._forges(uploads):
+            uploads, broken = self._forge(server, uploads, valid, notes)
+        if broken is not None:
+            uploads = uploads.leave_out(broken, self.byzantine_clients)
+        notes("rejected", float(num_sent - len(uploads.share.cohort)))
+        if self._must_skip(uploads):
+            return None
+        return self._merge(server, uploads, trained.proposed, hooks, notes)
+
+    def _serve_centers(
+        self,
+        uploads: Uploads,
+        group: Tensor,
+        trained: TrainedCohort,
+        optimizer: torch.optim.Optimizer,
+        hooks: RoundHooks,
+        notes: "_Notes",
+    ) -> Report | None:
+        """Move each center by the uploads of its clients: see :meth:`_serve`.
+
+        Args:
+            uploads: The uploads of the cohort.
+            group: The center of each client, int64 [cohort].
+            trained: The results of the whole cohort.
+            optimizer: The local optimizer, with this round's options.
+            hooks: Functions that are called within the round.
+            notes: The numbers of the round.
+        """
+        norms = []
+        for number in range(self.client.num_centers):
+            is_own = group == number
+            notes(f"clients_of_center_{number}", float(is_own.sum()))
+            if not is_own.any():
+                continue
+            with self.centers.lend(number) as row:
+                part = uploads.select(is_own)
+                context = self.byzantine_clients.assume_byzantine(part.context)
+                context = replace(context, broadcast=row.clone())
+                if self.server.aggregator.needs_root:
+                    root = self.root_update(context.round, optimizer)
+                    context = replace(context, root=root)
+                part = replace(part, context=context)
+                valid = trained.valid[is_own.to(trained.valid.device)]
+                moved = self._serve(self.server.member(number), part, valid, trained, hooks, notes)
+            if moved is not None:
+                norms.append(torch.as_tensor(moved["train/update_norm"]))
+        if not norms:
+            return None
+        self._update_body()
+        return {"train/update_norm": torch.stack(norms).norm()}
+
+    def _update_body(self) -> None:
+        """Let the algorithm change what all models share; with privacy, nothing is shared."""
+        if self.privacy is None:
+            self.client.update_body(self._server_states)
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round, int64 [cohort].
@@ -283,7 +366,7 @@ class RoundRunner:
     ) -> Uploads:
         """Return the cohort's uploads, with the context for aggregators and attacks."""
         root = trained.broadcast[:0]
-        if self.server.aggregator.needs_root:
+        if self.server.aggregator.needs_root and trained.group is None:
             root = self.root_update(round, optimizer)
         context = replace(
             self.build_context(trained.clients, trained.losses, round),
@@ -370,7 +453,11 @@ class RoundRunner:
         return forges and not self._must_skip(uploads)
 
     def _forge(
-        self, uploads: Uploads, valid: Tensor, note: Callable[[str, float | Tensor], None]
+        self,
+        server: Server,
+        uploads: Uploads,
+        valid: Tensor,
+        note: Callable[[str, float | Tensor], None],
     ) -> tuple[Uploads, Tensor]:
         """Return the uploads with the forged ones, and a mask of broken uploads, bool [cohort]."""
         context = uploads.context
@@ -381,7 +468,7 @@ class RoundRunner:
             attackers,
             valid,
             self.byzantine_clients,
-            self.server,
+            server,
             self._server_states,
             net=self.evaluator.copy_global_model,
             samples=self.states.data.training_samples,
@@ -393,13 +480,14 @@ class RoundRunner:
 
     def _merge(
         self,
+        server: Server,
         uploads: Uploads,
         proposed: list[str],
         hooks: RoundHooks,
         notes: "_Notes",
     ) -> Report:
         """Merge the valid uploads, and move the global model and the server's states."""
-        server, share = self.server, uploads.share
+        share = uploads.share
         if self.privacy is not None:
             return self._merge_privately(self.privacy, uploads, hooks, notes)
         uploads = uploads.normalize(self.client, server.aggregator)
@@ -425,7 +513,6 @@ class RoundRunner:
         distance = uploads.distance_to_benign_mean(update, benign, server.aggregator, factor)
         notes("benign_distance", distance)
         uploads.update_server_states(self.client, self._server_states, proposed, server.aggregator)
-        self.client.update_body(self._server_states)
         return {"train/update_norm": row_norm(update)}
 
     def _adopt_lone_model(self, trained: TrainedCohort) -> None:

@@ -61,6 +61,17 @@ class Server:
         self._optimizer: torch.optim.Optimizer | None = None
         self._pending: Mapping[str, Any] | None = None
         self.states: dict[str, Tensor] = {}
+        self._members: dict[int, Server] = {}
+
+    def member(self, group: int) -> "Server":
+        """Return the server of a center: its aggregator and optimizer have a memory of their own.
+
+        Args:
+            group: The center, from 0.
+        """
+        if group not in self._members:
+            self._members[group] = Server(self.new_aggregator(), self._build)
+        return self._members[group]
 
     def new_aggregator(self) -> Aggregator:
         """Return a copy of the aggregator without memory of any round."""
@@ -72,6 +83,7 @@ class Server:
         self.states = {}
         self._optimizer = None
         self._pending = None
+        self._members = {}
 
     def optimizer(self, row: Tensor) -> torch.optim.Optimizer:
         """Return the optimizer, over a copy of the global model's row."""
@@ -124,13 +136,15 @@ class Server:
         return merged
 
     def state_dict(self, row: Tensor) -> dict[str, Any]:
-        """Return the states of the optimizer and of the aggregator."""
+        """Return the states of the optimizer and of the aggregator, also of each center's."""
+        members = {group: member.state_dict(row) for group, member in self._members.items()}
         return {
             "optimizer": self.optimizer(row).state_dict(),
             "optimizer class": self._optimizer_class,
             "aggregator": self.aggregator.state_dict(),
             "aggregator class": type(self.aggregator).__name__,
             "states": dict(self.states),
+            **({"members": members} if members else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -162,6 +176,9 @@ class Server:
         self._optimizer = None
         self._pending = state["optimizer"]
         self.states = dict(state["states"])
+        self._members = {}
+        for group, saved in state.get("members", {}).items():
+            self.member(group).load_state_dict(saved)
 
     def _build_example(self) -> torch.optim.Optimizer:
         """Return the optimizer of one number, to check its options."""

@@ -41,6 +41,7 @@ class ChunkResults:
         uploads: The uploads, [clients, numel]; ``None`` if the clients send nothing.
         proposals: Proposals of new server states by name, [clients, length] each.
         states: The clients' new states by name, [clients, length] each.
+        group: The center of each client, int64 [clients]; ``None`` without centers.
     """
 
     positions: Tensor
@@ -51,6 +52,7 @@ class ChunkResults:
     uploads: Tensor | None
     proposals: dict[str, Tensor]
     states: dict[str, Tensor]
+    group: Tensor | None = None
 
     @classmethod
     def build_failed(cls, position: int, like: Tensor) -> "ChunkResults":
@@ -87,6 +89,7 @@ class ChunkResults:
             None if self.uploads is None else self.uploads[places],
             rows(self.proposals),
             rows(self.states),
+            None if self.group is None else self.group[places],
         )
 
 
@@ -109,6 +112,7 @@ class CohortResults:
         proposals: Proposals of new server states by name, [clients, length] each.
         start_losses: The mean loss of w^t over all training data of each client, [clients]; or
             ``None``.
+        group: The center of each client, int64 [clients]; ``None`` without centers.
         states: The clients' ids and new states, for each chunk.
         errors: The exceptions of clients that failed, by id.
         num_done: The number of clients with results.
@@ -127,6 +131,7 @@ class CohortResults:
         self.uploads: Tensor | None = None
         self.proposals: dict[str, Tensor] = {}
         self.start_losses: Tensor | None = None
+        self.group: Tensor | None = None
         self.states: list[tuple[Tensor, dict[str, Tensor]]] = []
         self.errors: dict[int, Exception] = {}
         self.num_done = 0
@@ -147,6 +152,10 @@ class CohortResults:
             if self.idle is None:
                 self.idle = torch.zeros(self.num_clients, dtype=torch.bool)
             self.idle[positions] = chunk.idle
+        if chunk.group is not None:
+            if self.group is None:  # clients that fail are in group 0, and send nothing
+                self.group = chunk.group.new_zeros(self.num_clients)
+            self.group[positions] = chunk.group
         if len(chunk.clients):
             self.states.append((chunk.clients, chunk.states))
         if chunk.uploads is None:
@@ -212,6 +221,7 @@ class TrainedCohort:
         start_losses: The mean loss of w^t over all training data of each client, [cohort]; or
             empty.
         idle: A mask of the clients that took no step, bool [cohort]; ``None`` if there are none.
+        group: The center of each client, int64 [cohort], on the CPU; ``None`` without centers.
         proposed: Names of the server states with a proposal of any client.
         own: The results of this process's clients, with their uploads.
     """
@@ -223,6 +233,7 @@ class TrainedCohort:
     has_uploads: bool
     start_losses: Tensor
     idle: Tensor | None
+    group: Tensor | None
     proposed: list[str]
     own: CohortResults
 
@@ -253,6 +264,8 @@ class TrainedCohort:
             tables["status", ""], tables["has_upload", ""] = own.status, own.has_upload
         if own.idle is not None:
             tables["idle", ""] = own.idle
+        if own.group is not None:
+            tables["group", ""] = own.group
         if own.start_losses is not None:
             tables["start_losses", ""] = own.start_losses
         tables |= {("proposals", name): own.has_upload for name in own.proposals}
@@ -273,6 +286,7 @@ class TrainedCohort:
             has_uploads=num_uploads > 0,
             start_losses=joined.get(("start_losses", ""), metrics["loss"][:0]),
             idle=None if idle is None else to_device(idle, status),
+            group=None if (group := joined.get(("group", ""))) is None else group.cpu(),
             proposed=[name for kind, name in joined if kind == "proposals"],
             own=own,
         )
@@ -282,7 +296,7 @@ class TrainedCohort:
         """Return the results of a cohort without clients."""
         nothing = broadcast.new_empty(0)
         status = torch.empty(0, dtype=torch.int8, device=broadcast.device)
-        return cls(share, broadcast, {"loss": nothing}, status, False, nothing, None, [], own)
+        return cls(share, broadcast, {"loss": nothing}, status, False, nothing, None, None, [], own)
 
     @property
     def clients(self) -> Tensor:

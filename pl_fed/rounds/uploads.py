@@ -85,15 +85,19 @@ class Uploads:
         """
         if not broken.any():
             return self
-        valid = ~broken
-        context = self.context.select(valid)
+        valid = self.select(~broken)
+        context = byzantine_clients.assume_byzantine(valid.context, int(broken.sum()))
+        return replace(valid, context=context)
+
+    def select(self, selected: Tensor) -> "Uploads":
+        """Return the uploads of some clients, by a mask, bool [cohort]."""
         return Uploads(
-            share=self.share.select(valid.cpu()),
-            rows=self.rows[self.share.select_own(valid)],
+            share=self.share.select(selected.cpu()),
+            rows=self.rows[self.share.select_own(selected)],
             may_change=True,
-            weights=self.weights[valid.to(self.weights.device)],
-            context=byzantine_clients.assume_byzantine(context, int(broken.sum())),
-            proposals=self.proposals.select(valid),
+            weights=self.weights[selected.to(self.weights.device)],
+            context=self.context.select(selected),
+            proposals=self.proposals.select(selected),
         )
 
     def normalize(self, client: Client, aggregator: Aggregator) -> "Uploads":

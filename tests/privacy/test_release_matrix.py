@@ -41,7 +41,8 @@ def test_only_samplers_without_clients_data_are_allowed():
 def test_algorithms_with_another_release_are_refused():
     rows = list(algorithm_rows())
     assert {name for name, refusal, _ in rows if refusal} == {
-        *("FedExLoRA", "FedNova", "Local", "Mocha", "Scaffold", "Scaffold, control: start"),
+        *("FedExLoRA", "FedNova", "HierFedAvg", "IFCA", "Local", "Mocha"),
+        *("Scaffold", "Scaffold, control: start"),
         "FedAvg with BatchNorm",
         *("FLAME, lagged_global: True", "FLAME, weights: samples"),
         *("FedADMM, weights: samples", "LpProj, weights: samples"),

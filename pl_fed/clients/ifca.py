@@ -1,0 +1,107 @@
+"""IFCA: clustered federated learning, with a choice of the cluster by the loss.
+
+A. Ghosh, J. Chung, D. Yin and K. Ramchandran. "An efficient framework for clustered federated
+learning". NeurIPS 2020. arXiv 2006.04088.
+
+Algorithm 1 (model averaging): the server keeps k models θ_1..θ_k. In each round a client of the
+cohort receives all of them, and chooses ĵ = argmin_j F_i(θ_j) by the loss on all its training data.
+It trains θ_ĵ and sends the change. The server moves each θ_j by the mean over the clients that
+chose it; a model that nobody chose stays.
+
+Departs from the paper:
+
+- The server merges the uploads of each cluster by ``federation.aggregator``, with a memory of its
+  own, and moves its model by ``federation.server_optimizer``. The mean and SGD with learning rate 1
+  are the paper's averages. Attackers forge among the uploads of the cluster that they chose.
+- In the paper's experiments, the first models are independent random draws, and the best of several
+  restarts counts. Here, the first model is the net, and the others are the net plus noise.
+- Clients evaluate, and predict with, the model that has the smallest loss on their training data.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.arguments import check_integers, check_positive
+from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Model, ModelRows
+from pl_fed.random import generator
+from pl_fed.types import Batch
+
+
+class IFCA(Client):
+    """IFCA: k global models, of which each client trains the one with the smallest loss.
+
+    Args:
+        net: The net that clients train: see :class:`Client`. Nets with running statistics are
+            refused, because clusters would share them.
+        clusters: k, the number of models, at least 2.
+        spread: Standard deviation of the noise that makes the first models differ, above 0, as a
+            multiple of that of each tensor of the net. The draw depends on the weights of the net,
+            and is the same in all processes.
+        local_steps: Minibatch steps in a round; or give ``local_epochs``.
+        **kwargs: The other arguments of :class:`Client`.
+
+    Raises:
+        ValueError: If ``clusters`` is below 2, ``spread`` is not above 0, or the net has running
+            statistics.
+
+    Example:
+        >>> client = IFCA(nn.Linear(4, 2), clusters=3)
+        >>> client.num_centers, client.trained, client.evaluated
+        (3, ('personal',), ('personal',))
+    """
+
+    def __init__(
+        self, net: nn.Module, clusters: int = 2, spread: float = 1.0, **kwargs: Any
+    ) -> None:
+        check_integers(2, clusters=clusters)
+        check_positive(spread=spread)
+        super().__init__(net, models={"personal": Model(kept=False)}, **kwargs)
+        if names := self.statistics("global").layout.names:
+            raise ValueError(
+                "Expected a net without running statistics for IFCA, whose clusters would share"
+                f" them, but got {', '.join(names)}: use GroupNorm."
+            )
+        self.add_centers(self._draw_centers(clusters, spread))
+
+    def _draw_centers(self, clusters: int, spread: float) -> Tensor:
+        """Return the first models, [clusters, numel]: the net, and the net plus noise."""
+        first = self.row("global").data
+        tensors = self.row("global").layout.views(first)
+        scale = torch.cat([t.std(correction=0).expand(t.numel()) for t in tensors.values()])
+        seed = int(first.double().sum().view(torch.int64))
+        noise = torch.randn(clusters - 1, len(first), generator=generator(seed, "centers"))
+        return torch.cat([first[None], first + spread * scale * noise.to(first)])
+
+    def begin(self, client: ClientRound) -> None:
+        """Choose the model with the smallest loss on the client's training data."""
+        centers = self.centers_of(client)
+        losses = cast(Tensor, client.center_losses).nan_to_num(torch.inf)
+        client.group = losses.argmin(dim=1)
+        nothing = client.models["personal"].statistics
+        client.models["personal"] = ModelRows(centers[client.group], nothing)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return F_i(θ) on the minibatch."""
+        return self.loss("personal", batch)
+
+    def end_round(self, client: ClientRound) -> Tensor:
+        """Upload the change of the chosen model."""
+        return client.models["personal"].parameters - self.centers_of(client)[client.group]
+
+    @property
+    def shared_numbers(self) -> int:
+        """How many numbers of one model cross the network."""
+        return len(self.row("global").data)
+
+    @property
+    def upload_numbers(self) -> int:
+        """How many numbers a client sends: the change of one model."""
+        return self.shared_numbers
+
+    @property
+    def download_numbers(self) -> int:
+        """How many numbers a client receives: all models."""
+        return self.num_centers * self.shared_numbers

@@ -1,0 +1,71 @@
+"""The centers of a clustered algorithm: their losses on the clients' data."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.evaluation.evaluator import Evaluator
+from pl_fed.rounds.client_states import ClientStates
+from pl_fed.rounds.settings import RunSettings
+
+
+class Centers:
+    """Centers: the global models of a clustered algorithm, lent to its only global module.
+
+    Args:
+        states: The clients' data and states; the server's state ``centers`` has the rows.
+        evaluator: Measures losses.
+        settings: The trainer's settings.
+    """
+
+    def __init__(self, states: ClientStates, evaluator: Evaluator, settings: RunSettings) -> None:
+        self.states = states
+        self.client = states.client
+        self.evaluator = evaluator
+        self.settings = settings
+
+    @property
+    def rows(self) -> Tensor:
+        """The centers, [centers, numel]: a view of the server's state."""
+        return self.states.server_states["centers"].view(self.client.num_centers, -1)
+
+    def measure(self, clients: Tensor) -> Tensor | None:
+        """Return the mean loss of each center over each client's training data.
+
+        Args:
+            clients: Client ids, int64 [clients].
+
+        Returns:
+            [clients, centers]; ``None`` for an algorithm that reads no such losses.
+        """
+        client = self.client
+        if not client.measures_centers:
+            return None
+        row, losses = client.row("global").data, []
+        with ModelGuard(client, ["global"]), self.settings.autocast(), torch.no_grad():
+            for center in self.rows:
+                row.copy_(center)
+                losses.append(self.evaluator.start_losses(self.states.data, clients, {}))
+        return torch.stack(losses, dim=1).to(row)
+
+    @contextmanager
+    def lend(self, group: int) -> Iterator[Tensor]:
+        """Let the global module be a center within the block, and keep what the block makes of it.
+
+        Args:
+            group: The center.
+
+        Yields:
+            The row of the global module.
+        """
+        row, center = self.client.row("global").data, self.rows[group]
+        before = row.clone()
+        row.copy_(center)
+        try:
+            yield row
+            center.copy_(row)
+        finally:
+            row.copy_(before)
