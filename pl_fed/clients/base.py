@@ -1,7 +1,7 @@
 """The base of every algorithm: a client, with its global and its personal models."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_integers
 from pl_fed.clients.argument_checks import (
     check_builders,
     check_copies,
@@ -326,7 +327,9 @@ class Client(Configurable, ClientRounds, ABC):
         self._check_name(name, "server state", taken=self._taken_names)
         self._server_states[name] = default
 
-    def add_centers(self, rows: Tensor, needs_losses: bool = True) -> None:
+    def add_centers(
+        self, count: int, rows: Callable[[], Tensor], needs_losses: bool = True
+    ) -> None:
         """Declare centers: several global models, of which each client trains one in a round.
 
         ``begin`` reads ``client.center_losses`` and sets ``client.group``, the center of each
@@ -335,18 +338,21 @@ class Client(Configurable, ClientRounds, ABC):
         attackers forge among the uploads of their center. The server state ``"centers"`` holds all.
 
         Args:
-            rows: The initial centers, [centers, numel].
+            count: The number of centers, at least 2.
+            rows: Returns the initial centers, [centers, numel], from the initial global model.
             needs_losses: Whether ``client.center_losses`` is measured, which takes a pass over each
                 client's training data for each center, before a round and an evaluation.
 
-        Raises:
-            ValueError: If there are fewer than two.
         """
-        if len(rows) < 2:
-            raise ValueError(f"Expected at least 2 centers but got {len(rows)}.")
-        self.num_centers = len(rows)
+        check_integers(2, count=count)
+        self.num_centers = count
         self.measures_centers = needs_losses
-        self.add_server_state("centers", lambda: rows.flatten())
+        self._draw_rows = rows
+        self.add_server_state("centers", self._flatten_centers)
+
+    def _flatten_centers(self) -> Tensor:
+        """Return the initial centers as one row; a method, so that a copy has its own."""
+        return self._draw_rows().flatten()
 
     def centers_of(self, client: ClientRound) -> Tensor:
         """Return the centers of the round, [centers, numel]."""

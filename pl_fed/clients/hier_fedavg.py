@@ -54,6 +54,8 @@ class HierFedAvg(Client):
         (3, ('personal',))
     """
 
+    new_client_reason = "a client trains the model of its own edge server"
+
     def __init__(self, net: nn.Module, edges: int = 2, edge_rounds: int = 2, **kwargs: Any) -> None:
         check_integers(2, edges=edges)
         check_integers(1, edge_rounds=edge_rounds)
@@ -65,8 +67,12 @@ class HierFedAvg(Client):
             )
         self.edge_rounds = edge_rounds
         self.edge_samples = [1] * edges
-        self.add_centers(self.row("global").data.expand(edges, -1), needs_losses=False)
+        self.add_centers(edges, self._copy_global_model, needs_losses=False)
         self.add_server_state("edge_round", 0.0)  # rounds since the last merge of the cloud
+
+    def _copy_global_model(self) -> Tensor:
+        """Return the first models of the edge servers, [edges, numel]: all are the net."""
+        return self.row("global").data.expand(self.num_centers, -1)
 
     def check(self, data: ClientData, population: Population) -> None:
         """Refuse more edge servers than clients, and count the samples of each edge server."""

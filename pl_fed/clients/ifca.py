@@ -64,16 +64,17 @@ class IFCA(Client):
                 "Expected a net without running statistics for IFCA, whose clusters would share"
                 f" them, but got {', '.join(names)}: use GroupNorm."
             )
-        self.add_centers(self._draw_centers(clusters, spread))
+        self.spread = spread
+        self.add_centers(clusters, self._draw_centers)
 
-    def _draw_centers(self, clusters: int, spread: float) -> Tensor:
+    def _draw_centers(self) -> Tensor:
         """Return the first models, [clusters, numel]: the net, and the net plus noise."""
         first = self.row("global").data
         tensors = self.row("global").layout.views(first)
         scale = torch.cat([t.std(correction=0).expand(t.numel()) for t in tensors.values()])
         seed = int(first.double().sum().view(torch.int64))
-        noise = torch.randn(clusters - 1, len(first), generator=generator(seed, "centers"))
-        return torch.cat([first[None], first + spread * scale * noise.to(first)])
+        noise = torch.randn(self.num_centers - 1, len(first), generator=generator(seed, "centers"))
+        return torch.cat([first[None], first + self.spread * scale * noise.to(first)])
 
     def begin(self, client: ClientRound) -> None:
         """Choose the model with the smallest loss on the client's training data."""

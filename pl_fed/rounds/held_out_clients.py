@@ -143,7 +143,9 @@ class HeldOutClients:
     @property
     def trains(self) -> bool:
         """Whether the algorithm's personal models come from local rounds."""
-        return self.client.adaptation is None and set(self.client.evaluated) != {"global"}
+        client = self.client  # a center is not trained before it is evaluated
+        is_own = set(client.evaluated) != {"global"} and not client.num_centers
+        return client.adaptation is None and is_own
 
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each evaluated model.

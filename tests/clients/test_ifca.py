@@ -14,6 +14,7 @@ import pl_fed
 from pl_fed.aggregators import Krum, Mean, Median
 from pl_fed.attacks import Attack
 from pl_fed.clients import IFCA
+from pl_fed.compressors import QSGD, TopK
 from pl_fed.data import FederatedData
 
 SIZES = [9, 20, 12, 16, 7, 11]
@@ -187,3 +188,18 @@ def test_wrong_arguments():
         IFCA(nn.Linear(4, 2), spread=0.0)
     with pytest.raises(ValueError, match="net without running statistics for IFCA, whose clusters"):
         IFCA(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
+
+
+def test_centers_begin_at_the_initial_model_of_the_federation(tmp_path):
+    path, other = tmp_path / "weights.pt", seeded(mlp, 9)
+    torch.save(other.state_dict(), path)
+    got = run_rounds(make(3), shared_out(classes(SIZES)), rounds=0, initial_model=path)
+    expected = torch.cat([p.detach().flatten() for p in other.double().parameters()])
+    assert_close(got.server_states["centers"].view(3, -1)[0], expected)
+
+
+def test_codecs_with_a_memory_of_their_error_are_refused():
+    data = shared_out(classes(SIZES))
+    with pytest.raises(ValueError, match="a memory of its error for IFCA, whose clients may train"):
+        run_rounds(make(2), data, rounds=1, compression=TopK(9))
+    run_rounds(make(2), data, rounds=1, compression=QSGD(4))
