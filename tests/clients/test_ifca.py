@@ -1,5 +1,6 @@
 """IFCA: Algorithm 1 by hand, aggregators and attacks within clusters, engines and resume."""
 
+import copy
 import functools
 
 import pytest
@@ -30,7 +31,8 @@ def make(clusters=2, **options):
 
 
 def centers_of(client):
-    return client.server_state_defaults()["centers"].double().view(client.num_centers, -1)
+    own = copy.deepcopy(client).double()
+    return own.server_state_defaults()["centers"].view(client.num_centers, -1)
 
 
 def losses_of(client, data, centers, number):
