@@ -359,6 +359,17 @@ def test_bytes_add_up_over_rounds_also_after_a_resume(tmp_path):
     assert all(row[0] % message == 0 for row in table)
 
 
+def test_clients_that_drop_out_download_and_do_not_upload():
+    """With a dropout of 0.5, uploads follow the participants, and the totals the rounds."""
+    reports = run(SignSGD(), rounds=6, systems=pl_fed.systems.Systems(dropout=0.5)).reports
+    message, model = (43 + 64 + 7) // 8, 43 * 8
+    uploads = [report["systems/participants"] * message for report in reports]
+    assert [report["train/upload_bytes"] for report in reports] == uploads
+    assert [report["train/download_bytes"] for report in reports] == [4 * model] * 6
+    assert float(reports[-1]["bytes/up"]) == sum(uploads) < 6 * 4 * message
+    assert float(reports[-1]["bytes/down"]) == 6 * 4 * model
+
+
 def test_power_sgd_resumes_bit_for_bit(tmp_path):
     ends = []
     for stops in ([4], [1, 3, 4]):
