@@ -29,7 +29,7 @@ import pl_fed
 import pl_fed.compressors
 from pl_fed.aggregators import Aggregator, Krum, Mean, Median, PreAggregator, PreparedUploads
 from pl_fed.attacks import Attack, SignFlipping
-from pl_fed.clients import FLAME, L2SGD, Ditto, FedAvg, FedPer, Local, LpProj, Mocha, Scaffold
+from pl_fed.clients import FLAME, IFCA, L2SGD, Ditto, FedAvg, FedPer, Local, LpProj, Mocha, Scaffold
 from pl_fed.compressors import (
     QSGD,
     Compressor,
@@ -464,6 +464,12 @@ REFUSED = {
     ),
     "models with feedback": (TopK(3), FLAME, FULL, "without error feedback .* of FLAME .* twice"),
     "changes without feedback": (QSGD(), L2SGD, PART, "with error feedback .* of L2SGD"),
+    "feedback for one of several models": (
+        TopK(3),
+        IFCA,
+        PART,
+        "without error feedback .* of IFCA, whose server keeps several models, but got TopK",
+    ),
     "always changes": (TopK(3, False), Mocha, FULL, "with error feedback .* of Mocha"),
     "k above d": (TopK(44), FedAvg, PART, "`k` to be at most 43 but got 44"),
     "k above d of the shared part": (RandomK(26), FedPer, PART, "`k` to be at most 25 but got 26"),
@@ -505,6 +511,8 @@ def test_compression_of_another_type_is_refused():
     ("kind", "codec", "sampler"),
     [
         (FLAME, QSGD(7), All()),
+        (IFCA, QSGD(7), Uniform(3)),
+        (IFCA, TopK(9, error_feedback=False), All()),
         (FLAME, TopK(9, error_feedback=False), All()),
         (FLAME, TopK(9), Uniform(3)),
         (L2SGD, SignSGD(), Uniform(3)),
