@@ -17,8 +17,8 @@ def check_compression(compressor: Compressor, client: Client, aggregator: Aggreg
 
     Raises:
         ValueError: If clients send no parameters or other rows, the algorithm needs exact uploads,
-            the error of the codec would stay or count twice, an argument is too large for the net,
-            or a pre-aggregator compresses, too.
+            the error of the codec would stay, count twice or move another model, an argument is
+            too large for the net, or a pre-aggregator compresses, too.
     """
     name = type(client).__name__
     if not client.sends_uploads:
@@ -52,6 +52,13 @@ def check_compression(compressor: Compressor, client: Client, aggregator: Aggreg
         )
     if client.mean_of == "clients":
         _check_mean_of_clients(compressor, client)
+    if client.num_centers and compressor.error_feedback:
+        raise ValueError(
+            f"Expected a codec without error feedback {_FOR} of {name}, whose server keeps several"
+            f" models, but got {type(compressor).__name__} with it: what a client left out for one"
+            " model would move another one, or a model that skips the round; use, for example,"
+            " QSGD, or TopK with `error_feedback` false."
+        )
     compressor.check(layout)
     if aggregator.sent_numbers(layout.numel) != layout.numel:
         raise ValueError(

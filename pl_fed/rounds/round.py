@@ -204,9 +204,11 @@ class RoundRunner:
             notes("benign_distance", math.nan)
         else:
             self._store_states(trained)
-        report |= self.traffic.count_round(len(trained.clients))
+        receivers = len(trained.clients)
         if self.systems is not None:
+            receivers = self.systems.count_receivers(round)
             report |= self.systems.end_round(round)
+        report |= self.traffic.count_round(len(trained.clients), receivers)
         return {**report, **notes.report, "time/round": time.perf_counter() - started}
 
     def _serve(

@@ -66,12 +66,10 @@ class SystemsClock:
 
     def end_round(self, round: int) -> dict[str, float]:
         """Move the clock to the end of a round, and return the numbers of the round for the log."""
-        plan, link = self.plan(round), self.count_bytes()
+        plan = self.plan(round)
         self.seconds += plan.round_seconds
-        started = int(plan.started.count_nonzero())
-        return {
-            "systems/seconds": self.seconds,
-            **plan.report(),
-            # clients without a taken upload have received the model, too
-            "train/download_bytes": float(started * link.download),
-        }
+        return {"systems/seconds": self.seconds, **plan.report()}
+
+    def count_receivers(self, round: int) -> int:
+        """Return the number of clients that receive the model, also without a taken upload."""
+        return int(self.plan(round).started.count_nonzero())

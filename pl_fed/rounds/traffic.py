@@ -15,7 +15,8 @@ class Traffic:
 
     A client receives the shared parameters, their running statistics and the server's states. It
     sends an upload, compressed or not, and its proposals of statistics and states. Every client of
-    a cohort counts, also a Byzantine or a broken one. Headers, encryption and the integers of a
+    a cohort counts, also a Byzantine or a broken one. With ``federation.systems``, clients that
+    drop out or are late count as downloads only. Headers, encryption and the integers of a
     cohort's organisation do not count.
 
     Args:
@@ -52,15 +53,20 @@ class Traffic:
             self._client_bytes = sent, size * client.download_numbers
         return self._client_bytes
 
-    def count_round(self, clients: int) -> dict[str, Tensor | float]:
-        """Count a round of some clients, and return its numbers for the log."""
+    def count_round(self, senders: int, receivers: int) -> dict[str, Tensor | float]:
+        """Count a round, and return its numbers for the log.
+
+        Args:
+            senders: The number of clients whose uploads the server takes.
+            receivers: The number of clients that receive the model.
+        """
         sent, received = self.client_bytes
-        self.up += clients * sent
-        self.down += clients * received
+        self.up += senders * sent
+        self.down += receivers * received
         up, down = torch.tensor([float(self.up), float(self.down)], dtype=torch.float64).unbind()
         return {
-            "train/upload_bytes": float(clients * sent),
-            "train/download_bytes": float(clients * received),
+            "train/upload_bytes": float(senders * sent),
+            "train/download_bytes": float(receivers * received),
             "bytes/up": up,
             "bytes/down": down,
         }

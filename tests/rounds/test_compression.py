@@ -29,7 +29,7 @@ import pl_fed
 import pl_fed.compressors
 from pl_fed.aggregators import Aggregator, Krum, Mean, Median, PreAggregator, PreparedUploads
 from pl_fed.attacks import Attack, SignFlipping
-from pl_fed.clients import FLAME, L2SGD, Ditto, FedAvg, FedPer, Local, LpProj, Mocha, Scaffold
+from pl_fed.clients import FLAME, IFCA, L2SGD, Ditto, FedAvg, FedPer, Local, LpProj, Mocha, Scaffold
 from pl_fed.compressors import (
     QSGD,
     Compressor,
@@ -359,6 +359,17 @@ def test_bytes_add_up_over_rounds_also_after_a_resume(tmp_path):
     assert all(row[0] % message == 0 for row in table)
 
 
+def test_clients_that_drop_out_download_and_do_not_upload():
+    """With a dropout of 0.5, uploads follow the participants, and the totals the rounds."""
+    reports = run(SignSGD(), rounds=6, systems=pl_fed.systems.Systems(dropout=0.5)).reports
+    message, model = (43 + 64 + 7) // 8, 43 * 8
+    uploads = [report["systems/participants"] * message for report in reports]
+    assert [report["train/upload_bytes"] for report in reports] == uploads
+    assert [report["train/download_bytes"] for report in reports] == [4 * model] * 6
+    assert float(reports[-1]["bytes/up"]) == sum(uploads) < 6 * 4 * message
+    assert float(reports[-1]["bytes/down"]) == 6 * 4 * model
+
+
 def test_power_sgd_resumes_bit_for_bit(tmp_path):
     ends = []
     for stops in ([4], [1, 3, 4]):
@@ -453,6 +464,12 @@ REFUSED = {
     ),
     "models with feedback": (TopK(3), FLAME, FULL, "without error feedback .* of FLAME .* twice"),
     "changes without feedback": (QSGD(), L2SGD, PART, "with error feedback .* of L2SGD"),
+    "feedback for one of several models": (
+        TopK(3),
+        IFCA,
+        PART,
+        "without error feedback .* of IFCA, whose server keeps several models, but got TopK",
+    ),
     "always changes": (TopK(3, False), Mocha, FULL, "with error feedback .* of Mocha"),
     "k above d": (TopK(44), FedAvg, PART, "`k` to be at most 43 but got 44"),
     "k above d of the shared part": (RandomK(26), FedPer, PART, "`k` to be at most 25 but got 26"),
@@ -494,6 +511,8 @@ def test_compression_of_another_type_is_refused():
     ("kind", "codec", "sampler"),
     [
         (FLAME, QSGD(7), All()),
+        (IFCA, QSGD(7), Uniform(3)),
+        (IFCA, TopK(9, error_feedback=False), All()),
         (FLAME, TopK(9, error_feedback=False), All()),
         (FLAME, TopK(9), Uniform(3)),
         (L2SGD, SignSGD(), Uniform(3)),
