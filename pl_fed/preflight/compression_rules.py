@@ -39,12 +39,6 @@ def check_compression(compressor: Compressor, client: Client, aggregator: Aggreg
             f" of `shared_numbers` {_FOR} but got {layout.numel}: override both, or remove"
             " `federation.compression`."
         )
-    if client.measures_centers and compressor.memory_lengths(layout):
-        raise ValueError(
-            f"Expected a codec without a memory of its error for {name}, whose clients may train"
-            f" another center in the next round, but got {type(compressor).__name__}: set its"
-            " `error_feedback` to false, or use another codec."
-        )
     if client.needs_plain_mean:
         raise ValueError(
             f"Expected an algorithm with inexact uploads {_FOR} but got {name}, whose server needs"

@@ -15,7 +15,6 @@ import pl_fed
 from pl_fed.aggregators import Krum, Mean, Median
 from pl_fed.attacks import Attack
 from pl_fed.clients import IFCA
-from pl_fed.compressors import QSGD, TopK
 from pl_fed.data import FederatedData
 
 SIZES = [9, 20, 12, 16, 7, 11]
@@ -198,10 +197,3 @@ def test_centers_begin_at_the_initial_model_of_the_federation(tmp_path):
     got = run_rounds(make(3), shared_out(classes(SIZES)), rounds=0, initial_model=path)
     expected = torch.cat([p.detach().flatten() for p in other.double().parameters()])
     assert_close(got.server_states["centers"].view(3, -1)[0], expected)
-
-
-def test_codecs_with_a_memory_of_their_error_are_refused():
-    data = shared_out(classes(SIZES))
-    with pytest.raises(ValueError, match="a memory of its error for IFCA, whose clients may train"):
-        run_rounds(make(2), data, rounds=1, compression=TopK(9))
-    run_rounds(make(2), data, rounds=1, compression=QSGD(4))
