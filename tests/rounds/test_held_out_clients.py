@@ -24,13 +24,16 @@ from pl_fed.attacks import RandomLabels, RandomUpdates
 from pl_fed.clients import (
     Client,
     Ditto,
+    FedAvg,
     FedRep,
     Finetuning,
     Mocha,
     PerFedAvg,
 )
+from pl_fed.compressors import TopK
 from pl_fed.optimizers import LocalCosine
-from pl_fed.samplers import All, Uniform
+from pl_fed.privacy import DifferentialPrivacy
+from pl_fed.samplers import All, Poisson, Uniform
 
 SIZES = [12, 9, 15, 11, 14]
 WHOLE = {"val_fraction": 0.3, "test_fraction": 0.3, "batch_size": 100}  # full batches
@@ -264,6 +267,27 @@ def test_sampler_draws_training_clients_only():
         set_up(make_client(Ditto), data, sampler=Uniform(4))
     with pytest.raises(ValueError, match="ids of 0 to 2"):
         set_up(make_client(Ditto), data, sampler=Cohorts([0, 3]))
+
+
+def test_population_is_that_of_training_clients():
+    """Privacy takes the number of clients, and a client's weight, from this population."""
+    data = shared_out(classes(SIZES), held_out_clients=2, **WHOLE)
+    private = {"privacy": DifferentialPrivacy(epsilon=8.0, delta=1e-3, clip_norm=1.0, rounds=9)}
+    client = make_client(FedAvg)
+    federation = set_up(client, data, sampler=Poisson(0.5), rounds=0, **private)
+    assert client.population.clients == 3
+    assert client.population.samples == int(data.clients.train.sizes.sum())
+    assert federation.session.rounds.privacy.denominator == Poisson(0.5).size_of_cohort(3)
+
+
+@pytest.mark.parametrize("kind", [Ditto, FedRep])
+def test_compressed_uploads_do_not_touch_held_out_clients(kind):
+    """They send nothing, so that a codec changes nothing of their personal models."""
+    data = shared_out(classes(SIZES), held_out_clients=2, **WHOLE)
+    client = make_client(kind)
+    plain = evaluate(set_up(copy.deepcopy(client), data, rounds=0))[1]
+    coded = set_up(copy.deepcopy(client), data, rounds=0, compression=TopK(0.3))
+    torch.testing.assert_close(evaluate(coded)[1], plain, rtol=0, atol=0)
 
 
 def test_mocha_is_refused():
