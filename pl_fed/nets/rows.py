@@ -136,7 +136,7 @@ class Row:
     Args:
         tensors: The module's own tensors by name.
         layout: The positions of the tensors in the row.
-        neighbor: A tensor of the module; a row without tensors is on its device.
+        neighbor: A tensor of the module; a row without tensors has its dtype and device.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Row:
     def data(self) -> Tensor:
         """The row, shape [numel]; it is rebuilt if the module's tensors no longer lie in it."""
         if not self.tensors:
-            return torch.empty(0, device=None if self._neighbor is None else self._neighbor.device)
+            return torch.empty(0) if self._neighbor is None else self._neighbor.new_empty(0)
         if self._row is None or not self._contains_tensors(self._row):
             with torch.inference_mode(False), torch.no_grad():
                 pieces = [tensor.detach().reshape(-1) for tensor in self.tensors.values()]

@@ -7,8 +7,8 @@ from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, share
 from tables import table_test
 from torch import nn
 
-from pl_fed import EngineOptions, Federation
-from pl_fed.clients import FedAvg, FedBN, FedPer, Local
+from pl_fed import EngineOptions, Federation, Trainer
+from pl_fed.clients import FedAvg, FedBN, FedPer, FedRep, Local
 from pl_fed.clients.fedper import belongs
 from pl_fed.models import LogisticRegression
 
@@ -177,3 +177,23 @@ def test_shared_parameters_in_a_personal_part_are_refused(own):
     assert str(no.value).endswith(": body.weight and head.weight are the same parameter.")
     FedPer(Tied(), ["head", "body"])
     FedPer(Tied(), ["middle", "head.bias"])
+
+
+@pytest.mark.filterwarnings("ignore:.*(many workers|number of training batches)")
+@table_test("kind", [FedPer, FedRep, FedBN])
+def test_a_fit_in_64_bits_has_rows_of_one_type(kind, tmp_path):
+    """A net without running statistics has empty rows of them, in the type of its parameters."""
+    net = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+    trainer = Trainer(
+        Federation(seed=0),
+        run_dir=tmp_path / kind.__name__,
+        accelerator="cpu",
+        precision="64-true",
+        max_epochs=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(kind(net, optimizer=sgd()), make_data())
+    client = trainer.federation.client
+    assert client.row("global").data.dtype == torch.float64
+    assert client.statistics("global").data.dtype == torch.float64
