@@ -604,7 +604,7 @@ def test_checkpoint_holds_only_tensors_and_plain_values(tmp_path):
         else:
             assert content["global_step"] == content["epoch"] + 1
         names = {"format", "identity", "adversary", "byzantine", "engine", "store", "server"}
-        names |= {"participation", "clients"}
+        names |= {"participation", "clients", "traffic"}
         assert set(content["federation"]) == names
         trainer, client = make(tmp_path / "again", max_epochs=ROUNDS + 1)
         trainer.fit(client, digits(), ckpt_path=path, weights_only=True)

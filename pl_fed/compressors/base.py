@@ -55,7 +55,7 @@ class Compressor(Configurable, ABC):
     - A row of the result depends on the client's own row, key and memory only.
     - It never changes its input, and computes in the dtype of the rows, float32 or float64.
     - It knows no scale: C(a x) = a C(x) for a = 2, 4, ...
-    - Either :attr:`error_feedback` is true and C is a contraction,
+    - Either ``error_feedback`` is true and C is a contraction,
       E‖C(x) − x‖² ≤ (1 − δ) ‖x‖² with 0 < δ ≤ 1; or the docstring tells the bias and the variance.
 
     Attributes:

@@ -117,8 +117,8 @@ class Trainer(LightningTrainer):
         ...     federation, default_root_dir=tempfile.mkdtemp(), max_epochs=1, accelerator="cpu",
         ...     enable_progress_bar=False, enable_model_summary=False)
         >>> trainer.fit(client, digits)
-        >>> sorted(trainer.callback_metrics)[:2]
-        ['round', 'time/round']
+        >>> sorted(trainer.callback_metrics)[:4]
+        ['bytes/down', 'bytes/up', 'round', 'time/round']
     """
 
     def __init__(

@@ -697,7 +697,7 @@ def test_help_is_readable(capsys):
     for group in ("The Byzantine clients and", "Options of the engine", "Options for the clients"):
         assert f"\n{group}" in text
     assert "known subclasses: pl_fed.samplers.All" in text
-    assert text.count("\n") < 950, "hundreds of nn.Module classes must not be listed"
+    assert text.count("\n") < 1100, "hundreds of nn.Module classes must not be listed"
 
 
 def test_help_names_every_command(capsys):
