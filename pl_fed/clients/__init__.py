@@ -3,6 +3,7 @@
 from pl_fed.clients.admm import ADMM as ADMM
 from pl_fed.clients.apfl import APFL as APFL
 from pl_fed.clients.base import Client as Client
+from pl_fed.clients.clustered import Clustered as Clustered
 from pl_fed.clients.contract import ClientRound as ClientRound
 from pl_fed.clients.contract import Model as Model
 from pl_fed.clients.contract import ModelRows as ModelRows

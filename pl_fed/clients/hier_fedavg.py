@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.arguments import check_integers
-from pl_fed.clients.base import Client
-from pl_fed.clients.contract import ClientRound, Model, ModelRows
+from pl_fed.clients.clustered import Clustered
+from pl_fed.clients.contract import ClientRound
 from pl_fed.data.client_data import ClientData
 from pl_fed.devices import numbers_on
-from pl_fed.types import Batch, Population
+from pl_fed.types import Population
 
 
-class HierFedAvg(Client):
+class HierFedAvg(Clustered):
     """Hierarchical FedAvg: clients train the model of their edge server.
 
     Clients evaluate and predict with the model of their edge server, which is the cloud's model
@@ -59,18 +59,12 @@ class HierFedAvg(Client):
     def __init__(self, net: nn.Module, edges: int = 2, edge_rounds: int = 2, **kwargs: Any) -> None:
         check_integers(2, edges=edges)
         check_integers(1, edge_rounds=edge_rounds)
-        super().__init__(net, models={"personal": Model(kept=False)}, **kwargs)
-        if names := self.statistics("global").layout.names:
-            raise ValueError(
-                "Expected a net without running statistics for HierFedAvg, whose edge servers would"
-                f" share them, but got {', '.join(names)}: use GroupNorm."
-            )
+        super().__init__(net, edges, needs_losses=False, **kwargs)
         self.edge_rounds = edge_rounds
         self.edge_samples = [1] * edges
-        self.add_centers(edges, self._copy_global_model, needs_losses=False)
         self.add_server_state("edge_round", 0.0)  # rounds since the last merge of the cloud
 
-    def _copy_global_model(self) -> Tensor:
+    def draw_centers(self) -> Tensor:
         """Return the first models of the edge servers, [edges, numel]: all are the net."""
         return self.row("global").data.expand(self.num_centers, -1)
 
@@ -89,19 +83,9 @@ class HierFedAvg(Client):
         """Return the edge server of each client, by ids, int64 [clients]."""
         return clients * self.num_centers // self.population.clients
 
-    def begin(self, client: ClientRound) -> None:
-        """Take the model of the client's edge server."""
-        client.group = self._edges_of(client.ids)
-        nothing = client.models["personal"].statistics
-        client.models["personal"] = ModelRows(self.centers_of(client)[client.group], nothing)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return F_k on the minibatch."""
-        return self.loss("personal", batch)
-
-    def end_round(self, client: ClientRound) -> Tensor:
-        """Upload the change of the edge server's model."""
-        return client.models["personal"].parameters - self.centers_of(client)[client.group]
+    def choose_centers(self, client: ClientRound) -> Tensor:
+        """Return the client's edge server."""
+        return self._edges_of(client.ids)
 
     def update_body(self, server_states: Mapping[str, Tensor]) -> None:
         """Let the cloud merge the models of edge servers, after every ``edge_rounds`` rounds."""
@@ -113,18 +97,3 @@ class HierFedAvg(Client):
         centers = server_states["centers"].view(self.num_centers, -1)
         weights = numbers_on(centers, self.edge_samples, centers.dtype)
         centers.copy_((weights / weights.sum()) @ centers)
-
-    @property
-    def shared_numbers(self) -> int:
-        """How many numbers of one model cross the network between a client and its edge server."""
-        return len(self.row("global").data)
-
-    @property
-    def upload_numbers(self) -> int:
-        """How many numbers a client sends in a round: the change of one model."""
-        return self.shared_numbers
-
-    @property
-    def download_numbers(self) -> int:
-        """How many numbers a client receives in a round: one model."""
-        return self.shared_numbers

@@ -24,13 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.arguments import check_integers, check_positive
-from pl_fed.clients.base import Client
-from pl_fed.clients.contract import ClientRound, Model, ModelRows
+from pl_fed.clients.clustered import Clustered
+from pl_fed.clients.contract import ClientRound
 from pl_fed.random import generator
-from pl_fed.types import Batch
 
 
-class IFCA(Client):
+class IFCA(Clustered):
     """IFCA: k global models, of which each client trains the one with the smallest loss.
 
     Args:
@@ -58,16 +57,10 @@ class IFCA(Client):
     ) -> None:
         check_integers(2, clusters=clusters)
         check_positive(spread=spread)
-        super().__init__(net, models={"personal": Model(kept=False)}, **kwargs)
-        if names := self.statistics("global").layout.names:
-            raise ValueError(
-                "Expected a net without running statistics for IFCA, whose clusters would share"
-                f" them, but got {', '.join(names)}: use GroupNorm."
-            )
+        super().__init__(net, clusters, needs_losses=True, **kwargs)
         self.spread = spread
-        self.add_centers(clusters, self._draw_centers)
 
-    def _draw_centers(self) -> Tensor:
+    def draw_centers(self) -> Tensor:
         """Return the first models, [clusters, numel]: the net, and the net plus noise."""
         first = self.row("global").data
         tensors = self.row("global").layout.views(first)
@@ -76,31 +69,9 @@ class IFCA(Client):
         noise = torch.randn(self.num_centers - 1, len(first), generator=generator(seed, "centers"))
         return torch.cat([first[None], first + self.spread * scale * noise.to(first)])
 
-    def begin(self, client: ClientRound) -> None:
+    def choose_centers(self, client: ClientRound) -> Tensor:
         """Choose the model with the smallest loss on the client's training data."""
-        centers = self.centers_of(client)
-        losses = cast(Tensor, client.center_losses).nan_to_num(torch.inf)
-        client.group = losses.argmin(dim=1)
-        nothing = client.models["personal"].statistics
-        client.models["personal"] = ModelRows(centers[client.group], nothing)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return F_i(θ) on the minibatch."""
-        return self.loss("personal", batch)
-
-    def end_round(self, client: ClientRound) -> Tensor:
-        """Upload the change of the chosen model."""
-        return client.models["personal"].parameters - self.centers_of(client)[client.group]
-
-    @property
-    def shared_numbers(self) -> int:
-        """How many numbers of one model cross the network."""
-        return len(self.row("global").data)
-
-    @property
-    def upload_numbers(self) -> int:
-        """How many numbers a client sends: the change of one model."""
-        return self.shared_numbers
+        return cast(Tensor, client.center_losses).nan_to_num(torch.inf).argmin(dim=1)
 
     @property
     def download_numbers(self) -> int:

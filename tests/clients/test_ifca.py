@@ -187,7 +187,7 @@ def test_wrong_arguments():
         IFCA(nn.Linear(4, 2), clusters=1)
     with pytest.raises(ValueError, match="spread"):
         IFCA(nn.Linear(4, 2), spread=0.0)
-    with pytest.raises(ValueError, match="net without running statistics for IFCA, whose clusters"):
+    with pytest.raises(ValueError, match="net without running statistics for IFCA, whose models"):
         IFCA(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
 
 
