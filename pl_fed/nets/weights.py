@@ -12,7 +12,7 @@ from torch import Tensor, nn
 _COMPILED = "_orig_mod."  # within names of modules that torch.compile has wrapped
 _GLOBAL = "global_model."  # before the names of the global model in a checkpoint of pl_fed
 _MAX_NAMES = 3
-_SHOWN = "Expected argument `federation.initial_model` to be"
+_WANTS = "Expected argument `federation.initial_model` to be"
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -27,13 +27,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ValueError: If the file holds no tensors by name, or objects other than tensors and values.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{_SHOWN} a file with weights but got {path}: no such file.")
+        raise FileNotFoundError(f"{_WANTS} a file with weights but got {path}: no such file.")
     content = _load(path)
     weights = content.get("state_dict", content) if isinstance(content, Mapping) else {}
     is_named = isinstance(weights, Mapping) and bool(weights)
     if not is_named or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
         raise ValueError(
-            f"{_SHOWN} a checkpoint, a state dict or safetensors but got {path}, which holds no"
+            f"{_WANTS} a checkpoint, a state dict or safetensors but got {path}, which holds no"
             " tensors by name."
         )
     if "federation" in content:
@@ -58,11 +58,11 @@ def _load(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         if not zipfile.is_zipfile(path):
             raise ValueError(
-                f"{_SHOWN} a checkpoint, a state dict or safetensors but got {path}: it is broken,"
+                f"{_WANTS} a checkpoint, a state dict or safetensors but got {path}: it is broken,"
                 " or of another kind."
             ) from error
         raise ValueError(
-            f"{_SHOWN} a file of tensors but got {path}, which holds other objects: if you trust"
+            f"{_WANTS} a file of tensors but got {path}, which holds other objects: if you trust"
             f' it, write its tensors alone by torch.save(torch.load("{path}",'
             ' weights_only=False)["state_dict"], "weights.pt").'
         ) from error
@@ -87,13 +87,13 @@ def fit_names(weights: Mapping[str, Tensor], net: nn.Module, path: Path) -> dict
     renamed = next((names for names in candidates if names.keys() == own.keys()), None)
     if renamed is None:
         raise ValueError(
-            f"{_SHOWN} weights of {type(net).__name__} but got {path}, which"
+            f"{_WANTS} weights of {type(net).__name__} but got {path}, which"
             f" {_describe_difference(weights, own)}: use the weights of this net."
         )
     for name, tensor in renamed.items():
         if tensor.shape != own[name].shape:
             raise ValueError(
-                f"{_SHOWN} weights of {type(net).__name__}, with shape {list(own[name].shape)} for"
+                f"{_WANTS} weights of {type(net).__name__}, with shape {list(own[name].shape)} for"
                 f" {name}, but got {path} with shape {list(tensor.shape)}: use the weights of this"
                 " net."
             )
@@ -103,9 +103,13 @@ def fit_names(weights: Mapping[str, Tensor], net: nn.Module, path: Path) -> dict
 def _renamings(
     weights: Mapping[str, Tensor], own: Mapping[str, Tensor]
 ) -> Iterator[Callable[[str], str]]:
-    """Yield functions of a name: the name, without a common prefix, and with one."""
+    """Yield functions that rename a tensor of the file.
+
+    The first one keeps the name. Others remove a prefix of all weights, or add a prefix of all
+    tensors of the net.
+    """
     yield lambda name: name
-    for others, change in ((weights, _cut), (own, _put)):
+    for others, change in ((weights, _remove_prefix), (own, _add_prefix)):
         prefix = next(iter(others), "")
         while "." in prefix:
             prefix = prefix.rpartition(".")[0]
@@ -113,11 +117,13 @@ def _renamings(
                 yield change(f"{prefix}.")
 
 
-def _cut(prefix: str) -> Callable[[str], str]:
+def _remove_prefix(prefix: str) -> Callable[[str], str]:
+    """Return a function that removes a prefix of names."""
     return lambda name: name.removeprefix(prefix)
 
 
-def _put(prefix: str) -> Callable[[str], str]:
+def _add_prefix(prefix: str) -> Callable[[str], str]:
+    """Return a function that puts a prefix before names."""
     return lambda name: f"{prefix}{name}"
 
 

@@ -1,7 +1,7 @@
 """The one-cycle schedule over the local steps of a round."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 from torch.optim import Optimizer
@@ -82,16 +82,15 @@ def _list_rates(
     final_div_factor: float,
     anneal_strategy: Literal["cos", "linear"],
 ) -> list[float]:
-    def build(optimizer: Optimizer) -> LRScheduler:
-        return OneCycleLR(
-            optimizer,
-            peak,
-            total_steps=steps,
-            pct_start=pct_start,
-            anneal_strategy=anneal_strategy,
-            cycle_momentum=False,
-            div_factor=div_factor,
-            final_div_factor=final_div_factor,
-        )
-
+    """Return the rates of ``OneCycleLR``; the arguments are those of :class:`LocalOneCycle`."""
+    build = partial(
+        OneCycleLR,
+        max_lr=peak,
+        total_steps=steps,
+        pct_start=pct_start,
+        anneal_strategy=anneal_strategy,
+        cycle_momentum=False,
+        div_factor=div_factor,
+        final_div_factor=final_div_factor,
+    )
     return list_rates(build, peak, steps)

@@ -22,7 +22,6 @@ from pl_fed.preflight.aggregator_trial import check_aggregator, try_buckets
 from pl_fed.random import generator
 from pl_fed.rounds.broken_clients import check_broken_share, describe_client_error
 from pl_fed.rounds.byzantine_clients import ByzantineClients
-from pl_fed.rounds.centers import Centers
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.rounds.privacy import RoundPrivacy
@@ -132,7 +131,7 @@ class RoundRunner:
             leaves_out=leaves_out or privacy is not None,
             channel=channel,
         )
-        self.centers = Centers(states, evaluator, settings)
+        self.centers = self.local_training.centers
         self.systems: SystemsClock | None = None
         if systems is not None:
             data = datamodule.clients
