@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pl_fed.nets.rows import RowLayout
 from pl_fed.trees import Tree, leaves, select
 
 
@@ -137,12 +138,15 @@ class ClientContext:
         round: The round, from 0.
         client: Id of the client.
         num_classes: Number of classes; 0 unless each target is a class id.
+        attackers: Ids of the federation's Byzantine clients of the round in ascending order, also
+            of those that are not in the cohort.
     """
 
     seed: int
     round: int
     client: int
     num_classes: int
+    attackers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,11 +173,18 @@ class RoundContext:
             slices; the identity otherwise.
         note: Adds a number to the round's log, by a word: ``"clipped"`` for uploads that the
             aggregator shortens, ``"dropped"`` for uploads that it leaves out.
-        net: Returns a copy of the global model w^t, as the user's net in evaluation mode, for
-            attackers that train in their own way. ``None`` for aggregators.
+        net: Returns a copy of the global model w^t plus an update [d], or of w^t without one, as
+            the user's net in evaluation mode: for attackers that train in their own way, and for
+            aggregators with ``needs_net``; ``None`` for other aggregators.
         samples: Returns all training samples of an attacker, by its id, before any attack on data.
             ``None`` for aggregators.
         num_clients: Number of clients of the federation; 0 if it is unknown.
+        layout: The position of each parameter tensor in an upload; ``None`` if it is unknown, or
+            if the server merges uploads in slices.
+        unsent: Positions of the parameters that clients keep to themselves, int64; an upload is 0
+            there. Empty for aggregators, and unless clients share only a part of the net.
+        reject: Adds client ids to those whose uploads the aggregator leaves out, or detects as
+            Byzantine: see :meth:`reject_rows`.
         simulate_merge: Returns the server's merged update if the attackers upload some rows [b, d].
             ``None`` if the attackers do not know it, and for aggregators.
     """
@@ -190,10 +201,22 @@ class RoundContext:
     root: Tensor = field(default_factory=lambda: torch.empty(0))
     sum: Callable[[Tensor], Tensor] = lambda part: part
     note: Callable[[str, float | Tensor], None] = lambda *_: None
-    net: Callable[[], nn.Module] | None = None
+    net: Callable[..., nn.Module] | None = None
     samples: Callable[[int], Batch] | None = None
     simulate_merge: Callable[[Tensor], Tensor] | None = None
     num_clients: int = 0
+    layout: RowLayout | None = None
+    unsent: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    reject: Callable[[Tensor], None] = lambda _: None
+
+    def reject_rows(self, rejected: Tensor) -> None:
+        """Report uploads that the aggregator leaves out of its result.
+
+        Args:
+            rejected: A mask of the uploads, bool [n].
+        """
+        self.note("dropped", rejected.count_nonzero())
+        self.reject(self.clients[rejected.cpu()])
 
     def select(self, index: Tensor) -> "RoundContext":
         """Return the context of some of the clients.

@@ -43,7 +43,8 @@ FLOORS = {
     ),
     0.6: ("functional",),
     0.3: ("nets",),
-    0.1: ("lazy_imports", "types"),
+    0.4: ("types",),
+    0.1: ("lazy_imports",),
     0: (
         *("arguments", "configurable", "isolation", "locks", "plain_yaml", "random", "state"),
         *("statistics", "text", "torch_internals", "trees", "version"),

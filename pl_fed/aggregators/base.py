@@ -66,6 +66,9 @@ class Aggregator(Configurable, Memory, ABC):
     needs_root: bool = False
     """Whether it reads ``context.root``: the server then trains on its own data in every round."""
 
+    needs_net: bool = False
+    """Whether it calls ``context.net``, to look at models. Uploads are then models of the net."""
+
     @property
     def final_aggregator(self) -> "Aggregator":
         """The aggregator behind all pre-aggregators: this object, unless it is a chain."""

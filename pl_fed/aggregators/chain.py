@@ -44,6 +44,7 @@ class Chain(Aggregator):
         self.shards = then.shards and all(pre_aggregator.shards for pre_aggregator in first)
         self.needs_start_losses = then.needs_start_losses
         self.needs_root = then.needs_root
+        self.needs_net = then.needs_net
 
     @property
     def final_aggregator(self) -> Aggregator:

@@ -659,6 +659,17 @@ class Client(Configurable, ClientRounds, ABC):
         return self.row("global").layout
 
     @property
+    def unsent_positions(self) -> Tensor:
+        """The positions of the parameters that clients keep to themselves, int64; none by default.
+
+        Uploads are 0 there.
+        """
+        layout = self.row("global").layout
+        sent = layout if self.sent_layout is None else self.sent_layout
+        unsent = [name for name in layout.names if name not in sent.names]
+        return layout.positions(*unsent)
+
+    @property
     def upload_numbers(self) -> int:
         """How many numbers a client sends in a round: shared ones, and proposals."""
         return self._exchanged_numbers

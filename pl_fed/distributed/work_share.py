@@ -293,6 +293,7 @@ class WorkShare:
             sum=self.processes.sum,
             broadcast=uploads.new_empty(0),
             root=context.root[width * self.processes.rank :][:width],
+            layout=None,
         )
         with self.processes.raise_in_all(ValueError):
             merged = aggregator(shard, weights[order.to(weights.device)], context)

@@ -151,9 +151,19 @@ class Evaluator:
                     net = self._copy_model(model)
                 yield net
 
-    def copy_global_model(self) -> nn.Module:
-        """Return a copy of the global model, as the user's net, in evaluation mode."""
-        return self._copy_model("global")
+    def copy_global_model(self, update: Tensor | None = None) -> nn.Module:
+        """Return a copy of the global model, as the user's net, in evaluation mode.
+
+        Args:
+            update: A change of its trainable parameters, [numel]; no change by default.
+        """
+        net, row = self._copy_model("global"), self.client.row("global")
+        if update is not None:
+            tensors = dict(net.named_parameters())
+            with torch.inference_mode(False), torch.no_grad():
+                for name, change in row.layout.views(update).items():
+                    tensors[name].add_(change)
+        return net
 
     def _copy_model(self, model: str) -> nn.Module:
         """Return a copy of a model that shares no tensor with the client."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 
 from pl_fed.attacks import Attack
 from pl_fed.attacks.adversary import Adversary
@@ -162,11 +162,12 @@ class ByzantineClients:
             round: The round, from 0.
         """
         is_attacker = self.mark_attackers(clients, round).tolist()
+        attackers = tuple(self.is_byzantine.nonzero().flatten().tolist())
         if self.corruption is None and not any(is_attacker):
             return {}
         poison: dict[int, Callable[[Batch], Batch]] = {}
         for client, attacks in zip(clients.tolist(), is_attacker):
-            context = ClientContext(self.seed, round, client, self.num_classes)
+            context = ClientContext(self.seed, round, client, self.num_classes, attackers)
             candidates = [self.corruption, self.attack if attacks else None]
             data_attacks = [attack for attack in candidates if attack and attack.poisons]
             if data_attacks:
@@ -189,8 +190,6 @@ class ByzantineClients:
         valid: Tensor,
         context: RoundContext,
         simulate_merge: Callable[[Tensor], Tensor],
-        net: Callable[[], nn.Module],
-        samples: Callable[[int], Batch],
         hides_cohort: bool = False,
     ) -> Tensor:
         """Let the attackers of a cohort replace their uploads, in place.
@@ -200,11 +199,9 @@ class ByzantineClients:
                 replaced.
             attackers: A mask of the attackers, bool [cohort].
             valid: A mask of the valid uploads, bool [cohort].
-            context: The context of the round.
+            context: The context of the round, with nets and samples for attackers that train.
             simulate_merge: Returns the update that the server would merge from forged uploads
                 [attackers, numel], for attackers that know the honest uploads.
-            net: Returns a copy of the global model, for attackers that train it.
-            samples: Returns the training samples of a client by id, for attackers that train.
             hides_cohort: Whether attackers know only themselves of the cohort, so that their
                 uploads do not depend on the participation and the data of benign clients.
 
@@ -223,8 +220,6 @@ class ByzantineClients:
             context,
             attackers=ids[attackers.cpu()],
             observed=ids[visible.cpu()],
-            net=net,
-            samples=samples,
         )
         if knows_own:
             empty = uploads.new_empty(0)

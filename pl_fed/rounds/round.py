@@ -375,6 +375,7 @@ class RoundRunner:
             broadcast=trained.broadcast,
             root=root,
             note=note,
+            net=self.evaluator.copy_global_model if self.server.aggregator.needs_net else None,
         )
         own, share = trained.own, trained.share
         rows = own.uploads
@@ -405,6 +406,7 @@ class RoundRunner:
             clients=cohort,
             losses=losses,
             num_clients=self.states.loaded.num_clients,
+            layout=self.client.row("global").layout,
         )
 
     def try_aggregator(self) -> None:
@@ -464,20 +466,24 @@ class RoundRunner:
         context = uploads.context
         attackers = self.byzantine_clients.mark_attackers(context.clients, context.round)
         note("forged", float(attackers.sum()))
+        context = replace(
+            context,
+            net=self.evaluator.copy_global_model,
+            samples=self.states.data.training_samples,
+            unsent=self.client.unsent_positions,
+        )
         forged, valid = forge_uploads(
-            uploads,
+            replace(uploads, context=context),
             attackers,
             valid,
             self.byzantine_clients,
             server,
             self._server_states,
-            net=self.evaluator.copy_global_model,
-            samples=self.states.data.training_samples,
             client=self.client,
             hides_cohort=self.privacy is not None,
             channel=self.channel,
         )
-        return forged, ~valid
+        return replace(forged, context=uploads.context), ~valid
 
     def _merge(
         self,

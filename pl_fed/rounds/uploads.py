@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pl_fed.aggregators import Aggregator, Mean, weights_by_samples
 from pl_fed.clients.base import Client
@@ -17,7 +17,7 @@ from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS
 from pl_fed.rounds.upload_channel import UploadChannel
-from pl_fed.types import Batch, RoundContext
+from pl_fed.types import RoundContext
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,6 @@ def forge_uploads(
     byzantine_clients: ByzantineClients,
     server: Server,
     server_states: Mapping[str, Tensor],
-    net: Callable[[], nn.Module],
-    samples: Callable[[int], Batch],
     client: Client,
     hides_cohort: bool = False,
     channel: UploadChannel | None = None,
@@ -200,14 +198,12 @@ def forge_uploads(
     current states.
 
     Args:
-        uploads: The honest uploads.
+        uploads: The honest uploads. Their context has nets and samples for attackers that train.
         attackers: A mask of the attackers, bool [cohort].
         valid: A mask of the valid uploads, bool [cohort].
         byzantine_clients: The Byzantine clients and their attack.
         server: The server. Attackers may simulate a merge by its aggregator.
         server_states: The server's current states by name, [length] each.
-        net: Returns a copy of the global model, for attackers that train it.
-        samples: Returns the training samples of a client by id, for attackers that train.
         client: The algorithm; it may normalise uploads.
         hides_cohort: Whether attackers know only themselves of the cohort.
         channel: Compresses the forged uploads, too; ``None`` without compression.
@@ -223,7 +219,7 @@ def forge_uploads(
         honest, attackers, valid, byzantine_clients, server, client, carry
     )
     rows = byzantine_clients.forge(
-        honest.rows, attackers, valid, uploads.context, simulation, net, samples, hides_cohort
+        honest.rows, attackers, valid, uploads.context, simulation, hides_cohort
     )
     if channel is not None:
         rows[attackers] = carry(rows[attackers])

@@ -36,7 +36,7 @@ from pl_fed.attacks import (
     RandomUpdates,
     SignFlipping,
 )
-from pl_fed.clients import Ditto, FedAvg, Local, Scaffold
+from pl_fed.clients import Ditto, FedAvg, FedRep, Local, Scaffold
 from pl_fed.rounds.byzantine_clients import ByzantineClients, draw_byzantine
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch
@@ -112,6 +112,58 @@ def test_listed_clients_forge():
     assert context.clients.tolist() == [0, 1, 2, 3, 4, 5]
     assert context.broadcast.tolist() == [0]
     assert outcome.w.item() == pytest.approx((1 + 2 + 3 + 4 - 8 - 8) / 6)
+
+
+class NetReader(Spy):
+    """Record the nets that `context.net` returns, and the layout of the uploads."""
+
+    def forge(self, honest, own, context):
+        update = torch.arange(1.0, 1 + own.shape[1], dtype=own.dtype)
+        nets = context.net(), context.net(update)
+        vectors = [nn.utils.parameters_to_vector(net.parameters()) for net in nets]
+        self.calls.append((context, *vectors, update))
+        return own
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, FedRep])
+def test_attackers_read_the_global_model_plus_an_update_and_its_layout(algorithm):
+    client = algorithm(mlp(), optimizer=sgd(), local_steps=1)
+    spy = NetReader()
+    run_rounds(client, shared_out(classes([4, 4, 4])), 1, attack=spy, ids=[2])
+    ((context, plain, moved, update),) = spy.calls
+    assert torch.equal(plain, context.broadcast)
+    assert torch.equal(moved, context.broadcast + update)
+    assert context.layout.names == tuple(name for name, _ in mlp().named_parameters())
+    last = context.layout.positions(context.layout.names[-1].split(".")[0]).tolist()
+    assert context.unsent.tolist() == (last if algorithm is FedRep else [])
+
+
+class NetJudge(Recorder):
+    """Take the mean, and record what `context.net` makes of the first upload."""
+
+    needs_net = True
+
+    def forward(self, uploads, weights, context):
+        net = context.net(uploads[0])
+        vector = nn.utils.parameters_to_vector(net.parameters())
+        self.calls.append(torch.equal(vector, context.broadcast + uploads[0]))
+        context.reject_rows(uploads[:, 0] > 10)
+        return uploads.mean(0)
+
+
+def test_aggregators_with_needs_net_read_the_clients_models_and_reject_rows():
+    judge = NetJudge()
+    outcome = estimate(aggregator=judge)
+    assert judge.calls == [True]
+    assert outcome.reports[0]["train/dropped"] == 2
+
+
+def test_aggregators_without_needs_net_read_no_net():
+    recorder = Recorder()
+    estimate(aggregator=recorder)
+    _, _, context = recorder.calls[-1]
+    assert context.net is None
+    assert context.samples is None
 
 
 def test_only_byzantine_clients_in_the_cohort_forge():
