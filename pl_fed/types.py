@@ -212,11 +212,33 @@ class RoundContext:
     def reject_rows(self, rejected: Tensor) -> None:
         """Report uploads that the aggregator leaves out of its result.
 
+        It logs their number as ``"dropped"``, and reports their clients to :attr:`reject`, if the
+        context has ids.
+
         Args:
             rejected: A mask of the uploads, bool [n].
+
+        Example:
+            >>> context = RoundContext(clients=torch.tensor([7, 3, 5]), note=print, reject=print)
+            >>> context.reject_rows(torch.tensor([False, True, True]))
+            dropped tensor(2)
+            tensor([3, 5])
         """
         self.note("dropped", rejected.count_nonzero())
-        self.reject(self.clients[rejected.cpu()])
+        if len(self.clients):
+            self.reject(self.clients[rejected.cpu()])
+
+    def mix_clients(self) -> "RoundContext":
+        """Return the context of rows that mix several clients' uploads, such as their means.
+
+        To leave out such a row rejects no single client: :meth:`reject_rows` only counts it.
+
+        Example:
+            >>> context = RoundContext(clients=torch.tensor([7, 3, 5]), note=print, reject=print)
+            >>> context.mix_clients().reject_rows(torch.tensor([False, True, True]))
+            dropped tensor(2)
+        """
+        return replace(self, reject=lambda _: None)
 
     def select(self, index: Tensor) -> "RoundContext":
         """Return the context of some of the clients.

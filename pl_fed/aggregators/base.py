@@ -27,7 +27,8 @@ class Aggregator(Configurable, Memory, ABC):
     - Its result never contains NaN or infinity. The federation removes broken uploads beforehand.
       If an upload with NaN or infinity arrives nevertheless, the aggregator treats it as an outlier
       or raises an error.
-    - It reports events for the log of the round with ``context.note``.
+    - It reports events for the log of the round with ``context.note``, and the uploads that it
+      leaves out with ``context.reject_rows``.
 
     If several processes train the clients, every process receives all uploads. An aggregator can
     avoid this exchange with :attr:`shards` or :meth:`mass`.
@@ -186,7 +187,9 @@ class PreAggregator(Configurable, Memory, ABC):
     - Its result does not depend on the order of the rows, unless its docstring gives a reason.
     - It computes in float32 or wider.
     - It declares its memory between rounds by :meth:`~Memory.add_memory`.
-    - It reports events for the log of the round with ``context.note``.
+    - It reports events for the log of the round with ``context.note``, and the uploads that it
+      leaves out with ``context.reject_rows``.
+    - If its rows are no longer single clients' uploads, it returns ``context.mix_clients()``.
 
     Shape:
         - ``uploads``: [n, d].

@@ -10,7 +10,7 @@ changes one mean only. Every round draws a new permutation of the client ids.
 
 For the next stage, a bucket is a client with the samples of all its members. Its losses are the
 mean losses of its members, and its id is their smallest id. The server expects as many Byzantine
-buckets as Byzantine clients.
+buckets as Byzantine clients. If the aggregator leaves out a bucket, it rejects no single client.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class Bucketing(PreAggregator):
             torch.mean(uploads[bucket.to(uploads.device)], 0, dtype=rows.dtype, out=row)
         first = by_client[torch.stack([bucket_ranks.min() for bucket_ranks in ranks])]
         context = replace(
-            context,
+            context.mix_clients(),
             clients=context.clients[first],
             losses=_pool(context.losses, buckets, torch.mean),
             start_losses=_pool(context.start_losses, buckets, torch.mean),

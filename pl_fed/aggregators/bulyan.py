@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.functional.aggregation import gram_matrix, mean_around_median, squared_distances
-from pl_fed.functional.selection import select_by_krum
+from pl_fed.functional.selection import complement_mask, select_by_krum
 from pl_fed.types import RoundContext
 
 
@@ -58,9 +58,9 @@ class Bulyan(ByzantineAwareAggregator):
         by_client = context.clients.to(uploads.device).argsort(stable=True)
         distances = squared_distances(context.sum(gram_matrix(uploads, by_client)))
         num_selected = len(uploads) - 2 * byzantine
-        selected = select_by_krum(distances, byzantine, num_selected)
-        context.note("dropped", 2 * byzantine)
-        return mean_around_median(uploads, num_selected - 2 * byzantine, by_client[selected])
+        selected = by_client[select_by_krum(distances, byzantine, num_selected)]
+        context.reject_rows(complement_mask(selected, len(uploads)))
+        return mean_around_median(uploads, num_selected - 2 * byzantine, selected)
 
     def breakdown(self, num_uploads: int) -> int:
         """Return the largest f with n ≥ 4 f + 3, at most ``num_byzantine``."""

@@ -61,9 +61,9 @@ class CAF(ByzantineAwareAggregator):
         if not products.isfinite().all():
             raise self.overflow_error(uploads)
         shares_by_client = least_variance_weights(products.cpu(), len(uploads) - 2 * byzantine)
-        context.note("dropped", (shares_by_client == 0).sum())
         shares = torch.empty_like(shares_by_client)
         shares[by_client.cpu()] = shares_by_client
+        context.reject_rows(shares == 0)
         return weighted_sum(uploads, shares.to(uploads.device))
 
     def breakdown(self, num_uploads: int) -> int:

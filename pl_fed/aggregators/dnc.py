@@ -24,6 +24,7 @@ from torch import Tensor
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.arguments import check_integers, check_positive
 from pl_fed.functional.aggregation import centred_gram_matrix, merging_dtype
+from pl_fed.functional.selection import complement_mask
 from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
@@ -96,7 +97,7 @@ class DnC(ByzantineAwareAggregator):
             scores = self._scores(uploads, by_client, context, iteration)
             bad[scores.argsort(stable=True)[n - filtered :]] += 1
         good = by_client[bad == bad.min()]
-        context.note("dropped", n - len(good))
+        context.reject_rows(complement_mask(good, n))
         return uploads[good].mean(0, dtype=merging_dtype(uploads))
 
     def _scores(

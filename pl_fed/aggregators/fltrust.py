@@ -63,7 +63,7 @@ class FLTrust(Aggregator):
         norms = context.sum(squared_norms(uploads)).sqrt()
         trust = context.sum(inner_products(uploads, root)) / (norms * length)
         trusted = (trust > 0) & trust.isfinite() & norms.isfinite()  # False for NaN
-        context.note("dropped", (~trusted).sum())
+        context.reject_rows(~trusted)
         trust, norms = trust[trusted].clamp(max=1), norms[trusted]
         largest = torch.finfo(merging_dtype(uploads)).max  # for uploads with a norm near 0
         factors = (trust / trust.sum() * length / norms).clamp(max=largest)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.functional.aggregation import subset_mean
-from pl_fed.functional.selection import ascending_order
+from pl_fed.functional.selection import ascending_order, complement_mask
 from pl_fed.types import RoundContext
 
 
@@ -56,7 +56,7 @@ class KLoss(ByzantineAwareAggregator):
         n = len(uploads)
         order = ascending_order(losses, context.clients)
         selected = order[n - num_larger - 1 : n - num_larger]
-        context.note("dropped", n - 1)
+        context.reject_rows(complement_mask(selected, n))
         return subset_mean(uploads, selected.to(uploads.device))
 
     def breakdown(self, num_uploads: int) -> int:

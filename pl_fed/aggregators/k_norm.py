@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.functional.aggregation import squared_norms, subset_mean
-from pl_fed.functional.selection import ascending_order
+from pl_fed.functional.selection import ascending_order, complement_mask
 from pl_fed.types import RoundContext
 
 
@@ -50,7 +50,7 @@ class KNorm(ByzantineAwareAggregator):
         self.require_uploads(uploads, num_dropped + 1)
         norms = context.sum(squared_norms(uploads))
         selected = ascending_order(norms, context.clients)[: len(uploads) - num_dropped]
-        context.note("dropped", num_dropped)
+        context.reject_rows(complement_mask(selected, len(uploads)))
         return subset_mean(uploads, selected)
 
     def breakdown(self, num_uploads: int) -> int:

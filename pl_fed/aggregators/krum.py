@@ -22,7 +22,7 @@ from torch import Tensor
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.arguments import check_choice, check_integers
 from pl_fed.functional.aggregation import gram_matrix, squared_distances, subset_mean
-from pl_fed.functional.selection import krum_scores
+from pl_fed.functional.selection import complement_mask, krum_scores
 from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
@@ -102,7 +102,7 @@ class Krum(ByzantineAwareAggregator):
                 f" uses n − f − 2 neighbours with f = {byzantine}, but got {n}: use a larger"
                 " cohort, or fewer Byzantine clients."
             )
-        context.note("dropped", n - num_selected)
+        context.reject_rows(complement_mask(selected, n))
         return subset_mean(uploads, selected)
 
     def max_byzantine(self, num_uploads: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.functional.aggregation import gram_matrix, squared_distances, subset_mean
-from pl_fed.functional.selection import closest_set
+from pl_fed.functional.selection import closest_set, complement_mask
 from pl_fed.types import RoundContext
 
 _MAX_BYZANTINE = 20
@@ -64,9 +64,9 @@ class MDA(ByzantineAwareAggregator):
         products = context.sum(gram_matrix(uploads, by_client))
         if not products.isfinite().all():
             raise self.overflow_error(uploads)
-        closest = closest_set(squared_distances(products), byzantine)
-        context.note("dropped", byzantine)
-        return subset_mean(uploads, by_client[closest])
+        closest = by_client[closest_set(squared_distances(products), byzantine)]
+        context.reject_rows(complement_mask(closest, len(uploads)))
+        return subset_mean(uploads, closest)
 
     def breakdown(self, num_uploads: int) -> int:
         """Return the largest f below n / 2, at most 20 and at most ``num_byzantine``."""

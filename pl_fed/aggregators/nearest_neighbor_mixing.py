@@ -7,7 +7,8 @@ Recipe for Optimal Byzantine ML under Heterogeneity", AISTATS 2023, arXiv 2302.0
 
 Mixing brings the benign uploads closer together, as the next aggregator requires. Among equal
 distances, smaller client ids come first. The distances come from one matrix of products in float64.
-It adds up over slices of the coordinates.
+It adds up over slices of the coordinates. If the aggregator leaves out a mixed row, it rejects no
+single client.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class NearestNeighborMixing(ByzantineCount, PreAggregator):
 
     Shape:
         - ``uploads``: [n, d], n > f.
-        - output: [n, d], in the order of the clients, with unchanged weights and context.
+        - output: [n, d], in the order of the clients, with unchanged weights, ids and losses.
 
     Raises:
         ValueError: If ``num_byzantine`` is negative, or there are f or fewer uploads.
@@ -56,7 +57,8 @@ class NearestNeighborMixing(ByzantineCount, PreAggregator):
         by_client = context.clients.to(distances.device).argsort(stable=True)
         nearest = by_client[distances[:, by_client].argsort(dim=1, stable=True)[:, :num_nearest]]
         shares = torch.zeros_like(distances).scatter_(1, nearest, 1 / num_nearest)
-        return PreparedUploads(linear_combinations(uploads, shares), weights, context)
+        rows = linear_combinations(uploads, shares)
+        return PreparedUploads(rows, weights, context.mix_clients())
 
     def breakdown(self, num_uploads: int, next_breakdown: Callable[[int], int]) -> int:
         """Return the next stage's breakdown, at most ``num_byzantine``.

@@ -70,7 +70,7 @@ class NormFilter(PreAggregator):
             max_norm = self.multiple * float(norms.quantile(0.5))
         passes = (norms <= max_norm) & norms.isfinite()
         num_dropped = len(uploads) - int(passes.sum())
-        context.note("dropped", num_dropped)
+        context.reject_rows(~passes)
         if num_dropped == len(uploads):
             raise ValueError(
                 f"Expected argument `uploads` to have a norm of at most {max_norm:g}, because"

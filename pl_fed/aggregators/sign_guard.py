@@ -111,7 +111,7 @@ class SignGuard(Aggregator):
         passes = (norms >= self.lower * median) & (norms <= self.upper * median)
         passes &= norms.isfinite() & self._find_largest_cluster(uploads, context)
         is_clipped = passes & (norms > median)
-        context.note("dropped", (~passes).sum())
+        context.reject_rows(~passes)
         context.note("clipped", is_clipped.sum())
         factors = torch.where(is_clipped, median / norms, 1.0)[passes]
         return weighted_sum(uploads[passes], factors / max(1, len(factors)))

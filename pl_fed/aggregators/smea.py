@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.functional.aggregation import gram_matrix, subset_mean
+from pl_fed.functional.selection import complement_mask
 from pl_fed.types import RoundContext
 
 _MAX_WORK = 10**9  # subsets × (their size)³, in a few seconds
@@ -72,8 +73,9 @@ class SMEA(ByzantineAwareAggregator):
         if not products.isfinite().all():
             raise self.overflow_error(uploads)
         subset = least_variance_subset(products.cpu(), n - byzantine)
-        context.note("dropped", byzantine)
-        return subset_mean(uploads, by_client[subset.to(by_client.device)])
+        selected = by_client[subset.to(by_client.device)]
+        context.reject_rows(complement_mask(selected, n))
+        return subset_mean(uploads, selected)
 
     def breakdown(self, num_uploads: int) -> int:
         """Return the largest feasible f below n / 2, at most ``num_byzantine``."""

@@ -28,6 +28,22 @@ def ascending_order(values: Tensor, clients: Tensor) -> Tensor:
     return by_client[values[by_client].argsort(stable=True)]
 
 
+def complement_mask(positions: Tensor, num_rows: int) -> Tensor:
+    """Return a mask of the rows that are not at these positions, bool [num_rows].
+
+    Args:
+        positions: Positions of rows, int64 [m].
+        num_rows: The number of rows.
+
+    Example:
+        >>> complement_mask(torch.tensor([2, 0]), 4)
+        tensor([False,  True, False,  True])
+    """
+    mask = torch.ones(num_rows, dtype=torch.bool, device=positions.device)
+    mask[positions] = False
+    return mask
+
+
 def krum_scores(distances: Tensor, num_neighbours: int) -> Tensor:
     """Return Krum's score of each row: the sum of the distances to its nearest neighbours.
 
