@@ -132,7 +132,8 @@ class Server:
     def simulate_merge(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Return the update that the aggregator would merge, without a change of its memory."""
         aggregator = copy.deepcopy(self.aggregator).to(uploads.device)
-        merged: Tensor = aggregator(uploads, weights, replace(context, note=lambda *_: None))
+        silent = replace(context, note=lambda *_: None, reject=lambda _: None)
+        merged: Tensor = aggregator(uploads, weights, silent)
         return merged
 
     def state_dict(self, row: Tensor) -> dict[str, Any]:
