@@ -137,6 +137,16 @@ class Aggregator(Configurable, Memory, ABC):
         """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""
         require_rows(self, uploads, smallest)
 
+    def require_broadcast(self, uploads: Tensor, context: RoundContext) -> Tensor:
+        """Return ``context.broadcast``, or raise ``ValueError`` unless it is as long as a row."""
+        if context.broadcast.shape != uploads.shape[1:]:
+            raise ValueError(
+                "Expected `context.broadcast` to be the global model, as long as an upload of"
+                f" {uploads.shape[1]} numbers, for {type(self).__name__} but got shape"
+                f" {list(context.broadcast.shape)}."
+            )
+        return context.broadcast
+
     def overflow_error(self, uploads: Tensor) -> ValueError:
         """Return the exception for uploads without a finite merged row."""
         broken = (~finite_rows(uploads)).nonzero().flatten().tolist()

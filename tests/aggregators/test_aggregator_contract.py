@@ -60,6 +60,7 @@ ARGUMENTS = {
     "MDA": [{}, {"num_byzantine": 2}],
     "MeaMed": [{}, {"num_byzantine": 2}],
     "Mean": [{}, {"weighting": "samples"}],
+    "NguyenFlame": [{}, {"noise": 0.0}],
     "SMEA": [{}, {"num_byzantine": 2}],
     "QFFL": [{}, {"q": 0.0}, {"q": 5.0, "lipschitz": 20.0}],
     "SignGuard": [{}, {"coordinates": 1.0}, {"coordinates": 1.0, "similarity": True}],
@@ -84,15 +85,18 @@ EXEMPT = {  # law -> names
     "translation": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
         *{"TiltedMean", "GeometricMedian"},  # which may start at 0
+        "NguyenFlame",  # which compares the directions of models
     },
     "scaling": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
-        "SignGuard",
+        *{"NguyenFlame", "SignGuard"},
     },
     # they choose the length of the result
-    "equality": {"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL"},
+    "equality": {"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "NguyenFlame", "QFFL"},
     # their result may be shorter than any upload
-    "range": {"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "SignGuard"},
+    "range": {
+        *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "NguyenFlame", "QFFL", "SignGuard"},
+    },
 }
 
 TIES = {"Bulyan", "CAF", "KNorm", "Krum", "MDA", "MeaMed", "SMEA"}  # rounding decides among equals
@@ -117,6 +121,7 @@ def context(uploads):
         clients=torch.arange(n),
         losses=torch.linspace(1.0, 2.0, n),
         start_losses=torch.linspace(3.0, 1.0, n, dtype=torch.float64),
+        broadcast=torch.linspace(2.0, -1.0, uploads.shape[-1], dtype=torch.float64),
         root=torch.linspace(-1.0, 2.0, uploads.shape[-1], dtype=torch.float64),
     )
 
