@@ -60,6 +60,8 @@ ARGUMENTS = {
     "MDA": [{}, {"num_byzantine": 2}],
     "MeaMed": [{}, {"num_byzantine": 2}],
     "Mean": [{}, {"weighting": "samples"}],
+    "RobustLearningRate": [{}, {"statistic": "median"}, {"statistic": "sign"},
+                           {"threshold": 1, "weighting": "samples"}],
     "SMEA": [{}, {"num_byzantine": 2}],
     "QFFL": [{}, {"q": 0.0}, {"q": 5.0, "lipschitz": 20.0}],
     "SignGuard": [{}, {"coordinates": 1.0}, {"coordinates": 1.0, "similarity": True}],
@@ -84,15 +86,21 @@ EXEMPT = {  # law -> names
     "translation": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
         *{"TiltedMean", "GeometricMedian"},  # which may start at 0
+        "RobustLearningRate",
     },
     "scaling": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
-        "SignGuard",
+        *{"SignGuard", "RobustLearningRate"},
     },
     # they choose the length of the result
-    "equality": {"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL"},
-    # their result may be shorter than any upload
-    "range": {"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "SignGuard"},
+    "equality": {
+        *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "RobustLearningRate"},
+    },
+    # their result may be shorter than any upload, or point backwards
+    "range": {
+        *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "SignGuard"},
+        "RobustLearningRate",
+    },
 }
 
 TIES = {"Bulyan", "CAF", "KNorm", "Krum", "MDA", "MeaMed", "SMEA"}  # rounding decides among equals
