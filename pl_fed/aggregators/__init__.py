@@ -36,3 +36,5 @@ from pl_fed.aggregators.smea import SMEA as SMEA
 from pl_fed.aggregators.term import Term as Term
 from pl_fed.aggregators.tilted_mean import TiltedMean as TiltedMean
 from pl_fed.aggregators.trimmed_mean import TrimmedMean as TrimmedMean
+from pl_fed.aggregators.weak_dp import WeakDP as WeakDP
+from pl_fed.aggregators.wrapper import AggregatorWrapper as AggregatorWrapper

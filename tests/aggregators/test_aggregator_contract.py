@@ -68,6 +68,8 @@ ARGUMENTS = {
     "Term": [{}, {"t": 0.0}, {"t": -2.0}, {"t": math.inf}],
     "TiltedMean": [{}, {"q": 3.0}, {"q": -2.0, "steps": 3}, {"q": math.inf}],
     "TrimmedMean": [{}, {"num_trimmed": 2}],
+    "WeakDP": [{}, {"max_norm": None, "std": 0.0, "aggregator": Median()},
+               {"max_norm": 1.0, "std": 0.1, "aggregator": Mean("samples")}],
 }  # fmt: skip
 SMALLEST = {  # name -> fewest uploads, where that is more than 1
     "Bulyan": 7,
@@ -86,20 +88,21 @@ EXEMPT = {  # law -> names
     "translation": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
         *{"TiltedMean", "GeometricMedian"},  # which may start at 0
-        "RobustLearningRate",
+        *{"RobustLearningRate", "WeakDP"},
     },
     "scaling": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
-        *{"SignGuard", "RobustLearningRate"},
+        *{"SignGuard", "RobustLearningRate", "WeakDP"},
     },
     # they choose the length of the result
     "equality": {
         *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "RobustLearningRate"},
+        "WeakDP",
     },
     # their result may be shorter than any upload, or point backwards
     "range": {
         *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "SignGuard"},
-        "RobustLearningRate",
+        *{"RobustLearningRate", "WeakDP"},
     },
 }
 
