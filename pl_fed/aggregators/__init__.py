@@ -19,6 +19,7 @@ from pl_fed.aggregators.geometric_median import GeometricMedian as GeometricMedi
 from pl_fed.aggregators.k_loss import KLoss as KLoss
 from pl_fed.aggregators.k_norm import KNorm as KNorm
 from pl_fed.aggregators.krum import Krum as Krum
+from pl_fed.aggregators.lasa import LASA as LASA
 from pl_fed.aggregators.mda import MDA as MDA
 from pl_fed.aggregators.mea_med import MeaMed as MeaMed
 from pl_fed.aggregators.mean import Mean as Mean

@@ -33,6 +33,7 @@ from pl_fed.aggregators import (
     NormFilter,
     TrimmedMean,
 )
+from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
 ARGUMENTS = {
@@ -57,6 +58,7 @@ ARGUMENTS = {
         {"num_byzantine": 1},
         {"num_selected": None, "squared": False},
     ],
+    "LASA": [{}, {"sparsity": 0.0, "norm_radius": 2.0}, {"sparsity": 0.9, "mean": "sparse"}],
     "MDA": [{}, {"num_byzantine": 2}],
     "MeaMed": [{}, {"num_byzantine": 2}],
     "Mean": [{}, {"weighting": "samples"}],
@@ -88,7 +90,7 @@ EXEMPT = {  # law -> names
     "translation": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
         *{"TiltedMean", "GeometricMedian"},  # which may start at 0
-        *{"RobustLearningRate", "WeakDP"},
+        *{"LASA", "RobustLearningRate", "WeakDP"},
     },
     "scaling": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
@@ -97,12 +99,12 @@ EXEMPT = {  # law -> names
     # they choose the length of the result
     "equality": {
         *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "RobustLearningRate"},
-        "WeakDP",
+        *{"LASA", "WeakDP"},
     },
     # their result may be shorter than any upload, or point backwards
     "range": {
         *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "SignGuard"},
-        *{"RobustLearningRate", "WeakDP"},
+        *{"LASA", "RobustLearningRate", "WeakDP"},
     },
 }
 
@@ -129,7 +131,15 @@ def context(uploads):
         losses=torch.linspace(1.0, 2.0, n),
         start_losses=torch.linspace(3.0, 1.0, n, dtype=torch.float64),
         root=torch.linspace(-1.0, 2.0, uploads.shape[-1], dtype=torch.float64),
+        broadcast=torch.linspace(1.0, -1.0, uploads.shape[-1], dtype=torch.float64),
+        layout=split_row(uploads.shape[-1]),
     )
+
+
+def split_row(numel):
+    """Return a layout of a weight and a bias, each with about half of the numbers."""
+    weight, bias = torch.empty(1, numel - numel // 2), torch.empty(numel // 2)
+    return RowLayout.from_tensors([("weight", weight), ("bias", bias)])
 
 
 def merge(aggregator, uploads, weights=None):
