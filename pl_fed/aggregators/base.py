@@ -70,6 +70,12 @@ class Aggregator(Configurable, Memory, ABC):
     needs_net: bool = False
     """Whether it calls ``context.net``, to look at models. Uploads are then models of the net."""
 
+    sets_model: bool = False
+    """Whether it chooses the next global model, and returns the update that leads there.
+
+    The server's optimizer has to add this update: plain SGD with learning rate 1.
+    """
+
     @property
     def final_aggregator(self) -> "Aggregator":
         """The aggregator behind all pre-aggregators: this object, unless it is a chain."""

@@ -32,6 +32,7 @@ class AggregatorWrapper(Aggregator):
         self.needs_start_losses = aggregator.needs_start_losses
         self.needs_root = aggregator.needs_root
         self.needs_net = aggregator.needs_net
+        self.sets_model = type(self).sets_model or aggregator.sets_model
 
     @property
     def final_aggregator(self) -> Aggregator:

@@ -38,6 +38,7 @@ from pl_fed.types import RoundContext
 
 ARGUMENTS = {
     "Bulyan": [{}, {"num_byzantine": 1}],
+    "CRFL": [{}, {"std": 0.0, "aggregator": Median()}, {"start": 0.1, "growth": 0.0}],
     "CenteredClipping": [{}, {"tau": 0.5, "num_steps": 3}],
     "Chain": [
         {"first": [Clipping()], "then": Mean()},
@@ -90,21 +91,21 @@ EXEMPT = {  # law -> names
     "translation": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
         *{"TiltedMean", "GeometricMedian"},  # which may start at 0
-        *{"LASA", "RobustLearningRate", "WeakDP"},
+        *{"CRFL", "LASA", "RobustLearningRate", "WeakDP"},
     },
     "scaling": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
-        *{"SignGuard", "RobustLearningRate", "WeakDP"},
+        *{"CRFL", "SignGuard", "RobustLearningRate", "WeakDP"},
     },
     # they choose the length of the result
     "equality": {
         *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "RobustLearningRate"},
-        *{"LASA", "WeakDP"},
+        *{"CRFL", "LASA", "WeakDP"},
     },
     # their result may be shorter than any upload, or point backwards
     "range": {
         *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "SignGuard"},
-        *{"LASA", "RobustLearningRate", "WeakDP"},
+        *{"CRFL", "LASA", "RobustLearningRate", "WeakDP"},
     },
 }
 
