@@ -1,6 +1,7 @@
 """Aggregators: modules that merge the uploads of a round into one row."""
 
 from pl_fed.aggregators.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
+from pl_fed.aggregators.align_ins import AlignIns as AlignIns
 from pl_fed.aggregators.base import Aggregator as Aggregator
 from pl_fed.aggregators.base import PreAggregator as PreAggregator
 from pl_fed.aggregators.base import PreparedUploads as PreparedUploads

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.memory import Memory
 from pl_fed.configurable import Configurable
-from pl_fed.nets.rows import finite_rows
+from pl_fed.nets.rows import RowLayout, finite_rows
 from pl_fed.types import RoundContext
 
 
@@ -142,6 +142,27 @@ class Aggregator(Configurable, Memory, ABC):
     def require_uploads(self, uploads: Tensor, smallest: int = 1) -> None:
         """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""
         require_rows(self, uploads, smallest)
+
+    def require_layout(self, uploads: Tensor, context: RoundContext) -> RowLayout:
+        """Return ``context.layout``, or raise ``ValueError`` unless it fits the uploads [n, d]."""
+        layout = context.layout
+        if layout is None or layout.numel != uploads.shape[1]:
+            got = "none" if layout is None else f"one of {layout.numel} numbers"
+            raise ValueError(
+                f"Expected `context.layout` to place the {uploads.shape[1]} numbers of an upload"
+                f" for {type(self).__name__}, which looks at each parameter tensor, but got {got}."
+            )
+        return layout
+
+    def require_broadcast(self, uploads: Tensor, context: RoundContext) -> Tensor:
+        """Return ``context.broadcast``, or raise ``ValueError`` unless it fits the uploads."""
+        if context.broadcast.shape != uploads.shape[1:]:
+            raise ValueError(
+                f"Expected `context.broadcast` to be the global model, of {uploads.shape[1]}"
+                f" numbers, for {type(self).__name__} but got shape"
+                f" {list(context.broadcast.shape)}."
+            )
+        return context.broadcast.to(uploads.device)
 
     def overflow_error(self, uploads: Tensor) -> ValueError:
         """Return the exception for uploads without a finite merged row."""

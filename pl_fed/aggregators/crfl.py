@@ -29,7 +29,6 @@ FLPoison's CRFL is another defence. It clips the merged update at 3 and adds N(0
 :class:`~pl_fed.aggregators.WeakDP` in pl_fed.
 """
 
-import torch
 from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
@@ -68,6 +67,7 @@ class CRFL(AggregatorWrapper):
             broadcast has another length.
 
     Example:
+        >>> import torch
         >>> context = RoundContext(num_rounds=1, broadcast=torch.tensor([3.0, 4.0]))
         >>> CRFL(start=2.4)(torch.zeros(1, 2), torch.ones(1), context)  # to norm 2.4 + 0.1
         tensor([-1.5000, -2.0000])
@@ -102,12 +102,7 @@ class CRFL(AggregatorWrapper):
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Merge uploads [n, d] into the update to the clipped, noisy model [d]."""
         merged: Tensor = self.aggregator(uploads, weights, context)
-        broadcast = context.broadcast.to(merged.device, torch.float64)
-        if broadcast.shape != merged.shape:
-            raise ValueError(
-                f"Expected `context.broadcast` to be the global model, of {len(merged)} numbers,"
-                f" for CRFL, which clips it, but got shape {list(broadcast.shape)}."
-            )
+        broadcast = self.require_broadcast(uploads, context).double()
         model = broadcast + merged
         model *= (self.bound_norm(context.round) / row_norm(model)).clamp(max=1)
         if context.round + 1 != context.num_rounds:

@@ -94,7 +94,7 @@ class LASA(Aggregator):
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Merge uploads [n, d] into the mean of each tensor's benign ones [d]."""
         self.require_uploads(uploads)
-        layout = require_layout(self, uploads, context)
+        layout = self.require_layout(uploads, context)
         squares = squared_norms(uploads)
         if not squares.isfinite().all():
             raise self.overflow_error(uploads)
@@ -166,24 +166,6 @@ class LASA(Aggregator):
     def breakdown(self, num_uploads: int) -> int:
         """Return the largest minority: the result is at most √n times the median of the norms."""
         return max(0, (num_uploads - 1) // 2)
-
-
-def require_layout(aggregator: Aggregator, uploads: Tensor, context: RoundContext) -> RowLayout:
-    """Return the layout of the uploads, or raise ``ValueError`` if the context has none.
-
-    Args:
-        aggregator: The aggregator; the message names its class.
-        uploads: The uploads [n, d].
-        context: The context of the round.
-    """
-    layout = context.layout
-    if layout is None or layout.numel != uploads.shape[1]:
-        got = "none" if layout is None else f"one of {layout.numel} numbers"
-        raise ValueError(
-            f"Expected `context.layout` to place the {uploads.shape[1]} numbers of an upload for"
-            f" {type(aggregator).__name__}, which looks at each parameter tensor, but got {got}."
-        )
-    return layout
 
 
 def _pieces(layout: RowLayout) -> list[slice]:

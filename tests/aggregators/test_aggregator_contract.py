@@ -37,6 +37,7 @@ from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
 ARGUMENTS = {
+    "AlignIns": [{}, {"top": 1.0, "weighting": "samples"}, {"cosine_radius": 3.0}],
     "Bulyan": [{}, {"num_byzantine": 1}],
     "CRFL": [{}, {"std": 0.0, "aggregator": Median()}, {"start": 0.1, "growth": 0.0}],
     "CenteredClipping": [{}, {"tau": 0.5, "num_steps": 3}],
@@ -91,21 +92,21 @@ EXEMPT = {  # law -> names
     "translation": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
         *{"TiltedMean", "GeometricMedian"},  # which may start at 0
-        *{"CRFL", "LASA", "RobustLearningRate", "WeakDP"},
+        *{"AlignIns", "CRFL", "LASA", "RobustLearningRate", "WeakDP"},
     },
     "scaling": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
-        *{"CRFL", "SignGuard", "RobustLearningRate", "WeakDP"},
+        *{"AlignIns", "CRFL", "SignGuard", "RobustLearningRate", "WeakDP"},
     },
     # they choose the length of the result
     "equality": {
         *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "RobustLearningRate"},
-        *{"CRFL", "LASA", "WeakDP"},
+        *{"AlignIns", "CRFL", "LASA", "WeakDP"},
     },
     # their result may be shorter than any upload, or point backwards
     "range": {
         *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "SignGuard"},
-        *{"CRFL", "LASA", "RobustLearningRate", "WeakDP"},
+        *{"AlignIns", "CRFL", "LASA", "RobustLearningRate", "WeakDP"},
     },
 }
 
