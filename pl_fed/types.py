@@ -179,6 +179,7 @@ class RoundContext:
         samples: Returns all training samples of an attacker, by its id, before any attack on data.
             ``None`` for aggregators.
         num_clients: Number of clients of the federation; 0 if it is unknown.
+        num_rounds: Number of rounds of the run; infinite without a limit, and 0 if it is unknown.
         layout: The position of each parameter tensor in an upload; ``None`` if it is unknown, or
             if the server merges uploads in slices.
         unsent: Positions of the parameters that clients keep to themselves, int64; an upload is 0
@@ -205,6 +206,7 @@ class RoundContext:
     samples: Callable[[int], Batch] | None = None
     simulate_merge: Callable[[Tensor], Tensor] | None = None
     num_clients: int = 0
+    num_rounds: float = 0
     layout: RowLayout | None = None
     unsent: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     reject: Callable[[Tensor], None] = lambda _: None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.memory import Memory
 from pl_fed.configurable import Configurable
-from pl_fed.nets.rows import finite_rows
+from pl_fed.nets.rows import RowLayout, finite_rows
 from pl_fed.types import RoundContext
 
 
@@ -69,6 +69,12 @@ class Aggregator(Configurable, Memory, ABC):
 
     needs_net: bool = False
     """Whether it calls ``context.net``, to look at models. Uploads are then models of the net."""
+
+    sets_model: bool = False
+    """Whether it chooses the next global model, and returns the update that leads there.
+
+    The server's optimizer has to add this update: plain SGD with learning rate 1.
+    """
 
     @property
     def final_aggregator(self) -> "Aggregator":
@@ -137,15 +143,26 @@ class Aggregator(Configurable, Memory, ABC):
         """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""
         require_rows(self, uploads, smallest)
 
+    def require_layout(self, uploads: Tensor, context: RoundContext) -> RowLayout:
+        """Return ``context.layout``, or raise ``ValueError`` unless it fits the uploads [n, d]."""
+        layout = context.layout
+        if layout is None or layout.numel != uploads.shape[1]:
+            got = "none" if layout is None else f"one of {layout.numel} numbers"
+            raise ValueError(
+                f"Expected `context.layout` to place the {uploads.shape[1]} numbers of an upload"
+                f" for {type(self).__name__}, which looks at each parameter tensor, but got {got}."
+            )
+        return layout
+
     def require_broadcast(self, uploads: Tensor, context: RoundContext) -> Tensor:
-        """Return ``context.broadcast``, or raise ``ValueError`` unless it is as long as a row."""
+        """Return ``context.broadcast``, or raise ``ValueError`` unless it fits the uploads."""
         if context.broadcast.shape != uploads.shape[1:]:
             raise ValueError(
-                "Expected `context.broadcast` to be the global model, as long as an upload of"
-                f" {uploads.shape[1]} numbers, for {type(self).__name__} but got shape"
+                f"Expected `context.broadcast` to be the global model, of {uploads.shape[1]}"
+                f" numbers, for {type(self).__name__} but got shape"
                 f" {list(context.broadcast.shape)}."
             )
-        return context.broadcast
+        return context.broadcast.to(uploads.device)
 
     def overflow_error(self, uploads: Tensor) -> ValueError:
         """Return the exception for uploads without a finite merged row."""

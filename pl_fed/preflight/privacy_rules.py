@@ -7,7 +7,7 @@ the table of all algorithms, aggregators and options.
 
 import torch
 
-from pl_fed.aggregators import Aggregator, Mean
+from pl_fed.aggregators import Aggregator, Chain, Mean
 from pl_fed.attacks import ALittleIsEnough, ModelReplacement
 from pl_fed.attacks.adversary import Adversary
 from pl_fed.clients.base import Client
@@ -117,7 +117,7 @@ def _refuse_for_one_sum(aggregator: Aggregator) -> str | None:
     """
     if type(aggregator) is Mean:
         return _refuse_weights(aggregator)
-    if aggregator.final_aggregator is not aggregator:
+    if isinstance(aggregator, Chain):
         return (
             f"Expected no `federation.pre_aggregators` {_FOR}, because"
             " `federation.privacy.clip_norm` clips the uploads, but got some: remove them, or set"

@@ -242,6 +242,25 @@ def _check_plain_mean(name: str, aggregator: Aggregator, only_adds: bool) -> Non
         )
 
 
+def check_server_step(aggregator: Aggregator, only_adds: bool) -> None:
+    """Refuse a server optimizer that changes the update of an aggregator that sets the model.
+
+    Args:
+        aggregator: The server's aggregator.
+        only_adds: Whether the server only adds the merged update to the global model.
+
+    Raises:
+        ValueError: If the aggregator sets the model, and the server does more than add.
+    """
+    if aggregator.sets_model and not only_adds:
+        name = type(getattr(aggregator, "then", aggregator)).__name__
+        raise ValueError(
+            "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
+            f" {name}, whose update leads to the model that it has chosen, but got another: remove"
+            " it, or use another `federation.aggregator`."
+        )
+
+
 def check_samples(
     data: ClientData, aggregator: Aggregator, evaluate_clients: int | float | None
 ) -> None:

@@ -419,6 +419,7 @@ class RoundRunner:
             clients=cohort,
             losses=losses,
             num_clients=self.states.loaded.num_clients,
+            num_rounds=self.settings.rounds,
             layout=self.client.row("global").layout,
         )
 

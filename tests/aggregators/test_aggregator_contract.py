@@ -33,10 +33,13 @@ from pl_fed.aggregators import (
     NormFilter,
     TrimmedMean,
 )
+from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
 ARGUMENTS = {
+    "AlignIns": [{}, {"top": 1.0, "weighting": "samples"}, {"cosine_radius": 3.0}],
     "Bulyan": [{}, {"num_byzantine": 1}],
+    "CRFL": [{}, {"std": 0.0, "aggregator": Median()}, {"start": 0.1, "growth": 0.0}],
     "CenteredClipping": [{}, {"tau": 0.5, "num_steps": 3}],
     "Chain": [
         {"first": [Clipping()], "then": Mean()},
@@ -57,16 +60,21 @@ ARGUMENTS = {
         {"num_byzantine": 1},
         {"num_selected": None, "squared": False},
     ],
+    "LASA": [{}, {"sparsity": 0.0, "norm_radius": 2.0}, {"sparsity": 0.9, "mean": "sparse"}],
     "MDA": [{}, {"num_byzantine": 2}],
     "MeaMed": [{}, {"num_byzantine": 2}],
     "Mean": [{}, {"weighting": "samples"}],
     "NguyenFlame": [{}, {"noise": 0.0}],
+    "RobustLearningRate": [{}, {"statistic": "median"}, {"statistic": "sign"},
+                           {"threshold": 1, "weighting": "samples"}],
     "SMEA": [{}, {"num_byzantine": 2}],
     "QFFL": [{}, {"q": 0.0}, {"q": 5.0, "lipschitz": 20.0}],
     "SignGuard": [{}, {"coordinates": 1.0}, {"coordinates": 1.0, "similarity": True}],
     "Term": [{}, {"t": 0.0}, {"t": -2.0}, {"t": math.inf}],
     "TiltedMean": [{}, {"q": 3.0}, {"q": -2.0, "steps": 3}, {"q": math.inf}],
     "TrimmedMean": [{}, {"num_trimmed": 2}],
+    "WeakDP": [{}, {"max_norm": None, "std": 0.0, "aggregator": Median()},
+               {"max_norm": 1.0, "std": 0.1, "aggregator": Mean("samples")}],
 }  # fmt: skip
 SMALLEST = {  # name -> fewest uploads, where that is more than 1
     "Bulyan": 7,
@@ -86,16 +94,21 @@ EXEMPT = {  # law -> names
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
         *{"TiltedMean", "GeometricMedian"},  # which may start at 0
         "NguyenFlame",  # which compares the directions of models
+        *{"AlignIns", "CRFL", "LASA", "RobustLearningRate", "WeakDP"},
     },
     "scaling": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
-        *{"NguyenFlame", "SignGuard"},
+        *{"AlignIns", "CRFL", "NguyenFlame", "RobustLearningRate", "SignGuard", "WeakDP"},
     },
     # they choose the length of the result
-    "equality": {"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "NguyenFlame", "QFFL"},
-    # their result may be shorter than any upload
+    "equality": {
+        *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "RobustLearningRate"},
+        *{"AlignIns", "CRFL", "LASA", "NguyenFlame", "WeakDP"},
+    },
+    # their result may be shorter than any upload, or point backwards
     "range": {
-        *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "NguyenFlame", "QFFL", "SignGuard"},
+        *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "SignGuard"},
+        *{"AlignIns", "CRFL", "LASA", "NguyenFlame", "RobustLearningRate", "WeakDP"},
     },
 }
 
@@ -123,7 +136,14 @@ def context(uploads):
         start_losses=torch.linspace(3.0, 1.0, n, dtype=torch.float64),
         broadcast=torch.linspace(2.0, -1.0, uploads.shape[-1], dtype=torch.float64),
         root=torch.linspace(-1.0, 2.0, uploads.shape[-1], dtype=torch.float64),
+        layout=split_row(uploads.shape[-1]),
     )
+
+
+def split_row(numel):
+    """Return a layout of a weight and a bias, each with about half of the numbers."""
+    weight, bias = torch.empty(1, numel - numel // 2), torch.empty(numel // 2)
+    return RowLayout.from_tensors([("weight", weight), ("bias", bias)])
 
 
 def merge(aggregator, uploads, weights=None):
