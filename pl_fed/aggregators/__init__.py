@@ -31,6 +31,7 @@ from pl_fed.aggregators.memory import Memory as Memory
 from pl_fed.aggregators.nearest_neighbor_mixing import (
     NearestNeighborMixing as NearestNeighborMixing,
 )
+from pl_fed.aggregators.nguyen_flame import NguyenFlame as NguyenFlame
 from pl_fed.aggregators.norm_filter import NormFilter as NormFilter
 from pl_fed.aggregators.q_ffl import QFFL as QFFL
 from pl_fed.aggregators.robust_learning_rate import RobustLearningRate as RobustLearningRate

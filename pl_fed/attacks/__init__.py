@@ -5,6 +5,7 @@ from pl_fed.attacks.backdoor import Backdoor as Backdoor
 from pl_fed.attacks.base import Attack as Attack
 from pl_fed.attacks.canaries import Canaries as Canaries
 from pl_fed.attacks.combined import Combined as Combined
+from pl_fed.attacks.distributed_backdoor import DistributedBackdoor as DistributedBackdoor
 from pl_fed.attacks.fang import Fang as Fang
 from pl_fed.attacks.flipped_labels import FlippedLabels as FlippedLabels
 from pl_fed.attacks.gaussian_noise import GaussianNoise as GaussianNoise
@@ -21,3 +22,4 @@ from pl_fed.attacks.random_labels import RandomLabels as RandomLabels
 from pl_fed.attacks.random_updates import RandomUpdates as RandomUpdates
 from pl_fed.attacks.same_value import SameValue as SameValue
 from pl_fed.attacks.sign_flipping import SignFlipping as SignFlipping
+from pl_fed.attacks.trigger_attack import TriggerAttack as TriggerAttack

@@ -28,6 +28,8 @@ class Adversary:
             then over the clients that are benign in the round before the evaluation.
         start_round: First round of the attack. Byzantine clients are honest before it, but metrics
             leave them out in every round.
+        stop_round: First round after the attack: Byzantine clients are honest from it on, which
+            shows how long a backdoor lasts. ``None`` never stops the attack.
         knowledge: The honest uploads of a round that the Byzantine clients know: ``"all"``, or only
             their ``"own"``, the uploads that they would send if they were honest.
         expected: Number of Byzantine uploads that the aggregator assumes in a round. ``None``
@@ -51,6 +53,7 @@ class Adversary:
     ids: list[int] | None = None
     redraw: bool = False
     start_round: int = 0
+    stop_round: int | None = None
     knowledge: Knowledge = "all"
     expected: int | None = None
     corruption: Attack | None = None
@@ -59,7 +62,7 @@ class Adversary:
         attacks = {"attack": self.attack, "corruption": self.corruption}
         check_instances(Attack, **{f"{_PATH}.{name}": value for name, value in attacks.items()})
         self._check_clients()
-        check_integers(0, **{f"{_PATH}.start_round": self.start_round})
+        self._check_rounds()
         if self.expected is not None:
             check_integers(0, **{f"{_PATH}.expected": self.expected})
         check_choice(("all", "own"), **{f"{_PATH}.knowledge": self.knowledge})
@@ -81,6 +84,23 @@ class Adversary:
                 f"Expected argument `{_PATH}.fraction` to be given with `{_PATH}.redraw` but got"
                 f" `{_PATH}.ids` = {self.ids}: set a fraction instead, for example 0.2."
             )
+
+    def _check_rounds(self) -> None:
+        """Check that the attack stops after its first round."""
+        check_integers(0, **{f"{_PATH}.start_round": self.start_round})
+        if self.stop_round is None:
+            return
+        check_integers(0, **{f"{_PATH}.stop_round": self.stop_round})
+        if self.stop_round <= self.start_round:
+            raise ValueError(
+                f"Expected argument `{_PATH}.stop_round` to be greater than `{_PATH}.start_round` ="
+                f" {self.start_round} but got {self.stop_round}: set, for example,"
+                f" {self.start_round + 10}, or null for an attack in all later rounds."
+            )
+
+    def attacks_in(self, round: int) -> bool:
+        """Return whether Byzantine clients attack in a round, from 0."""
+        return round >= self.start_round and (self.stop_round is None or round < self.stop_round)
 
     def _check_attacks(self) -> None:
         """Check that attack, corruption and knowledge fit together."""

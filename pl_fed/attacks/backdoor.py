@@ -18,16 +18,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from pl_fed.arguments import check_choice, check_finite, check_integers, check_shares
-from pl_fed.attacks.base import Attack
-from pl_fed.random import key, uniforms
+from pl_fed.arguments import check_choice, check_finite, check_integers
+from pl_fed.attacks.trigger_attack import TriggerAttack
 from pl_fed.types import Batch, ClientContext
 
 Corner = Literal["top_left", "top_right", "bottom_left", "bottom_right"]
 _CORNERS = get_args(Corner)
 
 
-class Backdoor(Attack):
+class Backdoor(TriggerAttack):
     """Backdoor: a square stamped on some training samples, which get the attacker's target label.
 
     Every sample has one independent draw for all rounds. The share of stamped samples is therefore
@@ -62,8 +61,6 @@ class Backdoor(Attack):
                  [0.6000, 1.0000, 1.0000]]]), tensor([3]), tensor([True]))
     """
 
-    needs_inputs = True
-
     def __init__(
         self,
         target: int,
@@ -72,36 +69,17 @@ class Backdoor(Attack):
         corner: Corner = "bottom_right",
         value: float | None = None,
     ) -> None:
-        check_integers(0, target=target)
-        check_shares(samples=samples)
+        super().__init__(target, samples)
         check_integers(1, size=size)
         check_choice(_CORNERS, corner=corner)
         check_finite(value=value)
-        self.target = target
-        self.samples = samples
         self.size = size
         self.corner = corner
         self.value = value
 
-    def poison(self, batch: Batch, context: ClientContext) -> Batch:
-        """Return the batch with stamps on samples drawn by (seed, client, sample)."""
-        if self.target >= context.num_classes:
-            raise ValueError(
-                f"Expected argument `target` to be one of the {context.num_classes} classes but"
-                f" got {self.target}."
-            )
-        draw = key(context.seed, "backdoor", context.client)
-        selected = uniforms(draw, self.sample_ids(batch)) < self.samples
-        x, y = batch.inputs.clone(), batch.targets.clone()
-        x[selected], y[selected] = self._add_stamp(batch.inputs[selected]), self.target
-        return batch._replace(inputs=x, targets=y)
-
-    def trigger(self, batch: Batch) -> Batch:
-        """Return all samples with the stamp; the mask excludes samples of the target class."""
-        is_other_class = batch.targets != self.target
-        mask = is_other_class if batch.mask is None else batch.mask & is_other_class
-        y = torch.full_like(batch.targets, self.target)
-        return batch._replace(inputs=self._add_stamp(batch.inputs), targets=y, mask=mask)
+    def add_trigger(self, batch: Batch, context: ClientContext | None) -> Tensor:
+        """Return the inputs with the stamp on every sample."""
+        return self._add_stamp(batch.inputs)
 
     def _add_stamp(self, x: Tensor) -> Tensor:
         """Return a copy of the inputs with the stamp on every sample."""

@@ -111,9 +111,12 @@ class Introduction(Callback):
         if adversary.get("attack"):
             count = int(self.federation.is_byzantine.sum())
             start = adversary.get("start_round") or 0
-            begin = f", from round {start + 1} on" if start else ""
+            stop = adversary.get("stop_round")
+            rounds = f", from round {start + 1} on" if start else ""
+            if stop is not None:
+                rounds = f", in rounds {start + 1} to {stop}"
             texts.append(
-                f"{describe_changes(adversary['attack'])} by {count} Byzantine clients{begin}"
+                f"{describe_changes(adversary['attack'])} by {count} Byzantine clients{rounds}"
             )
         if adversary.get("corruption"):
             texts.append(f"{describe_changes(adversary['corruption'])} on the data of all clients")

@@ -24,6 +24,8 @@ from pl_fed.run_folder import SUMMARY
 from pl_fed.text import first_line
 
 _UPLOADS = ("forged", "clipped", "dropped", "rejected")
+_DETECTION = ("attackers", "flagged", "flagged_attackers")
+_STEALTH = ("attack_distance", "attack_cosine")
 _CONFIGS = ("config.yaml", PYTHON_CONFIG)
 _CLASSES = {  # keys of a config
     "client": "model",
@@ -39,9 +41,10 @@ _CLASSES = {  # keys of a config
 class RunSummary(Callback):
     """Run summary: writes ``summary.json`` at the end of a fit, a validation and a test.
 
-    The file has the final metrics, counts of clients, rounds and uploads, seconds, seeds, classes,
-    versions, the commit and the device. Metrics and counts of uploads are those of ``metrics.csv``,
-    so they are right after a resume. An undefined or infinite number is ``null``.
+    The file has the final metrics, measures of the attack over all rounds, counts of clients,
+    rounds and uploads, seconds, seeds, classes, versions, the commit and the device. Metrics,
+    measures and counts of uploads are those of ``metrics.csv``, so they are right after a resume.
+    An undefined or infinite number is ``null``.
 
     Args:
         federation: The federation.
@@ -99,6 +102,7 @@ class RunSummary(Callback):
             "stage": stage,
             "diverged": diverged,
             "metrics": {part: history[part] for part in ("test", "val")},
+            "attack": summarize_attack(history["attack"]),
             "counts": self._counts(find_evaluated_round(trainer), history),
             "seconds": self._seconds(history["seconds"]),
             "seeds": self._seeds(),
@@ -181,11 +185,13 @@ def read_history(path: Path) -> dict[str, Any]:
 
     Returns:
         ``test`` and ``val``, each the last metrics by name without the part, and ``round``;
+        ``attack``, the measures of the attack in each round by name;
         ``uploads``, the number of uploads over all rounds by outcome; ``small_cohorts``, the number
         of rounds without a step; ``seconds``, a list.
     """
     history: dict[str, Any] = {"test": {}, "val": {}, "uploads": {}, "seconds": []}
     history["small_cohorts"] = 0
+    history["attack"] = {}
     for row in _read_rows(path):
         for part in ("test", "val"):
             if values := _strip_prefix(row, f"{part}/"):
@@ -193,10 +199,38 @@ def read_history(path: Path) -> dict[str, Any]:
         for name, count in _strip_prefix(row, "train/").items():
             if name in _UPLOADS:
                 history["uploads"][name] = history["uploads"].get(name, 0) + int(count)
+            if name in (*_DETECTION, *_STEALTH):
+                history["attack"].setdefault(name, []).append(count)
         history["small_cohorts"] += int(row.get("train/small_cohort", 0))
         if "time/round" in row:
             history["seconds"].append(row["time/round"])
     return history
+
+
+def summarize_attack(rounds: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return detection over all uploads of a run, and the mean stealth over its rounds.
+
+    A measure without a value is left out: precision of an aggregator that rejects no upload, and
+    recall without attackers.
+
+    Args:
+        rounds: The measures of the attack in each round, by name.
+
+    Example:
+        >>> rounds = {"attackers": [2, 2], "flagged": [3, 0], "flagged_attackers": [2, 0]}
+        >>> summarize_attack(rounds)
+        {'detection_precision': 0.6666666666666666, 'detection_recall': 0.5}
+    """
+    attackers, flagged, hits = (math.fsum(rounds.get(name, ())) for name in _DETECTION)
+    summary = {}
+    if flagged:
+        summary["detection_precision"] = hits / flagged
+    if attackers:
+        summary["detection_recall"] = hits / attackers
+    for name in _STEALTH:
+        if values := [value for value in rounds.get(name, ()) if math.isfinite(value)]:
+            summary[name] = math.fsum(values) / len(values)
+    return summary
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, float]]:

@@ -21,7 +21,17 @@ ROUND_NUMBERS = (
 )
 """Numbers that the round reports under ``train/``, beside the outputs of ``training_step``."""
 
-TAKEN_NUMBERS = (*ROUND_NUMBERS, "small_cohort", "upload_bytes", "download_bytes")
+ATTACK_NUMBERS = (
+    *("attackers", "flagged", "flagged_attackers", "detection_precision", "detection_recall"),
+    *("attack_distance", "attack_cosine"),
+)
+"""Numbers that a round with attackers reports, as well."""
+
+TAKEN_NUMBERS = (
+    *ROUND_NUMBERS,
+    *ATTACK_NUMBERS,
+    *("small_cohort", "upload_bytes", "download_bytes"),
+)
 """Names under ``train/`` that no output of ``training_step`` may have."""
 
 

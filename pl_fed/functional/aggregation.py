@@ -250,6 +250,35 @@ def squared_distances(products: Tensor) -> Tensor:
     return upper + upper.T
 
 
+def cosine_distances(products: Tensor) -> Tensor:
+    """Return the cosine distances 1 − cos between rows, from the products of all pairs of rows.
+
+    A row of length 0 has distance 1 to other rows, and 0 to rows of length 0. A row whose products
+    are not finite has an infinite distance to all others.
+
+    Args:
+        products: The Gram matrix, symmetric, [n, n].
+
+    Returns:
+        Symmetric, shape [n, n], in [0, 2] or infinite, with 0 on the diagonal.
+
+    Example:
+        >>> rows = torch.tensor([[0.0, 3.0], [4.0, 0.0], [0.0, -2.0]])
+        >>> cosine_distances(rows @ rows.T)
+        tensor([[0., 1., 2.],
+                [1., 0., 1.],
+                [2., 1., 0.]])
+    """
+    norms = products.diagonal().sqrt()
+    lengths = torch.where(norms == 0, 1, norms)
+    distances = (1 - products / lengths[:, None] / lengths).clamp(0, 2)
+    distances = torch.where(norms[:, None] + norms == 0, 0, distances)
+    finite = norms.isfinite()
+    distances = torch.where(finite[:, None] & finite & ~distances.isnan(), distances, torch.inf)
+    upper = distances.triu(1)
+    return upper + upper.T
+
+
 def gram_matrix(rows: Tensor, order: Tensor | None = None, centre: Tensor | None = None) -> Tensor:
     """Return the Gram matrix: the products of all pairs of rows, in float64.
 
@@ -348,6 +377,28 @@ def centred_gram_matrix(rows: Tensor) -> Tensor:
         wide = rows.detach()[:, columns].double()
         products += _pair_products(wide - wide.mean(0))
     return products
+
+
+def clip_and_average(rows: Tensor, selected: Tensor, norms: Tensor, bound: Tensor) -> Tensor:
+    """Return the mean of the selected rows after clipping each to a largest norm.
+
+    Args:
+        rows: Shape [n, d].
+        selected: A mask of the rows in the mean, bool [n].
+        norms: The norms of the rows, [n].
+        bound: The largest norm of a clipped row, a scalar.
+
+    Returns:
+        Shape [d]; 0 if no row is selected.
+
+    Example:
+        >>> rows = torch.tensor([[3.0, 4.0], [0.0, 1.0], [9.0, 9.0]])
+        >>> selected = torch.tensor([True, True, False])
+        >>> clip_and_average(rows, selected, rows.norm(dim=1), torch.tensor(2.5))
+        tensor([0.7500, 1.5000])
+    """
+    factors = torch.where(norms > bound, bound / norms, 1.0)[selected]
+    return weighted_sum(rows[selected], factors / max(1, len(factors)))
 
 
 def sign_counts(rows: Tensor) -> Tensor:

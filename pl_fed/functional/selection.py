@@ -1,11 +1,13 @@
-"""Selection of rows: by value, by their neighbours, or as a set of small diameter.
+"""Selection of rows: by value, by their neighbours, by linkage, or as a set of small diameter.
 
 All functions work on one number for each row or each pair of rows, in float64. The aggregators
 compute these numbers from the rows.
 """
 
 from bisect import bisect_left
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,6 +96,51 @@ def select_by_krum(distances: Tensor, num_byzantine: int, count: int) -> Tensor:
         remaining[best] = False
         candidates &= order != best
     return (~remaining).nonzero().flatten()
+
+
+def majority_component(distances: Tensor) -> Tensor:
+    """Return the smallest component of single linkage with more than half of the rows.
+
+    Let τ be the smallest distance such that the graph of all pairs at most τ apart has a connected
+    component of more than n / 2 rows. The function returns this component. It equals the cluster of
+    HDBSCAN with a minimum cluster size of n // 2 + 1, with the distances themselves as mutual
+    reachability, and with a single cluster allowed.
+
+    Args:
+        distances: Symmetric, without NaN, [n, n].
+
+    Returns:
+        A mask of the rows, bool [n].
+
+    Example:
+        >>> rows = torch.tensor([0.0, 1.0, 2.5, 7.0, 8.0])
+        >>> majority_component((rows[:, None] - rows).abs())
+        tensor([ True,  True,  True, False, False])
+    """
+    component = np.arange(len(distances))
+    edges = sorted(_find_spanning_edges(distances.cpu().numpy()))
+    for edge, next_edge in zip(edges, [*edges[1:], None]):
+        length, first, second = edge
+        component[component == component[second]] = component[first]
+        is_last_of_length = next_edge is None or next_edge[0] > length
+        if is_last_of_length and 2 * np.bincount(component).max() > len(component):
+            break
+    is_member = component == np.bincount(component).argmax()
+    return torch.from_numpy(is_member).to(distances.device)
+
+
+def _find_spanning_edges(distances: np.ndarray[Any, Any]) -> list[tuple[float, int, int]]:
+    """Return the edges of a minimum spanning tree as (length, row, row), by Prim's algorithm."""
+    n, newest, edges = len(distances), 0, []
+    outside, nearest, reach = np.ones(n, bool), np.zeros(n, int), np.full(n, np.inf)
+    for _ in range(n - 1):
+        outside[newest] = False
+        closer = outside & (distances[newest] < reach)
+        reach[closer], nearest[closer] = distances[newest][closer], newest
+        candidates = outside.nonzero()[0]
+        newest = int(candidates[reach[candidates].argmin()])
+        edges.append((float(reach[newest]), int(nearest[newest]), newest))
+    return edges
 
 
 def closest_set(distances: Tensor, num_excluded: int) -> Tensor:

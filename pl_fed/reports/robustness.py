@@ -31,7 +31,8 @@ _FEW_SHARES = 2  # more are drawn over an axis
 _EXPECTED = "federation.adversary.expected"
 _COUNTS = ("federation.adversary.fraction", "federation.adversary.ids", _EXPECTED)
 _ATTACK = tuple(
-    f"federation.adversary.{name}" for name in ("attack", "knowledge", "start_round", "redraw")
+    f"federation.adversary.{name}"
+    for name in ("attack", "knowledge", "start_round", "stop_round", "redraw")
 )
 
 

@@ -132,7 +132,7 @@ class ByzantineClients:
             round: The round, from 0.
         """
         byzantine = self.is_byzantine[clients]
-        return byzantine if round >= self.adversary.start_round else torch.zeros_like(byzantine)
+        return byzantine if self.adversary.attacks_in(round) else torch.zeros_like(byzantine)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the attack and the corruption, for a checkpoint."""

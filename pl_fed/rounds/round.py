@@ -20,6 +20,7 @@ from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.functional.aggregation import row_norm
 from pl_fed.preflight.aggregator_trial import check_aggregator, try_buckets
 from pl_fed.random import generator
+from pl_fed.rounds.attack_measures import AttackMeasures
 from pl_fed.rounds.broken_clients import check_broken_share, describe_client_error
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
@@ -208,7 +209,8 @@ class RoundRunner:
             receivers = self.systems.count_receivers(round)
             report |= self.systems.end_round(round)
         report |= self.traffic.count_round(len(trained.clients), receivers)
-        return {**report, **notes.report, "time/round": time.perf_counter() - started}
+        report |= {**notes.report, **notes.attack.report()}
+        return {**report, "time/round": time.perf_counter() - started}
 
     def _serve(
         self,
@@ -243,7 +245,17 @@ class RoundRunner:
         notes("rejected", float(num_sent - len(uploads.share.cohort)))
         if self._must_skip(uploads):
             return None
+        self._measure_attack(uploads, notes.attack)
         return self._merge(server, uploads, trained.proposed, hooks, notes)
+
+    def _measure_attack(self, uploads: Uploads, measures: AttackMeasures) -> None:
+        """Compare the uploads of the round's attackers with the benign ones, without privacy."""
+        attackers = self.byzantine_clients.mark_attackers(
+            uploads.share.cohort, uploads.context.round
+        )
+        if self.privacy is None and self.byzantine_clients.attack is not None:
+            benign = ~self.byzantine_clients.is_byzantine[uploads.share.cohort]
+            measures.add(uploads.share, uploads.rows, attackers, benign)
 
     def _serve_centers(
         self,
@@ -363,7 +375,7 @@ class RoundRunner:
         trained: TrainedCohort,
         round: int,
         optimizer: torch.optim.Optimizer,
-        note: Callable[[str, float | Tensor], None],
+        notes: "_Notes",
     ) -> Uploads:
         """Return the cohort's uploads, with the context for aggregators and attacks."""
         root = trained.broadcast[:0]
@@ -374,7 +386,8 @@ class RoundRunner:
             start_losses=trained.start_losses,
             broadcast=trained.broadcast,
             root=root,
-            note=note,
+            note=notes,
+            reject=notes.attack.flag,
             net=self.evaluator.copy_global_model if self.server.aggregator.needs_net else None,
         )
         own, share = trained.own, trained.share
@@ -472,6 +485,7 @@ class RoundRunner:
             net=self.evaluator.copy_global_model,
             samples=self.states.data.training_samples,
             unsent=self.client.unsent_positions,
+            reject=lambda _: None,
         )
         forged, valid = forge_uploads(
             replace(uploads, context=context),
@@ -574,10 +588,16 @@ class RoundRunner:
 
 
 class _Notes:
-    """Notes of a round: named numbers for the log. Numbers with the same name are added up."""
+    """Notes of a round: named numbers for the log. Numbers with the same name are added up.
+
+    Attributes:
+        report: The numbers.
+        attack: The measures of the attack.
+    """
 
     def __init__(self) -> None:
         self.report: Report = {}
+        self.attack = AttackMeasures()
 
     def __call__(self, name: str, number: float | Tensor) -> None:
         key = f"train/{name}"

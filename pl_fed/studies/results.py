@@ -16,14 +16,14 @@ RESULTS = "results.csv"
 
 _OF_A_MACHINE = ("seconds/", "processes")  # columns that a repeated run may change
 _ENDED = (State.DONE, State.DIVERGED, State.FAILED)
-_PARTS = ("metrics", "counts", "seconds")
+_PARTS = ("metrics", "attack", "counts", "seconds")
 
 
 def make_row(status: CellStatus) -> dict[str, Any]:
     """Return the row of a cell: its labels, its seed, its state and all numbers of its summary.
 
     A cell without a result has no numbers. Metrics are named like ``test/personal/accuracy``,
-    others ``counts/…`` and ``seconds/…``. A recorded cell has the row of its table.
+    others ``attack/…``, ``counts/…`` and ``seconds/…``. A recorded cell has the row of its table.
     """
     if status.state is State.RECORDED:
         return dict(status.row)

@@ -64,6 +64,7 @@ ARGUMENTS = {
     "MDA": [{}, {"num_byzantine": 2}],
     "MeaMed": [{}, {"num_byzantine": 2}],
     "Mean": [{}, {"weighting": "samples"}],
+    "NguyenFlame": [{}, {"noise": 0.0}],
     "RobustLearningRate": [{}, {"statistic": "median"}, {"statistic": "sign"},
                            {"threshold": 1, "weighting": "samples"}],
     "SMEA": [{}, {"num_byzantine": 2}],
@@ -88,25 +89,67 @@ SMALLEST = {  # name -> fewest uploads, where that is more than 1
 }
 EXEMPT = {  # law -> names
     "permutation": set(),
-    # they depend on the lengths or signs of uploads; or rounding decides which outlier is farther
+    # they depend on the lengths or signs of uploads; or rounding decides which outlier is farther;
+    # GeometricMedian and TiltedMean may start at 0
     "translation": {
-        *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
-        *{"TiltedMean", "GeometricMedian"},  # which may start at 0
-        *{"AlignIns", "CRFL", "LASA", "RobustLearningRate", "WeakDP"},
+        "AlignIns",
+        "CenteredClipping",
+        "Chain",
+        "CRFL",
+        "DnC",
+        "FedMGDA",
+        "FLTrust",
+        "GeometricMedian",
+        "KNorm",
+        "LASA",
+        "NguyenFlame",
+        "QFFL",
+        "RobustLearningRate",
+        "SignGuard",
+        "TiltedMean",
+        "WeakDP",
     },
     "scaling": {
-        *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
-        *{"AlignIns", "CRFL", "SignGuard", "RobustLearningRate", "WeakDP"},
+        "CenteredClipping",
+        "Chain",
+        "CRFL",
+        "DnC",
+        "FedMGDA",
+        "FLTrust",
+        "GeometricMedian",
+        "NguyenFlame",
+        "QFFL",
+        "RobustLearningRate",
+        "SignGuard",
+        "WeakDP",
     },
     # they choose the length of the result
     "equality": {
-        *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "RobustLearningRate"},
-        *{"AlignIns", "CRFL", "LASA", "WeakDP"},
+        "CenteredClipping",
+        "Chain",
+        "CRFL",
+        "FedMGDA",
+        "FLTrust",
+        "LASA",
+        "NguyenFlame",
+        "QFFL",
+        "RobustLearningRate",
+        "WeakDP",
     },
     # their result may be shorter than any upload, or point backwards
     "range": {
-        *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "QFFL", "SignGuard"},
-        *{"AlignIns", "CRFL", "LASA", "RobustLearningRate", "WeakDP"},
+        "AlignIns",
+        "CenteredClipping",
+        "Chain",
+        "CRFL",
+        "FedMGDA",
+        "FLTrust",
+        "LASA",
+        "NguyenFlame",
+        "QFFL",
+        "RobustLearningRate",
+        "SignGuard",
+        "WeakDP",
     },
 }
 
@@ -132,8 +175,8 @@ def context(uploads):
         clients=torch.arange(n),
         losses=torch.linspace(1.0, 2.0, n),
         start_losses=torch.linspace(3.0, 1.0, n, dtype=torch.float64),
+        broadcast=torch.linspace(2.0, -1.0, uploads.shape[-1], dtype=torch.float64),
         root=torch.linspace(-1.0, 2.0, uploads.shape[-1], dtype=torch.float64),
-        broadcast=torch.linspace(1.0, -1.0, uploads.shape[-1], dtype=torch.float64),
         layout=split_row(uploads.shape[-1]),
     )
 

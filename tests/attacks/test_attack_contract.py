@@ -19,6 +19,7 @@ from pl_fed.types import Batch, ClientContext, RoundContext
 ARGUMENTS = {
     "ALittleIsEnough": [{}, {"factor": 1.5}, {"factor": "search", "trials": 7}],
     "Combined": [{"attacks": [RandomLabels(), ModelReplacement(), SignFlipping()]}],
+    "DistributedBackdoor": [{"target": 3, "size": 1}, {"target": 0, "size": 1, "gap": 0, "shift": 2}],
     "Fang": [{}, {"defence": "trimmed_mean"}, {"defence": "trimmed_mean", "on": "update"}],
     "InnerProductManipulation": [{}, {"factor": 3.0}, {"factor": "search"}],
     "Mimic": [{}, {"client": 3}],
@@ -33,7 +34,7 @@ ARGUMENTS = {
     "Outliers": [{}, {"samples": 1.0, "pixels": 0.5, "low": -1.0, "high": 2.0}],
     "RandomLabels": [{}, {"redraw": True}, {"redraw": "access"}],
 }
-CLIENT = ClientContext(seed=3, round=4, client=5, num_classes=10)
+CLIENT = ClientContext(seed=3, round=4, client=5, num_classes=10, attackers=(2, 4, 5))
 D = 5
 
 

@@ -79,6 +79,11 @@ def test_official_parts_and_left_out_minibatches_are_named():
             "SignFlipping by 2 Byzantine clients, from round 4 on",
         ),
         (
+            {"adversary": {"attack": {"class_path": "a.SignFlipping"}, "stop_round": 30}},
+            "attack",
+            "SignFlipping by 2 Byzantine clients, in rounds 1 to 30",
+        ),
+        (
             {"adversary": {"corruption": {"class_path": "a.Outliers"}}},
             "attack",
             "Outliers on the data of all clients",

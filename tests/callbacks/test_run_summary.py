@@ -16,7 +16,7 @@ from small_federations import Given, Only, classes, mlp, sections, seeded, sgd
 import pl_fed
 from pl_fed import reports
 from pl_fed.attacks import RandomLabels, SignFlipping
-from pl_fed.callbacks.run_summary import read_history, write_json
+from pl_fed.callbacks.run_summary import read_history, summarize_attack, write_json
 from pl_fed.callbacks.versions import read_commit
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Arrays, FederatedData
@@ -173,9 +173,26 @@ def test_history_of_a_run_without_rounds_is_empty(tmp_path):
         "test": {},
         "val": {},
         "uploads": {},
+        "attack": {},
         "seconds": [],
         "small_cohorts": 0,
     }
+
+
+def test_attack_is_measured_over_all_rounds(tmp_path):
+    names = ("attackers", "flagged", "flagged_attackers", "attack_distance", "attack_cosine")
+    head = ",".join(["round", *(f"train/{name}" for name in names)])
+    rows = ("0,,,,,", "1,2,4,1,3,0.5", "2,2,0,0,inf,", "3,1,1,1,5,-0.5")
+    (tmp_path / "metrics.csv").write_text("\n".join([head, *rows, ""]))
+    history = read_history(tmp_path / "metrics.csv")
+    assert summarize_attack(history["attack"]) == {
+        "detection_precision": 2 / 5,
+        "detection_recall": 2 / 5,
+        "attack_distance": 4,
+        "attack_cosine": 0,
+    }
+    assert summarize_attack({"attackers": [2], "flagged": [0]}) == {"detection_recall": 0}
+    assert summarize_attack({}) == {}
 
 
 def test_rounds_without_a_step_are_counted(tmp_path):

@@ -237,6 +237,19 @@ def test_byzantine_clients_are_honest_before_the_start_round(start):
     assert [context.round for *_, context in spy.calls] == list(range(start, 2))
 
 
+def test_byzantine_clients_are_honest_from_the_stop_round_on():
+    spy = Spy(number=-6.0)
+    outcome = estimate(attack=spy, ids=[5], start_round=1, stop_round=3, rounds=5)
+    honest = estimate(attack=Spy(number=-6.0), ids=[5], start_round=9, rounds=1)
+    assert [report["train/forged"] for report in outcome.reports] == [0, 1, 1, 0, 0]
+    assert [report["train/byzantine"] for report in outcome.reports] == [1] * 5
+    assert [context.round for *_, context in spy.calls] == [1, 2]
+    assert outcome.reports[0]["train/benign_distance"] == honest.reports[0]["train/benign_distance"]
+    byzantine_clients = ByzantineClients(Adversary(RandomLabels(), ids=[1], stop_round=3))
+    byzantine_clients.setup(num_clients=2, num_classes=3, seed=0)
+    assert [list(byzantine_clients.poison(torch.arange(2), round)) for round in (2, 3)] == [[1], []]
+
+
 def test_data_are_poisoned_from_the_start_round():
     byzantine_clients = ByzantineClients(Adversary(RandomLabels(), ids=[1], start_round=3))
     byzantine_clients.setup(num_clients=2, num_classes=3, seed=0)
