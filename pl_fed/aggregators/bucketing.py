@@ -70,17 +70,9 @@ class Bucketing(PreAggregator):
         for row, bucket in zip(rows, buckets):
             torch.mean(uploads[bucket.to(uploads.device)], 0, dtype=rows.dtype, out=row)
         first = by_client[torch.stack([bucket_ranks.min() for bucket_ranks in ranks])]
-        members = {
-            int(context.clients[place]): context.clients[bucket]
-            for place, bucket in zip(first, buckets)
-        }
-        reject = context.reject
         context = replace(
             context.mix_clients(),
             clients=context.clients[first],
-            reject=lambda clients: reject(
-                torch.cat([clients[:0], *(members[client] for client in clients.tolist())])
-            ),
             losses=_pool(context.losses, buckets, torch.mean),
             start_losses=_pool(context.start_losses, buckets, torch.mean),
         )
