@@ -47,7 +47,7 @@ class AlignIns(Aggregator):
 
     Source: Xu et al., CVPR 2025. Breakdown point: 0, because forged uploads may be a majority of
     the accepted ones. It logs the others as ``"dropped"``, and the shortened uploads as
-    ``"clipped"``.
+    ``"clipped"``. Two different uploads have the same z of 1, so radii of 1 accept neither.
 
     Args:
         top: The share of each upload's numbers in the comparison of signs, in (0, 1].

@@ -155,14 +155,14 @@ class Aggregator(Configurable, Memory, ABC):
         return layout
 
     def require_broadcast(self, uploads: Tensor, context: RoundContext) -> Tensor:
-        """Return ``context.broadcast``, or raise ``ValueError`` unless it fits the uploads."""
+        """Return ``context.broadcast``, or raise ``ValueError`` unless it is as long as a row."""
         if context.broadcast.shape != uploads.shape[1:]:
             raise ValueError(
-                f"Expected `context.broadcast` to be the global model, of {uploads.shape[1]}"
-                f" numbers, for {type(self).__name__} but got shape"
+                "Expected `context.broadcast` to be the global model, as long as an upload of"
+                f" {uploads.shape[1]} numbers, for {type(self).__name__} but got shape"
                 f" {list(context.broadcast.shape)}."
             )
-        return context.broadcast.to(uploads.device)
+        return context.broadcast
 
     def overflow_error(self, uploads: Tensor) -> ValueError:
         """Return the exception for uploads without a finite merged row."""

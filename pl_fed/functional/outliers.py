@@ -6,7 +6,9 @@ from torch import Tensor
 def median_scores(values: Tensor) -> Tensor:
     """Return |x − median(x)| / std(x) of each number of a column; 0 if all are equal.
 
-    The standard deviation divides by n. Equal numbers that differ by rounding have the score 0.
+    The standard deviation divides by n. Equal numbers that differ by rounding have the score 0. The
+    scores have 9 decimals, so that rounding errors of the values decide at no bound: two different
+    numbers have the score 1 each.
 
     Args:
         values: Finite, at least one row, float64 [n, m].
@@ -24,4 +26,4 @@ def median_scores(values: Tensor) -> Tensor:
     distances = (values - values.quantile(0.5, dim=0)).abs()
     deviations = values.std(dim=0, correction=0)
     varies = deviations > 1e-12 * values.abs().amax(0)
-    return (distances / deviations).where(varies, 0.0)
+    return (distances / deviations).where(varies, 0.0).round(decimals=9)

@@ -87,5 +87,7 @@ class Buckets:
             clients=torch.arange(self.count),
             num_rounds=context.num_rounds,
             broadcast=context.broadcast,
+            layout=context.layout,
+            net=context.net,
             note=lambda name, number: context.note(f"{name}_buckets", number),
         )

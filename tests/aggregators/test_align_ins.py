@@ -91,12 +91,12 @@ def test_zero_uploads_and_a_zero_model_have_a_result():
 
 
 def test_no_accepted_upload_gives_a_zero_update():
-    rows = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    """Two different uploads have z = 1, but for rounding."""
     notes = {}
-    model = torch.tensor([1.0, 1.0])
-    merged = merge(rows, model, notes=notes, cosine_radius=0.5)
-    assert merged.tolist() == [0.0, 0.0]
+    merged = merge(ROWS[3:] / 3, notes=notes)
+    assert merged.tolist() == [0.0] * 4
     assert notes == {"dropped": 2}
+    assert merge(ROWS[3:], cosine_radius=1.1, sign_radius=1.1).any()
 
 
 def test_slice_without_the_model_is_refused():

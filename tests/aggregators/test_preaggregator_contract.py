@@ -15,7 +15,7 @@ import torch
 from contract_suite import find_configurations, one_test
 from slices import in_slices
 from test_aggregator_contract import CONFIGURATIONS as AGGREGATORS
-from test_aggregator_contract import make
+from test_aggregator_contract import make, split_row
 from torch.testing import assert_close
 
 import pl_fed.aggregators
@@ -312,7 +312,12 @@ def check_chain(chain, n, seed):
     forged = torch.arange(n) < max(bad, 1)
     uploads[forged] = 1e30 * uploads[forged].sign()
     place = torch.randperm(n, generator=draw)
-    round_context = replace(context(n, bad), root=uploads[~forged].mean(0))
+    round_context = replace(
+        context(n, bad),
+        root=uploads[~forged].mean(0),
+        broadcast=torch.linspace(2.0, -1.0, 20),
+        layout=split_row(20),
+    )
     merged = chain(uploads[place], torch.ones(n), round_context)
     assert merged.isfinite().all(), (chain, seed)
     if bad:
