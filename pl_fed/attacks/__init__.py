@@ -8,6 +8,7 @@ from pl_fed.attacks.combined import Combined as Combined
 from pl_fed.attacks.distributed_backdoor import DistributedBackdoor as DistributedBackdoor
 from pl_fed.attacks.fang import Fang as Fang
 from pl_fed.attacks.flipped_labels import FlippedLabels as FlippedLabels
+from pl_fed.attacks.flipped_pairs import FlippedPairs as FlippedPairs
 from pl_fed.attacks.gaussian_noise import GaussianNoise as GaussianNoise
 from pl_fed.attacks.inner_product_manipulation import (
     InnerProductManipulation as InnerProductManipulation,

@@ -19,7 +19,8 @@ from pl_fed.types import Batch, ClientContext, RoundContext
 ARGUMENTS = {
     "ALittleIsEnough": [{}, {"factor": 1.5}, {"factor": "search", "trials": 7}],
     "Combined": [{"attacks": [RandomLabels(), ModelReplacement(), SignFlipping()]}],
-    "DistributedBackdoor": [{"target": 3, "size": 1}, {"target": 0, "size": 1, "gap": 0, "shift": 2}],
+    "DistributedBackdoor": [{"target": 3, "size": 1}, {"target": 0, "size": 1, "gap": 0}],
+    "FlippedPairs": [{"pairs": {3: 5}}, {"pairs": {1: 2, 2: 1}, "samples": 0.5}],
     "Fang": [{}, {"defence": "trimmed_mean"}, {"defence": "trimmed_mean", "on": "update"}],
     "InnerProductManipulation": [{}, {"factor": 3.0}, {"factor": "search"}],
     "Mimic": [{}, {"client": 3}],
