@@ -86,7 +86,8 @@ class SemanticBackdoor(TriggerAttack):
         """Return a mask of the samples of the source class, bool [batch]."""
         if self.source is None:
             return super().mark_candidates(batch)
-        return batch.targets == self.source
+        is_source: Tensor = batch.targets == self.source
+        return is_source
 
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
         """Return the batch with changed images, drawn by (seed, client, sample)."""
