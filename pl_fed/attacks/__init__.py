@@ -6,8 +6,10 @@ from pl_fed.attacks.base import Attack as Attack
 from pl_fed.attacks.canaries import Canaries as Canaries
 from pl_fed.attacks.combined import Combined as Combined
 from pl_fed.attacks.distributed_backdoor import DistributedBackdoor as DistributedBackdoor
+from pl_fed.attacks.edge_case_backdoor import EdgeCaseBackdoor as EdgeCaseBackdoor
 from pl_fed.attacks.fang import Fang as Fang
 from pl_fed.attacks.flipped_labels import FlippedLabels as FlippedLabels
+from pl_fed.attacks.flipped_pairs import FlippedPairs as FlippedPairs
 from pl_fed.attacks.gaussian_noise import GaussianNoise as GaussianNoise
 from pl_fed.attacks.inner_product_manipulation import (
     InnerProductManipulation as InnerProductManipulation,
@@ -21,5 +23,6 @@ from pl_fed.attacks.outliers import Outliers as Outliers
 from pl_fed.attacks.random_labels import RandomLabels as RandomLabels
 from pl_fed.attacks.random_updates import RandomUpdates as RandomUpdates
 from pl_fed.attacks.same_value import SameValue as SameValue
+from pl_fed.attacks.semantic_backdoor import SemanticBackdoor as SemanticBackdoor
 from pl_fed.attacks.sign_flipping import SignFlipping as SignFlipping
 from pl_fed.attacks.trigger_attack import TriggerAttack as TriggerAttack

@@ -15,7 +15,6 @@ target.
 from types import EllipsisType
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from pl_fed.arguments import check_choice, check_finite, check_integers
@@ -53,6 +52,7 @@ class Backdoor(TriggerAttack):
             data, the square does not fit the inputs, or ``batch.samples`` is missing.
 
     Example:
+        >>> import torch
         >>> x = torch.tensor([[[0.0, 0.1, 0.2], [0.3, 0.4, 0.5], [0.6, 0.7, 0.8]]])
         >>> stamped = Backdoor(target=3, size=2, value=1.0).trigger(Batch(x, torch.tensor([5])))
         >>> stamped.inputs, stamped.targets, stamped.mask

@@ -14,12 +14,24 @@ from hypothesis import strategies as st
 import pl_fed.attacks
 from pl_fed.aggregators import Krum, Mean, Median, TrimmedMean
 from pl_fed.attacks import Attack, ModelReplacement, RandomLabels, SignFlipping
+from pl_fed.data.source import Arrays
 from pl_fed.types import Batch, ClientContext, RoundContext
+
+
+class Pool:
+    """A data source of 20 images of 4×4 pixels."""
+
+    def load(self):
+        images = torch.rand(20, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+        return Arrays(images, torch.zeros(20, dtype=torch.int64), num_classes=1)
+
 
 ARGUMENTS = {
     "ALittleIsEnough": [{}, {"factor": 1.5}, {"factor": "search", "trials": 7}],
     "Combined": [{"attacks": [RandomLabels(), ModelReplacement(), SignFlipping()]}],
-    "DistributedBackdoor": [{"target": 3, "size": 1}, {"target": 0, "size": 1, "gap": 0, "shift": 2}],
+    "DistributedBackdoor": [{"target": 3, "size": 1}, {"target": 0, "size": 1, "gap": 0}],
+    "EdgeCaseBackdoor": [{"target": 3, "pool": Pool()}],
+    "FlippedPairs": [{"pairs": {3: 5}}, {"pairs": {1: 2, 2: 1}, "samples": 0.5}],
     "Fang": [{}, {"defence": "trimmed_mean"}, {"defence": "trimmed_mean", "on": "update"}],
     "InnerProductManipulation": [{}, {"factor": 3.0}, {"factor": "search"}],
     "Mimic": [{}, {"client": 3}],
@@ -30,6 +42,11 @@ ARGUMENTS = {
     "SameValue": [{}, {"value": 3.0}, {"on": "update"}],
     "SignFlipping": [{}, *({"factor": None, "of": of} for of in ("update", "model", "broadcast"))],
     "Backdoor": [{"target": 3}, {"target": 0, "samples": 1.0, "size": 2, "corner": "top_left"}],
+    "SemanticBackdoor": [
+        {"target": 3},
+        {"target": 0, "source": 2, "samples": 1.0},
+        {"target": 5, "change": "invert"},
+    ],
     "GaussianNoise": [{}, {"samples": 1.0, "std": 0.1}],
     "Outliers": [{}, {"samples": 1.0, "pixels": 0.5, "low": -1.0, "high": 2.0}],
     "RandomLabels": [{}, {"redraw": True}, {"redraw": "access"}],
