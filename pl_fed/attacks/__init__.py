@@ -17,9 +17,11 @@ from pl_fed.attacks.mimic import Mimic as Mimic
 from pl_fed.attacks.min_max import MinMax as MinMax
 from pl_fed.attacks.min_sum import MinSum as MinSum
 from pl_fed.attacks.model_replacement import ModelReplacement as ModelReplacement
+from pl_fed.attacks.neurotoxin import Neurotoxin as Neurotoxin
 from pl_fed.attacks.outliers import Outliers as Outliers
 from pl_fed.attacks.random_labels import RandomLabels as RandomLabels
 from pl_fed.attacks.random_updates import RandomUpdates as RandomUpdates
 from pl_fed.attacks.same_value import SameValue as SameValue
 from pl_fed.attacks.sign_flipping import SignFlipping as SignFlipping
+from pl_fed.attacks.training_attack import TrainingAttack as TrainingAttack
 from pl_fed.attacks.trigger_attack import TriggerAttack as TriggerAttack
