@@ -39,6 +39,11 @@ ARGUMENTS = {
 CLIENT = ClientContext(seed=3, round=4, client=5, num_classes=10, attackers=(2, 4, 5))
 TRAINED = {"steps": 3, "batch_size": 8}
 ARGUMENTS |= {
+    "A3FL": [{**TRAINED, "target": 3, "trigger_epochs": 2, "size": 2}],
+    "BadPFL": [{**TRAINED, "target": 3, "generator_steps": 4}],
+    "ConstrainedReplacement": [TRAINED, {**TRAINED, "norm_bound": 2.0, "constraint": "cosine"}],
+    "PFedBA": [{**TRAINED, "target": 3, "trigger_epochs": 2, "loss_steps": 3, "size": 2}],
+    "ProjectedBackdoor": [TRAINED, {**TRAINED, "norm": "linf", "radius": 0.1}],
     "Neurotoxin": [TRAINED, {**TRAINED, "mask": "observed"}, {**TRAINED, "per_tensor": True}],
     "TrainingAttack": [TRAINED],
 }
@@ -315,7 +320,7 @@ def test_attacks_can_be_copied_and_pickled(kind, arguments):
     for twin in (copy.deepcopy(attack), pickle.loads(pickle.dumps(attack))):
         assert equal(twin.poison(samples(), CLIENT), attack.poison(samples(), CLIENT))
         rows = forge(twin, uploads(4), uploads(2))
-        assert torch.equal(rows, forge(attack, uploads(4), uploads(2)))
+        assert torch.equal(rows, forge(kind(**arguments), uploads(4), uploads(2)))
 
 
 def test_base_class_is_not_instantiated():

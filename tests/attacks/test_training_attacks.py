@@ -13,9 +13,22 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import pl_fed
-from pl_fed.attacks import Backdoor, Combined, ModelReplacement, Neurotoxin, TrainingAttack
-from pl_fed.attacks.base import Attack
+from pl_fed.attacks import (
+    A3FL,
+    Attack,
+    Backdoor,
+    BadPFL,
+    Combined,
+    ConstrainedReplacement,
+    ModelReplacement,
+    Neurotoxin,
+    PFedBA,
+    ProjectedBackdoor,
+    TrainingAttack,
+)
+from pl_fed.attacks.constrained_replacement import anomaly
 from pl_fed.attacks.neurotoxin import smallest_mask
+from pl_fed.attacks.projected_backdoor import project
 from pl_fed.attacks.training_attack import select_samples
 from pl_fed.clients import FLAME, Ditto, FedAvg, FedBN, FedPer, FedRep, Finetuning, LpProj
 from pl_fed.nets.rows import RowLayout
@@ -26,6 +39,13 @@ BACKDOOR = Backdoor(1, samples=0.5, size=1, value=4.0)  # inputs with one dimens
 ATTACKS = {  # with the classes that train, by name
     "TrainingAttack": lambda: TrainingAttack(BACKDOOR, steps=3, batch_size=4),
     "Neurotoxin": lambda: Neurotoxin(BACKDOOR, 0.8, "observed", steps=3, batch_size=4),
+    "ConstrainedReplacement": lambda: ConstrainedReplacement(BACKDOOR, steps=3, batch_size=4),
+    "ProjectedBackdoor": lambda: ProjectedBackdoor(BACKDOOR, 0.1, steps=3, batch_size=4),
+    "PFedBA": lambda: PFedBA(
+        1, size=1, loss_steps=5, trigger_epochs=3, steps=3, batch_size=4, high=4.0
+    ),
+    "BadPFL": lambda: BadPFL(1, epsilon=0.2, generator_steps=4, steps=3, batch_size=4),
+    "A3FL": lambda: A3FL(1, size=1, trigger_epochs=3, trigger_lr=0.2, steps=3, batch_size=4),
 }
 
 
@@ -210,6 +230,121 @@ def test_observed_changes_rank_the_coordinates_from_the_second_round_on():
 def test_ratio_without_a_coordinate_is_refused():
     with pytest.raises(ValueError, match=r"to leave a coordinate to train but got 0\.001 of 43"):
         forge(Neurotoxin(BACKDOOR, ratio=0.001))
+
+
+# Replacement and projection
+
+
+def mean_of_uploads(upload, benign):
+    return (upload + benign.sum(0)) / (1 + len(benign))
+
+
+class Trained(ConstrainedReplacement):
+    """Trained: a replacement by a model that is not trained but set."""
+
+    def _train(self, training):
+        return self.make_upload(training, torch.tensor([0.5, 1.0], dtype=torch.float64))
+
+
+def replace_model(clients=4, **arguments):
+    net = nn.Linear(1, 2, bias=False).double()
+    data = shared_out(classes([4, 4, 4], shape=(1,), num_classes=2))
+    context = round_context(net, data, clients=torch.arange(clients))
+    own = torch.zeros(1, 2, dtype=torch.float64)
+    return Trained(BACKDOOR, **arguments).forge(own[:0], own, context)[0]
+
+
+def test_scaled_model_replaces_the_global_one():
+    upload = replace_model()
+    assert upload.tolist() == [2.0, 4.0]
+    benign = torch.tensor([[0.1, 0.0], [-0.1, 0.2], [0.0, -0.2]]).double()
+    start = torch.tensor([1.0, 0.0])
+    torch.testing.assert_close(
+        start + mean_of_uploads(upload, benign), torch.tensor([1.5, 1.0]).double()
+    )
+    assert replace_model(server_lr=0.1).tolist() == [20.0, 40.0]
+    assert replace_model(scale=3.0).tolist() == [1.5, 3.0]
+
+
+def test_train_and_scale_reaches_the_bound_of_norms():
+    upload = replace_model(norm_bound=2.0)
+    torch.testing.assert_close(upload, torch.tensor([0.894427191, 1.788854382]).double())
+
+
+def test_loss_has_a_term_for_the_anomaly():
+    start, row = torch.tensor([1.0, 0.0]).double(), torch.tensor([1.5, 1.0]).double()
+    losses = [
+        alpha * 0.8 + (1 - alpha) * float(anomaly(row, start, constraint))
+        for alpha, constraint in ((0.7, "norm"), (0.5, "cosine"))
+    ]
+    assert losses == pytest.approx([0.895410197, 0.483974853], abs=1e-8)
+    at_start = start.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(anomaly(at_start, start, "norm"), [at_start])
+    assert slope.tolist() == [0.0, 0.0]
+
+
+@table_test("constraint", ["norm", "cosine"])
+def test_constraint_shortens_the_change(constraint):
+    arguments = {"constraint": constraint, "scale": 1.0, "epochs": 20}
+    free, _ = forge(ConstrainedReplacement(BACKDOOR, alpha=1.0, **arguments))
+    plain, _ = forge(TrainingAttack(BACKDOOR, epochs=20))
+    assert torch.equal(free, plain)
+    constrained, context = forge(ConstrainedReplacement(BACKDOOR, alpha=0.2, **arguments))
+    start = context.broadcast
+    distances = [float(anomaly(start + rows[0], start, constraint)) for rows in (constrained, free)]
+    assert distances[0] < 0.7 * distances[1]
+
+
+def test_step_of_the_constrained_loss_by_hand():
+    arguments = {"alpha": 0.6, "scale": 1.0, "lr": 0.3, "momentum": 0.0, "steps": 2}
+    backdoor = Backdoor(1, 1.0, 1, value=4.0)
+    (upload,), context = forge(ConstrainedReplacement(backdoor, **arguments))
+    x = context.samples(1).inputs.clone()
+    x[:, -1] = 4.0
+    net, row, change = context.net(), context.broadcast, 0.0
+    for _ in range(2):
+        nn.utils.vector_to_parameters(row + change, net.parameters())
+        gradient = 0.6 * read_gradient(net, x, torch.ones(6).long())
+        if isinstance(change, torch.Tensor):
+            gradient = gradient + 0.4 * change / change.norm()
+        change = change - 0.3 * gradient
+    torch.testing.assert_close(upload, change, rtol=0, atol=1e-12)
+
+
+def test_projection_on_both_balls():
+    start, row = torch.tensor([1.0, 1.0]).double(), torch.tensor([4.0, 5.0]).double()
+    torch.testing.assert_close(project(row, start, 2.0, "l2"), torch.tensor([2.2, 2.6]).double())
+    assert project(row, start, 2.0, "linf").tolist() == [3.0, 3.0]
+    assert project(row, start, 5.5, "l2").tolist() == [4.0, 5.0], "it is within the ball"
+    assert project(start, start, 2.0, "l2").tolist() == [1.0, 1.0]
+
+
+@table_test("norm", [("l2", 2), ("linf", torch.inf)])
+def test_uploads_lie_in_the_ball(norm):
+    norm, order = norm
+    (free,), _ = forge(TrainingAttack(BACKDOOR))
+    radius = 0.5 * float(torch.linalg.vector_norm(free, order))
+    arguments = {"radius": radius, "norm": norm}
+    (upload,), _ = forge(ProjectedBackdoor(BACKDOOR, **arguments))
+    assert float(torch.linalg.vector_norm(upload, order)) == pytest.approx(radius)
+    (late,), _ = forge(ProjectedBackdoor(BACKDOOR, shrinkage=0.5, **arguments))  # in round 2
+    assert float(torch.linalg.vector_norm(late, order)) == pytest.approx(radius / 4)
+    wide, _ = forge(ProjectedBackdoor(BACKDOOR, radius=1e6, norm=norm))
+    torch.testing.assert_close(wide[0], free, rtol=0, atol=1e-12)
+
+
+def test_models_are_projected_every_few_steps_and_at_the_end_of_a_pass():
+    projected = []
+
+    class Recorder(ProjectedBackdoor):
+        def end_step(self, training):
+            before = training.row.detach()
+            super().end_step(training)
+            if not torch.equal(before, training.row.detach()):
+                projected.append(training.step)
+
+    forge(Recorder(BACKDOOR, radius=1e-3, every=3, epochs=2, batch_size=1))  # 6 samples
+    assert projected == [0, 3, 5, 6, 9, 11]
 
 
 # Own parts
