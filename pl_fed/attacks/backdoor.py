@@ -83,12 +83,12 @@ class Backdoor(TriggerAttack):
 
     def _add_stamp(self, x: Tensor) -> Tensor:
         """Return a copy of the inputs with the stamp on every sample."""
-        x, index = x.clone(), self._stamp_index(x)
+        x, index = x.clone(), self.stamp_index(x)
         value = x.flatten(1).amax(1) if self.value is None else x.new_tensor(self.value)
         x[index] = value.reshape(-1, *[1] * (x.ndim - 1))
         return x
 
-    def _stamp_index(self, x: Tensor) -> tuple[slice | EllipsisType, ...]:
+    def stamp_index(self, x: Tensor) -> tuple[slice | EllipsisType, ...]:
         """Return the index of the stamp in inputs."""
         is_image = x.ndim > 2
         width = self.size if is_image else self.size**2
