@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.memory import Memory
 from pl_fed.configurable import Configurable
-from pl_fed.nets.rows import finite_rows
+from pl_fed.nets.rows import RowLayout, finite_rows
 from pl_fed.types import RoundContext
 
 
@@ -69,6 +69,9 @@ class Aggregator(Configurable, Memory, ABC):
 
     needs_net: bool = False
     """Whether it calls ``context.net``, to look at models. Uploads are then models of the net."""
+
+    remembers_clients: bool = False
+    """Whether it keeps a memory of each client by its id. Each row is then one client's."""
 
     @property
     def final_aggregator(self) -> "Aggregator":
@@ -147,6 +150,27 @@ class Aggregator(Configurable, Memory, ABC):
             )
         return context.broadcast
 
+    def require_clients(self, uploads: Tensor, context: RoundContext) -> Tensor:
+        """Return ``context.clients``, or raise ``ValueError`` unless each upload has its own id."""
+        clients = context.clients
+        if clients.shape != uploads.shape[:1] or len(clients.unique()) < len(clients):
+            raise ValueError(
+                f"Expected `context.clients` to be {len(uploads)} different ids, one for each"
+                f" upload, for {type(self).__name__} but got {clients.tolist()}."
+            )
+        return clients
+
+    def require_layout(self, uploads: Tensor, context: RoundContext) -> RowLayout:
+        """Return ``context.layout``, or raise ``ValueError`` unless it is as long as a row."""
+        layout = context.layout
+        if layout is None or layout.numel != uploads.shape[1]:
+            raise ValueError(
+                "Expected `context.layout` to give the position of each tensor in an upload of"
+                f" {uploads.shape[1]} numbers for {type(self).__name__} but got"
+                f" {None if layout is None else f'{layout.numel} numbers'}."
+            )
+        return layout
+
     def overflow_error(self, uploads: Tensor) -> ValueError:
         """Return the exception for uploads without a finite merged row."""
         broken = (~finite_rows(uploads)).nonzero().flatten().tolist()
@@ -220,6 +244,9 @@ class PreAggregator(Configurable, Memory, ABC):
 
     shards: bool = False
     """Whether it can change any slice of the coordinates on its own, as ``Aggregator.shards``."""
+
+    merges_clients: bool = False
+    """Whether a row that it returns stands for several clients, other ones in each round."""
 
     @abstractmethod
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> PreparedUploads:

@@ -33,6 +33,7 @@ from pl_fed.aggregators import (
     NormFilter,
     TrimmedMean,
 )
+from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
 ARGUMENTS = {
@@ -48,6 +49,7 @@ ARGUMENTS = {
     "DnC": [{}, {"num_byzantine": 2}, {"num_byzantine": 1, "num_iterations": 3},
             {"num_byzantine": 2, "num_coordinates": None}],
     "FedMGDA": [{}, {"epsilon": 0.0}, {"epsilon": 1.0}],
+    "FoolsGold": [{}, {"output_share": 0.5}, {"divisor": "none"}, {"divisor": "clients"}],
     "GeometricMedian": [{}, {"num_steps": 3, "start": "zero"}, {"weighting": "samples"}],
     "KLoss": [{}, {"num_byzantine": 2}],
     "KNorm": [{}, {"num_byzantine": 2}],
@@ -84,18 +86,22 @@ EXEMPT = {  # law -> names
     # they depend on the lengths or signs of uploads; or rounding decides which outlier is farther
     "translation": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
+        "FoolsGold",
         *{"TiltedMean", "GeometricMedian"},  # which may start at 0
         "NguyenFlame",  # which compares the directions of models
     },
     "scaling": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
-        *{"NguyenFlame", "SignGuard"},
+        *{"FoolsGold", "NguyenFlame", "SignGuard"},
     },
     # they choose the length of the result
-    "equality": {"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "NguyenFlame", "QFFL"},
+    "equality": {
+        *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "FoolsGold", "NguyenFlame", "QFFL"},
+    },
     # their result may be shorter than any upload
     "range": {
         *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "NguyenFlame", "QFFL", "SignGuard"},
+        "FoolsGold",
     },
 }
 
@@ -114,9 +120,20 @@ def without_exempt(law):
 MOST_BYZANTINE, MOST_NUMBERS = 9, 6  # of any example
 
 
+def output_layout(d):
+    """Return the layout of a linear layer of d parameters with up to √d outputs."""
+    outputs = max((k for k in range(1, d + 1) if d % k == 0 and k * k <= d), default=0)
+    shapes = (
+        torch.Size([outputs, d // max(1, outputs) - 1 if outputs else 0]),
+        torch.Size([outputs]),
+    )
+    return RowLayout(("weight", "bias"), shapes, (0, d - outputs, d))
+
+
 def context(uploads):
     n = len(uploads)
     return RoundContext(
+        layout=output_layout(uploads.shape[-1]),
         seed=1,
         clients=torch.arange(n),
         losses=torch.linspace(1.0, 2.0, n),
