@@ -32,6 +32,7 @@ from pl_fed.aggregators.nearest_neighbor_mixing import (
 from pl_fed.aggregators.nguyen_flame import NguyenFlame as NguyenFlame
 from pl_fed.aggregators.norm_filter import NormFilter as NormFilter
 from pl_fed.aggregators.q_ffl import QFFL as QFFL
+from pl_fed.aggregators.rflbat import RFLBAT as RFLBAT
 from pl_fed.aggregators.sign_guard import SignGuard as SignGuard
 from pl_fed.aggregators.smea import SMEA as SMEA
 from pl_fed.aggregators.term import Term as Term

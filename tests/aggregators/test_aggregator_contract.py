@@ -65,6 +65,7 @@ ARGUMENTS = {
     "NguyenFlame": [{}, {"noise": 0.0}],
     "SMEA": [{}, {"num_byzantine": 2}],
     "QFFL": [{}, {"q": 0.0}, {"q": 5.0, "lipschitz": 20.0}],
+    "RFLBAT": [{}, {"first_factor": 2.0, "max_clusters": 3}, {"layers": ["weight"]}],
     "SignGuard": [{}, {"coordinates": 1.0}, {"coordinates": 1.0, "similarity": True}],
     "Term": [{}, {"t": 0.0}, {"t": -2.0}, {"t": math.inf}],
     "TiltedMean": [{}, {"q": 3.0}, {"q": -2.0, "steps": 3}, {"q": math.inf}],
@@ -86,7 +87,7 @@ EXEMPT = {  # law -> names
     # they depend on the lengths or signs of uploads; or rounding decides which outlier is farther
     "translation": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
-        "FoolsGold",
+        *{"FoolsGold", "RFLBAT"},
         *{"TiltedMean", "GeometricMedian"},  # which may start at 0
         "NguyenFlame",  # which compares the directions of models
     },
