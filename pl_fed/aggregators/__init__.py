@@ -12,6 +12,7 @@ from pl_fed.aggregators.caf import CAF as CAF
 from pl_fed.aggregators.centered_clipping import CenteredClipping as CenteredClipping
 from pl_fed.aggregators.chain import Chain as Chain
 from pl_fed.aggregators.clipping import Clipping as Clipping
+from pl_fed.aggregators.deep_sight import DeepSight as DeepSight
 from pl_fed.aggregators.dnc import DnC as DnC
 from pl_fed.aggregators.fedmgda import FedMGDA as FedMGDA
 from pl_fed.aggregators.fltrust import FLTrust as FLTrust

@@ -68,7 +68,7 @@ class Aggregator(Configurable, Memory, ABC):
     """Whether it reads ``context.root``: the server then trains on its own data in every round."""
 
     needs_net: bool = False
-    """Whether it calls ``context.net``, to look at models. Uploads are then models of the net."""
+    """Whether it calls ``context.net``, to look at models, and reads ``context.inputs``."""
 
     remembers_clients: bool = False
     """Whether it keeps a memory of each client by its id. Each row is then one client's."""

@@ -104,8 +104,11 @@ class FoolsGold(Aggregator):
         alphas = torch.empty(len(uploads), dtype=torch.float64, device=uploads.device)
         alphas[by_client] = find_foolsgold_weights(_find_cosines(products))
         context.reject_rows(alphas == 0)
-        divisors = {"weights": alphas.sum().clamp(min=1), "clients": len(uploads), "none": 1}
-        return weighted_sum(uploads, alphas / divisors[self.divisor])
+        if self.divisor == "weights":
+            alphas = alphas / alphas.sum().clamp(min=1)
+        elif self.divisor == "clients":
+            alphas = alphas / len(uploads)
+        return weighted_sum(uploads, alphas)
 
     def _select_features(
         self, uploads: Tensor, context: RoundContext

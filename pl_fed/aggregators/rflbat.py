@@ -159,7 +159,8 @@ def _exclude_far(rows: Array, points: Array, factor: float) -> Array:
     """Return the rows whose total distance to the others is at most a multiple of the median."""
     own = points[rows]
     totals = np.linalg.norm(own[:, None] - own, axis=2).sum(1)
-    return rows[totals <= factor * np.median(totals)]
+    near: Array = rows[totals <= factor * np.median(totals)]
+    return near
 
 
 def _rank(cluster: Array, cosines: Array) -> tuple[float, int, int]:

@@ -110,11 +110,13 @@ def _draw_centres(points: Array, count: int, draw: Any) -> Array:
 
 def _measure_squares(points: Array, centres: Array) -> Array:
     """Return the squared distances of points [b, n, c] to centres [b, k, c]: [b, n, k]."""
-    return np.square(points[:, :, None] - centres[:, None]).sum(3)
+    squares: Array = np.square(points[:, :, None] - centres[:, None]).sum(3)
+    return squares
 
 
 def _rescale(points: Array) -> Array:
     """Return points in float64, moved and scaled so that their box has a longest side of 1."""
     points = np.asarray(points, dtype=np.float64)
     points = points - points.min(0)
-    return points / (points.max() or 1.0)
+    scaled: Array = points / (points.max() or 1.0)
+    return scaled

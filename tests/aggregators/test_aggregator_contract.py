@@ -18,6 +18,7 @@ from contract_suite import find_configurations, one_test
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slices import in_slices
+from torch.nn.functional import linear
 from torch.testing import assert_close
 
 import pl_fed.aggregators
@@ -46,6 +47,7 @@ ARGUMENTS = {
         {"first": [AdaptiveClipping(), NearestNeighborMixing()], "then": FLTrust()},
         {"first": [], "then": Median()},
     ],
+    "DeepSight": [{"num_inputs": 20}, {"num_inputs": 5, "num_sets": 1, "min_cluster_size": 2}],
     "DnC": [{}, {"num_byzantine": 2}, {"num_byzantine": 1, "num_iterations": 3},
             {"num_byzantine": 2, "num_coordinates": None}],
     "FedMGDA": [{}, {"epsilon": 0.0}, {"epsilon": 1.0}],
@@ -87,13 +89,13 @@ EXEMPT = {  # law -> names
     # they depend on the lengths or signs of uploads; or rounding decides which outlier is farther
     "translation": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
-        *{"FoolsGold", "RFLBAT"},
+        *{"DeepSight", "FoolsGold", "RFLBAT"},
         *{"TiltedMean", "GeometricMedian"},  # which may start at 0
         "NguyenFlame",  # which compares the directions of models
     },
     "scaling": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
-        *{"FoolsGold", "NguyenFlame", "SignGuard"},
+        *{"DeepSight", "FoolsGold", "NguyenFlame", "SignGuard"},
     },
     # they choose the length of the result
     "equality": {
@@ -102,11 +104,13 @@ EXEMPT = {  # law -> names
     # their result may be shorter than any upload
     "range": {
         *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "NguyenFlame", "QFFL", "SignGuard"},
-        "FoolsGold",
+        *{"DeepSight", "FoolsGold"},
     },
 }
 
-TIES = {"Bulyan", "CAF", "KNorm", "Krum", "MDA", "MeaMed", "SMEA"}  # rounding decides among equals
+TIES = {  # rounding decides among equals
+    *{"Bulyan", "CAF", "KNorm", "Krum", "MDA", "MeaMed", "RFLBAT", "SMEA"},
+}
 
 
 CONFIGURATIONS = find_configurations(pl_fed.aggregators, Aggregator, ARGUMENTS)
@@ -132,14 +136,22 @@ def output_layout(d):
 
 
 def context(uploads):
-    n = len(uploads)
+    n, layout = len(uploads), output_layout(uploads.shape[-1])
+    broadcast = torch.linspace(2.0, -1.0, uploads.shape[-1], dtype=torch.float64)
+
+    def net(update=None):
+        views = layout.views(broadcast if update is None else broadcast + update)
+        return lambda inputs: linear(inputs.double(), views["weight"], views["bias"])
+
     return RoundContext(
-        layout=output_layout(uploads.shape[-1]),
+        net=net,
+        inputs=torch.empty(0, layout.shapes[0][1]),
+        layout=layout,
         seed=1,
         clients=torch.arange(n),
         losses=torch.linspace(1.0, 2.0, n),
         start_losses=torch.linspace(3.0, 1.0, n, dtype=torch.float64),
-        broadcast=torch.linspace(2.0, -1.0, uploads.shape[-1], dtype=torch.float64),
+        broadcast=broadcast,
         root=torch.linspace(-1.0, 2.0, uploads.shape[-1], dtype=torch.float64),
     )
 

@@ -317,7 +317,13 @@ def check_chain(chain, n, seed):
     place = torch.randperm(n, generator=draw)
     round_context = replace(context(n, bad), root=uploads[~forged].mean(0))
     facts = aggregator_context(uploads)
-    round_context = replace(round_context, broadcast=facts.broadcast, layout=facts.layout)
+    round_context = replace(
+        round_context,
+        broadcast=facts.broadcast,
+        layout=facts.layout,
+        net=facts.net,
+        inputs=facts.inputs,
+    )
     merged = chain(uploads[place], torch.ones(n), round_context)
     assert merged.isfinite().all(), (chain, seed)
     if bad:
