@@ -254,6 +254,6 @@ class RoundContext:
         return replace(
             self,
             clients=self.clients[index.cpu()],
-            losses=self.losses[on_device],
+            losses=self.losses[on_device] if len(self.losses) else self.losses,
             start_losses=start,
         )

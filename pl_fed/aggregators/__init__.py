@@ -15,6 +15,7 @@ from pl_fed.aggregators.clipping import Clipping as Clipping
 from pl_fed.aggregators.deep_sight import DeepSight as DeepSight
 from pl_fed.aggregators.dnc import DnC as DnC
 from pl_fed.aggregators.fedmgda import FedMGDA as FedMGDA
+from pl_fed.aggregators.fl_detector import FLDetector as FLDetector
 from pl_fed.aggregators.fltrust import FLTrust as FLTrust
 from pl_fed.aggregators.foolsgold import FoolsGold as FoolsGold
 from pl_fed.aggregators.geometric_median import GeometricMedian as GeometricMedian

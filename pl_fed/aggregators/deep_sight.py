@@ -336,4 +336,5 @@ def compare_labels(labels: Array) -> Array:
                [1, 1, 1, 0]])
     """
     is_same = (labels[:, None] == labels) & (labels >= 0)
-    return 1.0 - (is_same | np.eye(len(labels), dtype=bool))
+    distances: Array = 1.0 - (is_same | np.eye(len(labels), dtype=bool))
+    return distances

@@ -99,7 +99,7 @@ def find_clusters(sets: Array, count: int, draw: Any) -> tuple[Array, Array]:
 def _draw_centres(points: Array, count: int, draw: Any) -> Array:
     """Return the first centres of k-means++, [b, k, c]."""
     sets = np.arange(len(points))
-    centres = points[sets, draw.integers(points.shape[1], size=len(points))][:, None]
+    centres: Array = points[sets, draw.integers(points.shape[1], size=len(points))][:, None]
     for _ in range(count - 1):
         total = _measure_squares(points, centres).min(2).cumsum(1)
         thresholds = draw.random((len(points), 1)) * total[:, -1:]

@@ -51,6 +51,7 @@ ARGUMENTS = {
     "DnC": [{}, {"num_byzantine": 2}, {"num_byzantine": 1, "num_iterations": 3},
             {"num_byzantine": 2, "num_coordinates": None}],
     "FedMGDA": [{}, {"epsilon": 0.0}, {"epsilon": 1.0}],
+    "FLDetector": [{}, {"window": 1, "then": Mean()}],
     "FoolsGold": [{}, {"output_share": 0.5}, {"divisor": "none"}, {"divisor": "clients"}],
     "GeometricMedian": [{}, {"num_steps": 3, "start": "zero"}, {"weighting": "samples"}],
     "KLoss": [{}, {"num_byzantine": 2}],
