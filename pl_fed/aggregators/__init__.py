@@ -18,6 +18,7 @@ from pl_fed.aggregators.fedmgda import FedMGDA as FedMGDA
 from pl_fed.aggregators.fl_detector import FLDetector as FLDetector
 from pl_fed.aggregators.fltrust import FLTrust as FLTrust
 from pl_fed.aggregators.foolsgold import FoolsGold as FoolsGold
+from pl_fed.aggregators.freq_fed import FreqFed as FreqFed
 from pl_fed.aggregators.geometric_median import GeometricMedian as GeometricMedian
 from pl_fed.aggregators.k_loss import KLoss as KLoss
 from pl_fed.aggregators.k_norm import KNorm as KNorm

@@ -53,6 +53,7 @@ ARGUMENTS = {
     "FedMGDA": [{}, {"epsilon": 0.0}, {"epsilon": 1.0}],
     "FLDetector": [{}, {"window": 1, "then": Mean()}],
     "FoolsGold": [{}, {"output_share": 0.5}, {"divisor": "none"}, {"divisor": "clients"}],
+    "FreqFed": [{}, {"transform": "row"}],
     "GeometricMedian": [{}, {"num_steps": 3, "start": "zero"}, {"weighting": "samples"}],
     "KLoss": [{}, {"num_byzantine": 2}],
     "KNorm": [{}, {"num_byzantine": 2}],
@@ -90,13 +91,13 @@ EXEMPT = {  # law -> names
     # they depend on the lengths or signs of uploads; or rounding decides which outlier is farther
     "translation": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
-        *{"DeepSight", "FoolsGold", "RFLBAT"},
+        *{"DeepSight", "FoolsGold", "FreqFed", "RFLBAT"},
         *{"TiltedMean", "GeometricMedian"},  # which may start at 0
         "NguyenFlame",  # which compares the directions of models
     },
     "scaling": {
         *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
-        *{"DeepSight", "FoolsGold", "NguyenFlame", "SignGuard"},
+        *{"DeepSight", "FoolsGold", "FreqFed", "NguyenFlame", "SignGuard"},
     },
     # they choose the length of the result
     "equality": {
