@@ -332,6 +332,8 @@ class Federation(Configurable):
             keep_freed_memory()
         if stage == "fit" or session.trains_held_out:
             self._try_steps(session, trial)
+        evaluator = session.evaluation.evaluator
+        self.byzantine_clients.set_net(evaluator.copy_global_model)
         self._session = session
 
     def _begin(self, client: Client, data: ClientData, loads: bool) -> None:

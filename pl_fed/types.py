@@ -163,6 +163,8 @@ class RoundContext:
         start_losses: Mean loss of the broadcast w^t over all training data of each client, [n];
             empty unless the aggregator's ``needs_start_losses`` is set.
         attackers: Ids of the clients that forge their uploads, int64 [b]; empty for aggregators.
+        byzantine: Ids of all Byzantine clients of the round in ascending order, inside and outside
+            of the cohort; empty for aggregators.
         observed: Ids of the clients of the honest uploads that the attack observes, int64 [h];
             empty for aggregators.
         broadcast: The global model w^t at the start of the round, [d]; empty if the server merges
@@ -197,6 +199,7 @@ class RoundContext:
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
     start_losses: Tensor = field(default_factory=lambda: torch.empty(0))
     attackers: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    byzantine: tuple[int, ...] = ()
     observed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     broadcast: Tensor = field(default_factory=lambda: torch.empty(0))
     root: Tensor = field(default_factory=lambda: torch.empty(0))

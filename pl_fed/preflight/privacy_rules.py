@@ -8,7 +8,7 @@ the table of all algorithms, aggregators and options.
 import torch
 
 from pl_fed.aggregators import Aggregator, Chain, Mean
-from pl_fed.attacks import ALittleIsEnough, ModelReplacement
+from pl_fed.attacks import ALittleIsEnough, ConstrainedReplacement, ModelReplacement
 from pl_fed.attacks.adversary import Adversary
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
@@ -297,5 +297,11 @@ def refuse_adversary(adversary: Adversary, is_without_replacement: bool) -> str 
                 f"Expected argument `factor` of {type(attack).__name__} to be a number {_FOR} but"
                 " got null, which computes it from the size of the cohort: attackers do not know"
                 " it; set a number."
+            )
+        if isinstance(attack, ConstrainedReplacement) and attack.scale is attack.norm_bound is None:
+            return (
+                f"Expected argument `scale` of ConstrainedReplacement to be a number {_FOR} but got"
+                " null, which computes it from the size of the cohort: attackers do not know it;"
+                " set a number, or `norm_bound`."
             )
     return None
