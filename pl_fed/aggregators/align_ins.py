@@ -39,7 +39,7 @@ from pl_fed.functional.aggregation import (
     squared_norms,
     weighted_sum,
 )
-from pl_fed.functional.outliers import median_scores, ranked_magnitude
+from pl_fed.functional.outliers import median_scores, nth_magnitude
 from pl_fed.types import RoundContext
 
 
@@ -127,7 +127,7 @@ class AlignIns(Aggregator):
         if not uploads.shape[1]:
             return alignments
         for row, upload in enumerate(uploads):
-            is_large = upload.abs() >= ranked_magnitude(upload, num_largest)
+            is_large = upload.abs() >= nth_magnitude(upload, num_largest)
             agrees = is_large & (upload.sign() == majority)
             alignments[row] = agrees.count_nonzero() / is_large.count_nonzero()
         return alignments

@@ -38,7 +38,7 @@ from torch import Tensor
 from pl_fed.aggregators.base import Aggregator
 from pl_fed.arguments import check_choice, check_positive
 from pl_fed.functional.aggregation import merging_dtype, squared_norms, weighted_sum
-from pl_fed.functional.outliers import median_scores, ranked_magnitude
+from pl_fed.functional.outliers import median_scores, nth_magnitude
 from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
@@ -125,7 +125,7 @@ class LASA(Aggregator):
             return thresholds
         for row, upload in enumerate(uploads):
             numbers = torch.cat([upload[piece] for piece in pieces])
-            thresholds[row] = ranked_magnitude(numbers, max(1, num_largest))
+            thresholds[row] = nth_magnitude(numbers, max(1, num_largest))
         return thresholds
 
     def _filter(

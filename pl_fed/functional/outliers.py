@@ -6,7 +6,7 @@ from torch import Tensor
 from pl_fed.functional.aggregation import merging_dtype
 
 
-def ranked_magnitude(numbers: Tensor, rank: int) -> Tensor:
+def nth_magnitude(numbers: Tensor, rank: int) -> Tensor:
     """Return the ``rank``-th largest magnitude of some numbers, a scalar.
 
     Args:
@@ -15,7 +15,7 @@ def ranked_magnitude(numbers: Tensor, rank: int) -> Tensor:
 
     Example:
         >>> import torch
-        >>> ranked_magnitude(torch.tensor([1.0, -5.0, 3.0, -2.0]), rank=2)
+        >>> nth_magnitude(torch.tensor([1.0, -5.0, 3.0, -2.0]), rank=2)
         tensor(3.)
     """
     magnitudes = numbers.detach().abs().to(merging_dtype(numbers))
