@@ -178,6 +178,8 @@ class RoundContext:
         net: Returns a copy of the global model w^t plus an update [d], or of w^t without one, as
             the user's net in evaluation mode: for attackers that train in their own way, and for
             aggregators with ``needs_net``; ``None`` for other aggregators.
+        inputs: A batch of the net's inputs without samples, for their shapes and dtypes: for
+            aggregators with ``needs_net``; ``None`` for others.
         samples: Returns all training samples of an attacker, by its id, before any attack on data.
             ``None`` for aggregators.
         num_clients: Number of clients of the federation; 0 if it is unknown.
@@ -206,6 +208,7 @@ class RoundContext:
     sum: Callable[[Tensor], Tensor] = lambda part: part
     note: Callable[[str, float | Tensor], None] = lambda *_: None
     net: Callable[..., nn.Module] | None = None
+    inputs: Tree | None = None
     samples: Callable[[int], Batch] | None = None
     simulate_merge: Callable[[Tensor], Tensor] | None = None
     num_clients: int = 0
@@ -256,6 +259,6 @@ class RoundContext:
         return replace(
             self,
             clients=self.clients[index.cpu()],
-            losses=self.losses[on_device],
+            losses=self.losses[on_device] if len(self.losses) else self.losses,
             start_losses=start,
         )

@@ -14,9 +14,13 @@ from pl_fed.aggregators.centered_clipping import CenteredClipping as CenteredCli
 from pl_fed.aggregators.chain import Chain as Chain
 from pl_fed.aggregators.clipping import Clipping as Clipping
 from pl_fed.aggregators.crfl import CRFL as CRFL
+from pl_fed.aggregators.deep_sight import DeepSight as DeepSight
 from pl_fed.aggregators.dnc import DnC as DnC
 from pl_fed.aggregators.fedmgda import FedMGDA as FedMGDA
+from pl_fed.aggregators.fl_detector import FLDetector as FLDetector
 from pl_fed.aggregators.fltrust import FLTrust as FLTrust
+from pl_fed.aggregators.foolsgold import FoolsGold as FoolsGold
+from pl_fed.aggregators.freq_fed import FreqFed as FreqFed
 from pl_fed.aggregators.geometric_median import GeometricMedian as GeometricMedian
 from pl_fed.aggregators.k_loss import KLoss as KLoss
 from pl_fed.aggregators.k_norm import KNorm as KNorm
@@ -34,6 +38,7 @@ from pl_fed.aggregators.nearest_neighbor_mixing import (
 from pl_fed.aggregators.nguyen_flame import NguyenFlame as NguyenFlame
 from pl_fed.aggregators.norm_filter import NormFilter as NormFilter
 from pl_fed.aggregators.q_ffl import QFFL as QFFL
+from pl_fed.aggregators.rflbat import RFLBAT as RFLBAT
 from pl_fed.aggregators.robust_learning_rate import RobustLearningRate as RobustLearningRate
 from pl_fed.aggregators.sign_guard import SignGuard as SignGuard
 from pl_fed.aggregators.smea import SMEA as SMEA

@@ -68,7 +68,10 @@ class Aggregator(Configurable, Memory, ABC):
     """Whether it reads ``context.root``: the server then trains on its own data in every round."""
 
     needs_net: bool = False
-    """Whether it calls ``context.net``, to look at models. Uploads are then models of the net."""
+    """Whether it calls ``context.net``, to look at models, and reads ``context.inputs``."""
+
+    remembers_clients: bool = False
+    """Whether it keeps a memory of each client by its id. Each row is then one client's."""
 
     sets_model: bool = False
     """Whether it chooses the next global model, and returns the update that leads there.
@@ -164,6 +167,16 @@ class Aggregator(Configurable, Memory, ABC):
             )
         return context.broadcast
 
+    def require_clients(self, uploads: Tensor, context: RoundContext) -> Tensor:
+        """Return ``context.clients``, or raise ``ValueError`` unless each upload has its own id."""
+        clients = context.clients
+        if clients.shape != uploads.shape[:1] or len(clients.unique()) < len(clients):
+            raise ValueError(
+                f"Expected `context.clients` to be {len(uploads)} different ids, one for each"
+                f" upload, for {type(self).__name__} but got {clients.tolist()}."
+            )
+        return clients
+
     def overflow_error(self, uploads: Tensor) -> ValueError:
         """Return the exception for uploads without a finite merged row."""
         broken = (~finite_rows(uploads)).nonzero().flatten().tolist()
@@ -237,6 +250,9 @@ class PreAggregator(Configurable, Memory, ABC):
 
     shards: bool = False
     """Whether it can change any slice of the coordinates on its own, as ``Aggregator.shards``."""
+
+    merges_clients: bool = False
+    """Whether a row that it returns stands for several clients, other ones in each round."""
 
     @abstractmethod
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> PreparedUploads:

@@ -53,6 +53,7 @@ class Bucketing(PreAggregator):
     """
 
     shards = True
+    merges_clients = True
 
     def __init__(self, bucket_size: int = 2) -> None:
         super().__init__()

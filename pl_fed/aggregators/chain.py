@@ -27,7 +27,8 @@ class Chain(Aggregator):
 
     Raises:
         ValueError: If a stage has too few uploads, or a pre-aggregator returns anything but uploads
-            with as many weights and clients.
+            with as many weights and clients. If the aggregator remembers clients, and a
+            pre-aggregator merges them.
 
     Example:
         >>> import torch
@@ -46,6 +47,9 @@ class Chain(Aggregator):
         self.needs_root = then.needs_root
         self.needs_net = then.needs_net
         self.sets_model = then.sets_model
+        self.remembers_clients = then.remembers_clients
+        if then.remembers_clients:
+            _check_single_clients(first, then)
 
     @property
     def final_aggregator(self) -> Aggregator:
@@ -82,6 +86,19 @@ class Chain(Aggregator):
         for pre_aggregator in reversed(cast(Sequence[PreAggregator], self.first)):
             breakdown = partial(pre_aggregator.breakdown, next_breakdown=breakdown)
         return breakdown(num_uploads)
+
+
+def _check_single_clients(first: Sequence[PreAggregator], then: Aggregator) -> None:
+    """Refuse pre-aggregators that merge clients before an aggregator that remembers them."""
+    for pre_aggregator in first:
+        if pre_aggregator.merges_clients:
+            merging, name = type(pre_aggregator).__name__, type(then.final_aggregator).__name__
+            raise ValueError(
+                f"Expected `federation.pre_aggregators` to have a row for each client for {name},"
+                f" which remembers the uploads of each client, but got {merging}, which merges"
+                f" other clients in each round: remove {merging}, or use an aggregator without"
+                " such a memory."
+            )
 
 
 def _check_output(pre_aggregator: object, output: object) -> PreparedUploads:

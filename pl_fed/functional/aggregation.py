@@ -358,11 +358,12 @@ def row_norm(row: Tensor) -> Tensor:
     return torch.where(norm.isinf(), wide_norm.to(norm.dtype), norm)
 
 
-def centred_gram_matrix(rows: Tensor) -> Tensor:
+def centred_gram_matrix(rows: Tensor, order: Tensor | None = None) -> Tensor:
     """Return the Gram matrix of the rows minus their mean, in float64.
 
     Args:
         rows: Shape [n, d].
+        order: Positions of the rows in the order of the result, as in :func:`gram_matrix`.
 
     Returns:
         Shape [n, n].
@@ -374,7 +375,8 @@ def centred_gram_matrix(rows: Tensor) -> Tensor:
     """
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for columns in _column_chunks(rows):
-        wide = rows.detach()[:, columns].double()
+        chunk = rows.detach()[:, columns]
+        wide = (chunk if order is None else chunk[order]).double()
         products += _pair_products(wide - wide.mean(0))
     return products
 

@@ -124,7 +124,8 @@ def _refuse_for_one_sum(aggregator: Aggregator) -> str | None:
             " `federation.privacy.buckets`."
         )
     remedy = "; set `federation.privacy.buckets` to merge noisy sums of clients by it"
-    if aggregator.needs_start_losses or aggregator.needs_root:
+    reads_more = aggregator.needs_start_losses or aggregator.needs_root or aggregator.needs_net
+    if reads_more or aggregator.remembers_clients:
         remedy = ""  # such an aggregator is refused for buckets, too
     return (
         f"Expected argument `federation.aggregator` to be pl_fed.aggregators.Mean {_FOR} but got"
@@ -148,6 +149,13 @@ def _refuse_for_buckets(aggregator: Aggregator, buckets: int) -> str | None:
             f"{released}, which reads the samples that `data.root_samples` takes from the clients:"
             " use, for example, Median."
         )
+    if aggregator.remembers_clients:
+        return (
+            f"{released}, which remembers the uploads of each client, but the members of a sum"
+            " change in each round: use, for example, Median."
+        )
+    if aggregator.needs_net:
+        return f"{released}, which inspects the clients' models: use, for example, Median."
     if refusal := _refuse_weights(aggregator.final_aggregator):
         return refusal
     if aggregator.mass(torch.ones(buckets)) is not None:

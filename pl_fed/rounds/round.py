@@ -37,6 +37,7 @@ from pl_fed.rounds.upload_channel import UploadChannel
 from pl_fed.rounds.uploads import Proposals, Uploads, forge_uploads, mean_factor, scale
 from pl_fed.samplers import Sampler
 from pl_fed.systems import ClientProfiles, LinkBytes, Systems
+from pl_fed.trees import Tree
 from pl_fed.types import RoundContext
 
 Report = dict[str, Tensor | float]
@@ -421,7 +422,13 @@ class RoundRunner:
             num_clients=self.states.loaded.num_clients,
             num_rounds=self.settings.rounds,
             layout=self.client.row("global").layout,
+            inputs=self._empty_inputs() if self.server.aggregator.needs_net else None,
         )
+
+    def _empty_inputs(self) -> Tree:
+        """Return a batch of the net's inputs without samples."""
+        data = self.states.data
+        return data.inputs_of(torch.empty(0, dtype=torch.int64, device=data.device))
 
     def try_aggregator(self) -> None:
         """Run a new aggregator on short random uploads: of a cohort, or of the buckets of privacy.

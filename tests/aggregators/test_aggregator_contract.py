@@ -18,6 +18,7 @@ from contract_suite import find_configurations, one_test
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slices import in_slices
+from torch.nn.functional import linear
 from torch.testing import assert_close
 
 import pl_fed.aggregators
@@ -48,9 +49,13 @@ ARGUMENTS = {
         {"first": [AdaptiveClipping(), NearestNeighborMixing()], "then": FLTrust()},
         {"first": [], "then": Median()},
     ],
+    "DeepSight": [{"num_inputs": 20}, {"num_inputs": 5, "num_sets": 1, "min_cluster_size": 2}],
     "DnC": [{}, {"num_byzantine": 2}, {"num_byzantine": 1, "num_iterations": 3},
             {"num_byzantine": 2, "num_coordinates": None}],
     "FedMGDA": [{}, {"epsilon": 0.0}, {"epsilon": 1.0}],
+    "FLDetector": [{}, {"window": 1, "then": Mean()}],
+    "FoolsGold": [{}, {"output_share": 0.5}, {"divisor": "none"}, {"divisor": "clients"}],
+    "FreqFed": [{}, {"transform": "row"}],
     "GeometricMedian": [{}, {"num_steps": 3, "start": "zero"}, {"weighting": "samples"}],
     "KLoss": [{}, {"num_byzantine": 2}],
     "KNorm": [{}, {"num_byzantine": 2}],
@@ -69,6 +74,7 @@ ARGUMENTS = {
                            {"threshold": 1, "weighting": "samples"}],
     "SMEA": [{}, {"num_byzantine": 2}],
     "QFFL": [{}, {"q": 0.0}, {"q": 5.0, "lipschitz": 20.0}],
+    "RFLBAT": [{}, {"first_factor": 2.0, "max_clusters": 3}, {"layers": ["weight"]}],
     "SignGuard": [{}, {"coordinates": 1.0}, {"coordinates": 1.0, "similarity": True}],
     "Term": [{}, {"t": 0.0}, {"t": -2.0}, {"t": math.inf}],
     "TiltedMean": [{}, {"q": 3.0}, {"q": -2.0, "steps": 3}, {"q": math.inf}],
@@ -96,14 +102,18 @@ EXEMPT = {  # law -> names
         "CenteredClipping",
         "Chain",
         "CRFL",
+        "DeepSight",
         "DnC",
         "FedMGDA",
         "FLTrust",
+        "FoolsGold",
+        "FreqFed",
         "GeometricMedian",
         "KNorm",
         "LASA",
         "NguyenFlame",
         "QFFL",
+        "RFLBAT",
         "RobustLearningRate",
         "SignGuard",
         "TiltedMean",
@@ -113,9 +123,12 @@ EXEMPT = {  # law -> names
         "CenteredClipping",
         "Chain",
         "CRFL",
+        "DeepSight",
         "DnC",
         "FedMGDA",
         "FLTrust",
+        "FoolsGold",
+        "FreqFed",
         "GeometricMedian",
         "NguyenFlame",
         "QFFL",
@@ -130,6 +143,7 @@ EXEMPT = {  # law -> names
         "CRFL",
         "FedMGDA",
         "FLTrust",
+        "FoolsGold",
         "LASA",
         "NguyenFlame",
         "QFFL",
@@ -142,8 +156,10 @@ EXEMPT = {  # law -> names
         "CenteredClipping",
         "Chain",
         "CRFL",
+        "DeepSight",
         "FedMGDA",
         "FLTrust",
+        "FoolsGold",
         "LASA",
         "NguyenFlame",
         "QFFL",
@@ -153,7 +169,9 @@ EXEMPT = {  # law -> names
     },
 }
 
-TIES = {"Bulyan", "CAF", "KNorm", "Krum", "MDA", "MeaMed", "SMEA"}  # rounding decides among equals
+TIES = {  # rounding decides among equals
+    *{"Bulyan", "CAF", "KNorm", "Krum", "MDA", "MeaMed", "RFLBAT", "SMEA"},
+}
 
 
 CONFIGURATIONS = find_configurations(pl_fed.aggregators, Aggregator, ARGUMENTS)
@@ -168,23 +186,35 @@ def without_exempt(law):
 MOST_BYZANTINE, MOST_NUMBERS = 9, 6  # of any example
 
 
+def output_layout(d):
+    """Return the layout of a linear layer of d parameters with up to √d outputs."""
+    outputs = max((k for k in range(1, d + 1) if d % k == 0 and k * k <= d), default=0)
+    shapes = (
+        torch.Size([outputs, d // max(1, outputs) - 1 if outputs else 0]),
+        torch.Size([outputs]),
+    )
+    return RowLayout(("weight", "bias"), shapes, (0, d - outputs, d))
+
+
 def context(uploads):
-    n = len(uploads)
+    n, layout = len(uploads), output_layout(uploads.shape[-1])
+    broadcast = torch.linspace(2.0, -1.0, uploads.shape[-1], dtype=torch.float64)
+
+    def net(update=None):
+        views = layout.views(broadcast if update is None else broadcast + update)
+        return lambda inputs: linear(inputs.double(), views["weight"], views["bias"])
+
     return RoundContext(
+        net=net,
+        inputs=torch.empty(0, layout.shapes[0][1]),
+        layout=layout,
         seed=1,
         clients=torch.arange(n),
         losses=torch.linspace(1.0, 2.0, n),
         start_losses=torch.linspace(3.0, 1.0, n, dtype=torch.float64),
-        broadcast=torch.linspace(2.0, -1.0, uploads.shape[-1], dtype=torch.float64),
+        broadcast=broadcast,
         root=torch.linspace(-1.0, 2.0, uploads.shape[-1], dtype=torch.float64),
-        layout=split_row(uploads.shape[-1]),
     )
-
-
-def split_row(numel):
-    """Return a layout of a weight and a bias, each with about half of the numbers."""
-    weight, bias = torch.empty(1, numel - numel // 2), torch.empty(numel // 2)
-    return RowLayout.from_tensors([("weight", weight), ("bias", bias)])
 
 
 def merge(aggregator, uploads, weights=None):
