@@ -2,6 +2,7 @@
 
 from pl_fed.attacks.a3fl import A3FL as A3FL
 from pl_fed.attacks.a_little_is_enough import ALittleIsEnough as ALittleIsEnough
+from pl_fed.attacks.adaptive_attack import AdaptiveAttack as AdaptiveAttack
 from pl_fed.attacks.backdoor import Backdoor as Backdoor
 from pl_fed.attacks.bad_pfl import BadPFL as BadPFL
 from pl_fed.attacks.base import Attack as Attack

@@ -198,7 +198,7 @@ class ByzantineClients:
         attackers: Tensor,
         valid: Tensor,
         context: RoundContext,
-        simulate_merge: Callable[[Tensor], Tensor],
+        simulate_merge: Callable[..., Tensor],
         hides_cohort: bool = False,
     ) -> Tensor:
         """Let the attackers of a cohort replace their uploads, in place.
