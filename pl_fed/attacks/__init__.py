@@ -16,6 +16,7 @@ from pl_fed.attacks.edge_case_backdoor import EdgeCaseBackdoor as EdgeCaseBackdo
 from pl_fed.attacks.fang import Fang as Fang
 from pl_fed.attacks.flipped_labels import FlippedLabels as FlippedLabels
 from pl_fed.attacks.flipped_pairs import FlippedPairs as FlippedPairs
+from pl_fed.attacks.free_rider import FreeRider as FreeRider
 from pl_fed.attacks.gaussian_noise import GaussianNoise as GaussianNoise
 from pl_fed.attacks.inner_product_manipulation import (
     InnerProductManipulation as InnerProductManipulation,

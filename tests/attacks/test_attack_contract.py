@@ -53,6 +53,10 @@ ARGUMENTS = {
         {"target": 0, "source": 2, "samples": 1.0},
         {"target": 5, "change": "invert"},
     ],
+    "FreeRider": [
+        *({"disguise": disguise} for disguise in ("plain", "noise", "delta", "advanced")),
+        {"decay": "exponential", "gamma": 0.5},
+    ],
     "GaussianNoise": [{}, {"samples": 1.0, "std": 0.1}],
     "Outliers": [{}, {"samples": 1.0, "pixels": 0.5, "low": -1.0, "high": 2.0}],
     "RandomLabels": [{}, {"redraw": True}, {"redraw": "access"}],
