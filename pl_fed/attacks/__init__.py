@@ -21,6 +21,7 @@ from pl_fed.attacks.gaussian_noise import GaussianNoise as GaussianNoise
 from pl_fed.attacks.inner_product_manipulation import (
     InnerProductManipulation as InnerProductManipulation,
 )
+from pl_fed.attacks.large_loss import LargeLoss as LargeLoss
 from pl_fed.attacks.learned_stamp import LearnedStamp as LearnedStamp
 from pl_fed.attacks.line_attack import LineAttack as LineAttack
 from pl_fed.attacks.mimic import Mimic as Mimic

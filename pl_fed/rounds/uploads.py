@@ -209,11 +209,12 @@ def forge_uploads(
         channel: Compresses the forged uploads, too; ``None`` without compression.
 
     Returns:
-        All uploads, with the forged ones, in every process; and a mask of the valid ones, bool
-        [cohort].
+        All uploads and reported losses, with the forged ones, in every process; and a mask of the
+        valid ones, bool [cohort].
     """
     honest = uploads.gather()
     attackers = attackers.to(honest.rows.device)
+    honest = replace(honest, context=byzantine_clients.forge_losses(honest.context, attackers))
     carry = _build_carry(channel, uploads.context, attackers)
     simulation = _MergeSimulation(
         honest, attackers, valid, byzantine_clients, server, client, carry

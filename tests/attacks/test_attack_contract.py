@@ -188,6 +188,10 @@ def test_flags_match_the_changes_by_the_attack(kind, arguments):
     attack, batch, own = kind(**arguments), samples(), uploads(3)
     poisons = not equal(attack.poison(batch, CLIENT), batch)
     forges = not torch.equal(forge(attack, uploads(4), own), own)
+    losses = torch.ones(3)
+    forges_losses = not torch.equal(attack.forge_losses(losses, RoundContext()), losses)
+    assert attack.forges_losses == forges_losses
+    forges |= forges_losses
     assert poisons or forges
     assert (attack.poisons, attack.forges) == (poisons, forges)
 
