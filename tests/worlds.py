@@ -25,6 +25,8 @@ from pl_fed.aggregators import (
     QFFL,
     AdaptiveClipping,
     CenteredClipping,
+    DeepSight,
+    FLDetector,
     FLTrust,
     Krum,
     Mean,
@@ -267,6 +269,8 @@ SCENARIOS = {
     "Lp-Proj in shards": settings(
         client=partial(LpProj, dimensions=9), **sharded_settings(Median())
     ),
+    "DeepSight": settings(**attacked_settings(aggregator=DeepSight(num_inputs=20))),
+    "FLDetector": settings(**attacked_settings(aggregator=FLDetector(window=1))),
     "FLTrust": settings(**fltrust_settings()),
     "FLTrust in shards": settings(**fltrust_settings(gathered_bytes=0)),
     "a chain in shards": settings(

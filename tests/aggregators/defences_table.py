@@ -6,6 +6,7 @@ Every cell is found by the class itself: by its attributes, or by a round of ran
 into ``pl_fed/aggregators/README.md``.
 """
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -98,12 +99,12 @@ def find_memory(kind):
     rows = "K" if getattr(stage, "remembers_clients", False) else "n"
     names = {UPLOADS: rows, CLIENTS: "K", NUMEL: "d"}
     tensors = [t for t in stage.state_dict().values() if t.numel()]
-    sizes = [
-        " ".join(str(names.get(size, size)) for size in tensor.shape if size > 1) or "1"
-        for tensor in tensors
-    ]
-    counts = Counter(sizes)
-    return " + ".join(f"{n if n > 1 else ''} {size}".strip() for size, n in counts.items()) or "–"
+    counts = Counter()
+    for tensor in tensors:
+        symbols = " ".join(names[size] for size in tensor.shape if size in names)
+        counts[symbols] += math.prod(size for size in tensor.shape if size not in names)
+    terms = (f"{n if n > 1 or not symbols else ''} {symbols}" for symbols, n in counts.items())
+    return " + ".join(term.strip() for term in terms) or "–"
 
 
 def find_privacy(aggregator):

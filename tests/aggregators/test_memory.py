@@ -1,11 +1,13 @@
 """Memory of an aggregator that grows is saved and resumed."""
 
+from functools import partial
+
 import pytest
 import torch
 from small_federations import classes, mlp, seeded, sgd, shared_out
 
 import pl_fed
-from pl_fed.aggregators import Aggregator, CenteredClipping
+from pl_fed.aggregators import Aggregator, CenteredClipping, FLDetector, FoolsGold
 from pl_fed.clients import FedAvg
 from pl_fed.samplers import Uniform
 from pl_fed.types import RoundContext
@@ -49,10 +51,13 @@ def fit(folder, rounds, aggregator, ckpt_path=None):
 
 
 @pytest.mark.slow
-def test_memory_of_any_shape_resumes_bit_for_bit(tmp_path):
-    expected = fit(tmp_path / "a", 6, PastSums())
-    fit(tmp_path / "b", 3, PastSums())
-    assert torch.equal(fit(tmp_path / "b", 6, PastSums(), "last"), expected)
+@pytest.mark.parametrize(
+    "make", [PastSums, FoolsGold, partial(FLDetector, window=1)], ids=["sums", "gold", "detector"]
+)
+def test_memory_of_any_shape_resumes_bit_for_bit(tmp_path, make):
+    expected = fit(tmp_path / "a", 6, make())
+    fit(tmp_path / "b", 3, make())
+    assert torch.equal(fit(tmp_path / "b", 6, make(), "last"), expected)
 
 
 def test_undeclared_memory_has_a_remedy(tmp_path):
