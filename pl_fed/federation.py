@@ -47,6 +47,7 @@ from pl_fed.preflight.rules import (
     check_mean,
     check_own_batches,
     check_samples,
+    check_server_step,
     check_validation_loss,
 )
 from pl_fed.preflight.step_facts import StepFacts
@@ -331,6 +332,8 @@ class Federation(Configurable):
             keep_freed_memory()
         if stage == "fit" or session.trains_held_out:
             self._try_steps(session, trial)
+        evaluator = session.evaluation.evaluator
+        self.byzantine_clients.set_net(evaluator.copy_global_model)
         self._session = session
 
     def _begin(self, client: Client, data: ClientData, loads: bool) -> None:
@@ -411,6 +414,7 @@ class Federation(Configurable):
         check_samples(data, aggregator, self.evaluate_clients)
         check_held_out_clients(client, datamodule.held_out)
         check_mean(client, aggregator, self.server.only_adds)
+        check_server_step(aggregator, self.server.only_adds)
         if self.compression is not None:
             check_compression(self.compression, client, aggregator)
         try_features(trial)

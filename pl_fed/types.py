@@ -163,6 +163,8 @@ class RoundContext:
         start_losses: Mean loss of the broadcast w^t over all training data of each client, [n];
             empty unless the aggregator's ``needs_start_losses`` is set.
         attackers: Ids of the clients that forge their uploads, int64 [b]; empty for aggregators.
+        byzantine: Ids of all Byzantine clients of the round in ascending order, inside and outside
+            of the cohort; empty for aggregators.
         observed: Ids of the clients of the honest uploads that the attack observes, int64 [h];
             empty for aggregators.
         broadcast: The global model w^t at the start of the round, [d]; empty if the server merges
@@ -181,6 +183,7 @@ class RoundContext:
         samples: Returns all training samples of an attacker, by its id, before any attack on data.
             ``None`` for aggregators.
         num_clients: Number of clients of the federation; 0 if it is unknown.
+        num_rounds: Number of rounds of the run; infinite without a limit, and 0 if it is unknown.
         layout: The position of each parameter tensor in an upload; ``None`` if it is unknown, or
             if the server merges uploads in slices.
         unsent: Positions of the parameters that clients keep to themselves, int64; an upload is 0
@@ -198,6 +201,7 @@ class RoundContext:
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
     start_losses: Tensor = field(default_factory=lambda: torch.empty(0))
     attackers: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    byzantine: tuple[int, ...] = ()
     observed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     broadcast: Tensor = field(default_factory=lambda: torch.empty(0))
     root: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -208,6 +212,7 @@ class RoundContext:
     samples: Callable[[int], Batch] | None = None
     simulate_merge: Callable[[Tensor], Tensor] | None = None
     num_clients: int = 0
+    num_rounds: float = 0
     layout: RowLayout | None = None
     unsent: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     reject: Callable[[Tensor], None] = lambda _: None

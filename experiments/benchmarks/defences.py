@@ -27,6 +27,7 @@ from settings import Settings
 
 from pl_fed import aggregators
 from pl_fed.aggregators import Aggregator, Clipping, Mean, PreAggregator
+from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
 Defence = Aggregator | PreAggregator
@@ -56,7 +57,20 @@ def context_of(clients: int, parameters: int, byzantine: int) -> RoundContext:
         start_losses=torch.rand(clients, generator=draw),
         broadcast=torch.randn(parameters, generator=draw),
         root=torch.randn(parameters, generator=draw),
+        layout=split_row(parameters),
     )
+
+
+def split_row(parameters: int) -> RowLayout:
+    """Return a layout of four weights and biases, with shares as in a small CNN."""
+    weights = [parameters * share // 100 for share in (1, 4, 20)]
+    weights.append(parameters - sum(weights) - 4 * 10)
+    tensors = [
+        (f"{layer}.{name}", torch.empty(shape, device="meta"))
+        for layer, number in enumerate(weights)
+        for name, shape in (("weight", (1, number)), ("bias", (10,)))
+    ]
+    return RowLayout.from_tensors(tensors)
 
 
 def most_memory() -> int:

@@ -73,6 +73,12 @@ class Aggregator(Configurable, Memory, ABC):
     remembers_clients: bool = False
     """Whether it keeps a memory of each client by its id. Each row is then one client's."""
 
+    sets_model: bool = False
+    """Whether it chooses the next global model, and returns the update that leads there.
+
+    The server's optimizer has to add this update: plain SGD with learning rate 1.
+    """
+
     @property
     def final_aggregator(self) -> "Aggregator":
         """The aggregator behind all pre-aggregators: this object, unless it is a chain."""
@@ -140,6 +146,17 @@ class Aggregator(Configurable, Memory, ABC):
         """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""
         require_rows(self, uploads, smallest)
 
+    def require_layout(self, uploads: Tensor, context: RoundContext) -> RowLayout:
+        """Return ``context.layout``, or raise ``ValueError`` unless it fits the uploads [n, d]."""
+        layout = context.layout
+        if layout is None or layout.numel != uploads.shape[1]:
+            got = "none" if layout is None else f"one of {layout.numel} numbers"
+            raise ValueError(
+                f"Expected `context.layout` to place the {uploads.shape[1]} numbers of an upload"
+                f" for {type(self).__name__}, which looks at each parameter tensor, but got {got}."
+            )
+        return layout
+
     def require_broadcast(self, uploads: Tensor, context: RoundContext) -> Tensor:
         """Return ``context.broadcast``, or raise ``ValueError`` unless it is as long as a row."""
         if context.broadcast.shape != uploads.shape[1:]:
@@ -159,17 +176,6 @@ class Aggregator(Configurable, Memory, ABC):
                 f" upload, for {type(self).__name__} but got {clients.tolist()}."
             )
         return clients
-
-    def require_layout(self, uploads: Tensor, context: RoundContext) -> RowLayout:
-        """Return ``context.layout``, or raise ``ValueError`` unless it is as long as a row."""
-        layout = context.layout
-        if layout is None or layout.numel != uploads.shape[1]:
-            raise ValueError(
-                "Expected `context.layout` to give the position of each tensor in an upload of"
-                f" {uploads.shape[1]} numbers for {type(self).__name__} but got"
-                f" {None if layout is None else f'{layout.numel} numbers'}."
-            )
-        return layout
 
     def overflow_error(self, uploads: Tensor) -> ValueError:
         """Return the exception for uploads without a finite merged row."""

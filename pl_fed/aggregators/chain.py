@@ -49,6 +49,7 @@ class Chain(Aggregator):
         self.remembers_clients = then.remembers_clients
         if then.remembers_clients:
             _check_single_clients(first, then)
+        self.sets_model = then.sets_model
 
     @property
     def final_aggregator(self) -> Aggregator:

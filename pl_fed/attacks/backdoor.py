@@ -15,7 +15,6 @@ target.
 from types import EllipsisType
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from pl_fed.arguments import check_choice, check_finite, check_integers
@@ -53,6 +52,7 @@ class Backdoor(TriggerAttack):
             data, the square does not fit the inputs, or ``batch.samples`` is missing.
 
     Example:
+        >>> import torch
         >>> x = torch.tensor([[[0.0, 0.1, 0.2], [0.3, 0.4, 0.5], [0.6, 0.7, 0.8]]])
         >>> stamped = Backdoor(target=3, size=2, value=1.0).trigger(Batch(x, torch.tensor([5])))
         >>> stamped.inputs, stamped.targets, stamped.mask
@@ -83,12 +83,12 @@ class Backdoor(TriggerAttack):
 
     def _add_stamp(self, x: Tensor) -> Tensor:
         """Return a copy of the inputs with the stamp on every sample."""
-        x, index = x.clone(), self._stamp_index(x)
+        x, index = x.clone(), self.stamp_index(x)
         value = x.flatten(1).amax(1) if self.value is None else x.new_tensor(self.value)
         x[index] = value.reshape(-1, *[1] * (x.ndim - 1))
         return x
 
-    def _stamp_index(self, x: Tensor) -> tuple[slice | EllipsisType, ...]:
+    def stamp_index(self, x: Tensor) -> tuple[slice | EllipsisType, ...]:
         """Return the index of the stamp in inputs."""
         is_image = x.ndim > 2
         width = self.size if is_image else self.size**2

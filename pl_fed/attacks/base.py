@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_fed.configurable import Configurable
 from pl_fed.random import key
@@ -45,6 +45,16 @@ class Attack(Configurable, ABC):
 
     needs_inputs: bool = False
     """Whether the attack changes inputs: stored features of a net cannot replace the inputs."""
+
+    trains: bool = False
+    """Whether :meth:`forge` trains copies of the global model. The uploads of the algorithm must
+    then be changes of the global model, and the net must return a score for each class."""
+
+    needs_net: bool = False
+    """Whether :meth:`trigger` runs a model: pl_fed then calls :meth:`set_net` before training."""
+
+    trigger_version: int = 0
+    """A number that changes with the trigger: pl_fed then makes its samples for evaluation anew."""
 
     @property
     def forges(self) -> bool:
@@ -137,6 +147,27 @@ class Attack(Configurable, ABC):
             target is the wanted one.
         """
         return batch
+
+    def try_training(self, net: nn.Module, batch: Batch, context: ClientContext) -> None:
+        """Refuse a net or samples that do not fit the attack, before training.
+
+        pl_fed calls it if :attr:`trains` is set.
+
+        Args:
+            net: The user's net in evaluation mode; not changed.
+            batch: A few training samples.
+            context: The first client and the first round.
+
+        Raises:
+            ValueError: If they do not fit.
+        """
+
+    def set_net(self, net: nn.Module) -> None:
+        """Receive a copy of the user's net, in evaluation mode, if :attr:`needs_net` is set.
+
+        Args:
+            net: The net. A trigger that runs a model puts the attackers' parameters into it.
+        """
 
     def attacker_ids(self, own: Tensor, context: RoundContext) -> list[int]:
         """Return ``context.attackers``, the ids that key the draws.

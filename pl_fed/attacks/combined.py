@@ -1,8 +1,10 @@
 """Several attacks in one."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_fed.attacks.base import Attack, apply_attacks
 from pl_fed.types import Batch, ClientContext, RoundContext
@@ -42,6 +44,8 @@ class Combined(Attack):
             )
         self.attacks: Sequence[Attack] = tuple(attacks)
         self.needs_inputs = any(attack.needs_inputs for attack in attacks)
+        self.trains = any(attack.trains for attack in attacks)
+        self.needs_net = any(attack.needs_net for attack in attacks)
 
     @property
     def poisons(self) -> bool:
@@ -72,6 +76,39 @@ class Combined(Attack):
         for attack in self.attacks:
             own = attack.forge(honest, own, context)
         return own
+
+    @property
+    def trigger_version(self) -> int:  # type: ignore[override]
+        """A number that changes with the trigger of an attack: the sum of their versions."""
+        return sum(attack.trigger_version for attack in self.attacks)
+
+    def try_training(self, net: nn.Module, batch: Batch, context: ClientContext) -> None:
+        """Refuse a net or samples that do not fit an attack that trains."""
+        for attack in self.attacks:
+            if attack.trains:
+                attack.try_training(net, batch, context)
+
+    def set_net(self, net: nn.Module) -> None:
+        """Give each attack that needs it a copy of the user's net."""
+        for attack in self.attacks:
+            if attack.needs_net:
+                attack.set_net(copy.deepcopy(net))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the attacks by their position, without empty ones."""
+        states = {
+            str(position): attack.state_dict() for position, attack in enumerate(self.attacks)
+        }
+        return {position: state for position, state in states.items() if state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the states of the attacks.
+
+        Raises:
+            ValueError: If a state belongs to another attack.
+        """
+        for position, attack in enumerate(self.attacks):
+            attack.load_state_dict(state.get(str(position), {}))
 
     def trigger(self, batch: Batch) -> Batch:
         """Return the samples with all triggers, and the targets and mask of the last one."""

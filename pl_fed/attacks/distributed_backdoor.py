@@ -38,8 +38,8 @@ class DistributedBackdoor(TriggerAttack):
         target: The class that the attackers want for stamped samples, at least 0.
         samples: Share of a Byzantine client's samples with its part, in [0, 1].
         parts: M, the number of parts, at least 1. The attackers of the federation take turns, by
-            ascending id. Clients that are no attackers, as under ``federation.adversary.corruption``,
-            take turns by their ids.
+            ascending id. Clients that are no attackers, as under the section's ``corruption``, take
+            turns by their ids.
         size: The length of a part, in pixels, at least 1.
         gap: The pixels between two parts, in rows and in columns, at least 0.
         shift: The first row and the first column of the trigger, at least 0.
@@ -94,7 +94,7 @@ class DistributedBackdoor(TriggerAttack):
 
     def add_trigger(self, batch: Batch, context: ClientContext | None) -> Tensor:
         """Return the inputs with the attacker's part, or with all parts in an evaluation."""
-        x = batch.inputs.clone()
+        x: Tensor = batch.inputs.clone()
         self._check_size(x)
         value = x.flatten(1).amax(1) if self.value is None else x.new_tensor(self.value)
         for part in self._parts_of(context):

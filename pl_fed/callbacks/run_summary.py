@@ -18,6 +18,8 @@ from pl_fed.callbacks.versions import read_commit, read_versions
 from pl_fed.configurable import class_record
 from pl_fed.evaluation.monitor import metric_directions
 from pl_fed.federation import Federation
+from pl_fed.functional.durability import measure_durability
+from pl_fed.metrics.client_metrics import SUCCESS
 from pl_fed.reports.configs import PYTHON_CONFIG, flatten
 from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.run_folder import SUMMARY
@@ -102,7 +104,7 @@ class RunSummary(Callback):
             "stage": stage,
             "diverged": diverged,
             "metrics": {part: history[part] for part in ("test", "val")},
-            "attack": summarize_attack(history["attack"]),
+            "attack": self._summarize_attack(history),
             "counts": self._counts(find_evaluated_round(trainer), history),
             "seconds": self._seconds(history["seconds"]),
             "seeds": self._seeds(),
@@ -117,6 +119,17 @@ class RunSummary(Callback):
             "privacy": self.federation.privacy_statement(),
         }
         write_json(folder / SUMMARY, summary)
+
+    def _summarize_attack(self, history: Mapping[str, Any]) -> dict[str, float]:
+        """Return detection, stealth and, for an attack that stops, durability of a backdoor."""
+        summary = summarize_attack(history["attack"])
+        stop = self.federation.adversary.stop_round
+        for model, success in history["backdoor"].items():
+            durability = None if stop is None else measure_durability(success, stop)
+            if durability is not None:
+                summary[f"{model}_durability"] = float(durability.rounds)
+                summary[f"{model}_outlasts"] = float(durability.outlasts)
+        return summary
 
     def _counts(self, rounds: int, history: Mapping[str, Any]) -> dict[str, Any]:
         federation = self.federation
@@ -185,17 +198,22 @@ def read_history(path: Path) -> dict[str, Any]:
 
     Returns:
         ``test`` and ``val``, each the last metrics by name without the part, and ``round``;
-        ``attack``, the measures of the attack in each round by name;
+        ``attack``, the measures of the attack in each round by name; ``backdoor``, the success of a
+        backdoor on validation data by model and round;
         ``uploads``, the number of uploads over all rounds by outcome; ``small_cohorts``, the number
         of rounds without a step; ``seconds``, a list.
     """
     history: dict[str, Any] = {"test": {}, "val": {}, "uploads": {}, "seconds": []}
     history["small_cohorts"] = 0
-    history["attack"] = {}
+    history |= {"attack": {}, "backdoor": {}}
     for row in _read_rows(path):
         for part in ("test", "val"):
             if values := _strip_prefix(row, f"{part}/"):
                 history[part] = {"round": int(row["round"]), **values}
+        for name, value in _strip_prefix(row, "val/").items():
+            if name.endswith(f"/{SUCCESS}"):
+                model = name.removesuffix(f"/{SUCCESS}")
+                history["backdoor"].setdefault(model, {})[int(row["round"])] = value
         for name, count in _strip_prefix(row, "train/").items():
             if name in _UPLOADS:
                 history["uploads"][name] = history["uploads"].get(name, 0) + int(count)

@@ -25,7 +25,10 @@ from pl_fed.functional.fairness import (
     worst_mean,
 )
 
-TAKEN_NAMES = ("accuracy", "loss", "class_std", "samples", "backdoor_success")
+SUCCESS = "backdoor_success"
+"""Name of the success of a backdoor."""
+
+TAKEN_NAMES = ("accuracy", "loss", "class_std", "samples", SUCCESS)
 """Reserved names: no metric of a task may have them."""
 
 _LOSSES = ("loss", "loss_var")
@@ -56,7 +59,9 @@ class ClientMetrics(Metric):
         benign: A mask of the clients to include, bool [num_clients]; ``None`` includes all.
         backdoor: Whether to measure the success of a backdoor: the share of a client's samples that
             a model assigns to the attacker's class after the trigger is added.
-            ``backdoor_success`` is the unweighted mean over the clients with such samples.
+            ``backdoor_success`` is the unweighted mean over the clients with such samples,
+            ``backdoor_success_worst10`` the mean over the tenth of them with the largest success,
+            and ``backdoor_success_max`` that of the worst client.
         measures: Names of the task's metrics, and whether larger values are better. If they are,
             the worst 10 % of the clients are the clients with the smallest values. With ``None``,
             which is unknown, there are no worst and best clients. Clients with an undefined metric
@@ -184,7 +189,7 @@ class ClientMetrics(Metric):
     def names(self) -> tuple[str, ...]:
         """The names of the metrics of :meth:`compute`.
 
-        ``backdoor_success`` is missing there if no sample could be misled. The statistics of a
+        The success of a backdoor is missing there if no sample could be misled. The statistics of a
         task's metric are missing if it is undefined for all clients; ``<metric>_undefined`` is the
         number of clients without a value. The statistics over the clients that took part are not
         among the names: they end when every client has taken part.
@@ -202,7 +207,8 @@ class ClientMetrics(Metric):
             losses = dict.fromkeys((*_LOSSES, *(f"loss{suffix}" for suffix in STATISTICS)))
             return (*measures, *(losses if self.has_loss else ()))
         accuracies = (f"accuracy{suffix}" for suffix in STATISTICS)
-        success = ("backdoor_success",) if self.backdoor else ()
+        endings = ("", "_worst10", "_max") if self.backdoor else ()
+        success = tuple(f"{SUCCESS}{ending}" for ending in endings)
         class_stds = ("class_std_mean", "class_std_std")
         return (*accuracies, *_LOSSES, *class_stds, *measures, *success)
 
@@ -266,7 +272,7 @@ class ClientMetrics(Metric):
             "class_std_mean": class_stds.mean(),
             "class_std_std": population_std(class_stds),
             **measures,
-            **_mean_success(clients),
+            **_success_statistics(clients),
         }
 
     def _statistics_of_trained(
@@ -345,7 +351,7 @@ class ClientMetrics(Metric):
         for column, name in enumerate(self.measures):
             columns[name] = self.values[:, column].masked_fill(samples == 0, torch.nan)
         if self.backdoor:
-            columns["backdoor_success"] = self.misled.double() / self.triggered
+            columns[SUCCESS] = self.misled.double() / self.triggered
         return columns
 
 
@@ -400,9 +406,17 @@ def _statistics(
     }
 
 
-def _mean_success(clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the mean success of a backdoor; empty without a backdoor or a sample to mislead."""
-    success = clients.get("backdoor_success")
+def _success_statistics(clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return mean, worst 10 % and maximum of a backdoor's success over clients with a trigger.
+
+    Empty without a backdoor or a sample to mislead.
+    """
+    success = clients.get(SUCCESS)
     if success is None or success.isnan().all():
         return {}
-    return {"backdoor_success": success.nanmean()}
+    defined = success[~success.isnan()]
+    return {
+        SUCCESS: success.nanmean(),
+        f"{SUCCESS}_worst10": best_mean(defined),  # the worst clients have the largest success
+        f"{SUCCESS}_max": defined.max(),
+    }

@@ -302,3 +302,7 @@ def try_attacks(trial: Trial, attacks: Collection[Attack]) -> None:
     for attack in attacks:
         apply_attacks(batch, [attack], context)
         attack.trigger(batch)
+        if attack.trains:
+            net = trial.client.global_model
+            with evaluation_mode(net), restore_values(trial.client), torch.no_grad():
+                attack.try_training(net, batch, context)

@@ -7,8 +7,8 @@ the table of all algorithms, aggregators and options.
 
 import torch
 
-from pl_fed.aggregators import Aggregator, Mean
-from pl_fed.attacks import ALittleIsEnough, ModelReplacement
+from pl_fed.aggregators import Aggregator, Chain, Mean
+from pl_fed.attacks import ALittleIsEnough, ConstrainedReplacement, ModelReplacement
 from pl_fed.attacks.adversary import Adversary
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
@@ -117,7 +117,7 @@ def _refuse_for_one_sum(aggregator: Aggregator) -> str | None:
     """
     if type(aggregator) is Mean:
         return _refuse_weights(aggregator)
-    if aggregator.final_aggregator is not aggregator:
+    if isinstance(aggregator, Chain):
         return (
             f"Expected no `federation.pre_aggregators` {_FOR}, because"
             " `federation.privacy.clip_norm` clips the uploads, but got some: remove them, or set"
@@ -305,5 +305,11 @@ def refuse_adversary(adversary: Adversary, is_without_replacement: bool) -> str 
                 f"Expected argument `factor` of {type(attack).__name__} to be a number {_FOR} but"
                 " got null, which computes it from the size of the cohort: attackers do not know"
                 " it; set a number."
+            )
+        if isinstance(attack, ConstrainedReplacement) and attack.scale is attack.norm_bound is None:
+            return (
+                f"Expected argument `scale` of ConstrainedReplacement to be a number {_FOR} but got"
+                " null, which computes it from the size of the cohort: attackers do not know it;"
+                " set a number, or `norm_bound`."
             )
     return None

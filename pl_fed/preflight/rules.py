@@ -56,7 +56,10 @@ def check_own_batches(client: Client, data: ClientData, attacks: Iterable[Attack
         "`keep_features` of the net": keeps_features(net),
         "`federation.metrics`": bool(client.task.further_metrics),
         f"{type(client).__name__}, which reads validation samples,": client.reads_validation,
-        **{f"the attack {type(attack).__name__}": attack.poisons for attack in attacks},
+        **{
+            f"the attack {type(attack).__name__}": attack.poisons or attack.trains
+            for attack in attacks
+        },
     }
     for need in (need for need, is_set in needs.items() if is_set):
         raise ValueError(
@@ -71,8 +74,9 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -
 
     Raises:
         ValueError: If an attack forges uploads and the algorithm needs their plain mean; if it
-            needs inputs of real numbers and the net keeps features or the data has other inputs; or
-            if it needs classes and the data has none.
+            trains models and uploads are no changes of them; if it needs inputs of real numbers and
+            the net keeps features or the data has other inputs; or if it needs classes and the data
+            has none.
     """
     net = client.global_model
     for attack in attacks:
@@ -82,6 +86,12 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -
                 "Expected `federation.adversary.attack` to leave uploads unchanged for"
                 f" {type(client).__name__}, whose server undoes forged uploads, but got {name}: use"
                 " an attack on data, such as RandomLabels, or FedAvg."
+            )
+        if attack.trains and client.sent_layout is None:
+            raise ValueError(
+                f"Expected an algorithm with uploads of model parameters for {name}, whose"
+                f" attackers train the global model, but got {type(client).__name__}: use an attack"
+                " on data, such as Backdoor, or another algorithm."
             )
         if attack.needs_inputs and keeps_features(net):
             raise ValueError(
@@ -239,6 +249,25 @@ def _check_plain_mean(name: str, aggregator: Aggregator, only_adds: bool) -> Non
         raise ValueError(
             "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
             f" {name}, whose mean is exact only then, but got another: remove it, or use FedAvg."
+        )
+
+
+def check_server_step(aggregator: Aggregator, only_adds: bool) -> None:
+    """Refuse a server optimizer that changes the update of an aggregator that sets the model.
+
+    Args:
+        aggregator: The server's aggregator.
+        only_adds: Whether the server only adds the merged update to the global model.
+
+    Raises:
+        ValueError: If the aggregator sets the model, and the server does more than add.
+    """
+    if aggregator.sets_model and not only_adds:
+        name = type(getattr(aggregator, "then", aggregator)).__name__
+        raise ValueError(
+            "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
+            f" {name}, whose update leads to the model that it has chosen, but got another: remove"
+            " it, or use another `federation.aggregator`."
         )
 
 

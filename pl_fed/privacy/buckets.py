@@ -85,6 +85,9 @@ class Buckets:
             round=context.round,
             num_byzantine=min(num_byzantine, self.largest_minority),
             clients=torch.arange(self.count),
+            num_rounds=context.num_rounds,
             broadcast=context.broadcast,
+            layout=context.layout,
+            net=context.net,
             note=lambda name, number: context.note(f"{name}_buckets", number),
         )

@@ -263,7 +263,7 @@ def task_metrics(names: Iterable[str]) -> list[str]:
     endings = ("_worst10", "_jain")  # without a direction, a metric has no worst clients
     metrics = {name.removesuffix(e) for e in endings for name in names if name.endswith(e)}
     over_trained_clients = {f"{name}_trained" for name in names}
-    return sorted(metrics - over_trained_clients - {"accuracy", "loss"})
+    return sorted(metrics - over_trained_clients - {"accuracy", "loss", "backdoor_success"})
 
 
 def list_task_metrics(run: Run) -> list[str]:

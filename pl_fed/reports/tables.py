@@ -186,7 +186,7 @@ def _best_group(groups: Sequence[Group], model: str, metric: str) -> int | None:
         return None
     runs = [run for group in groups for run in group.runs]
     base, _, statistic = metric.partition("_")
-    is_spread = statistic.endswith(("std", "var")) or metric == "backdoor_success"
+    is_spread = statistic.endswith(("std", "var")) or metric.startswith("backdoor_success")
     is_higher = False if is_spread else is_higher_better(runs, base)
     if is_higher is None:
         return None

@@ -15,6 +15,8 @@ RESULTS = {  # titles of the metrics in a fit's summary and in a report
     "accuracy_trained_worst10": "worst 10 % of trained clients",
     "loss": "loss",
     "backdoor_success": "backdoor success rate",
+    "backdoor_success_worst10": "backdoor success rate, worst 10 % of clients",
+    "backdoor_success_max": "backdoor success rate, worst client",
 }
 
 _KNOWN = (*RESULTS, "class_std_mean", "class_std_std")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_fed.attacks import Attack
 from pl_fed.attacks.adversary import Adversary
@@ -80,6 +80,15 @@ class ByzantineClients:
                 f"No client is Byzantine, so {type(self.attack).__name__} does nothing: set"
                 " `federation.adversary.fraction`, for example 0.2."
             )
+
+    def set_net(self, copy_net: Callable[[], nn.Module]) -> None:
+        """Give the attack a copy of the user's net if its trigger runs a model.
+
+        Args:
+            copy_net: Returns a copy of the global model in evaluation mode.
+        """
+        if self.attack is not None and self.attack.needs_net:
+            self.attack.set_net(copy_net())
 
     def begin(self, round: int) -> None:
         """Begin a round: draw its Byzantine clients if ``redraw`` is set."""
@@ -219,6 +228,7 @@ class ByzantineClients:
         context = replace(
             context,
             attackers=ids[attackers.cpu()],
+            byzantine=tuple(self.is_byzantine.nonzero().flatten().tolist()),
             observed=ids[visible.cpu()],
         )
         if knows_own:

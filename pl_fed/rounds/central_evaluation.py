@@ -47,7 +47,7 @@ class CentralEvaluation:
         self.settings = settings
         self._data: ClientData | None = None
         self._clients_data: ClientData | None = None  # beside which the samples were placed
-        self._triggered: dict[str, ClientData] = {}  # by part
+        self._triggered: dict[str, tuple[int, ClientData]] = {}  # by part, with its version
 
     @property
     def data(self) -> ClientData:
@@ -123,10 +123,12 @@ class CentralEvaluation:
     def _measure_backdoor(self, part: str, attack: Attack) -> Tensor:
         """Return the share of the samples with a trigger in the attacker's class; NaN without."""
         data = self.data
-        if part not in self._triggered:
+        version, triggered = self._triggered.get(part, (attack.trigger_version, None))
+        if triggered is None or version != attack.trigger_version:
             with torch.inference_mode(False):
-                self._triggered[part] = data.change_part(part, attack.trigger)
-        table = self._compute_table(self._triggered[part], part)
+                triggered = data.change_part(part, attack.trigger)
+            self._triggered[part] = (attack.trigger_version, triggered)
+        table = self._compute_table(triggered, part)
         return table.correct.sum().double() / table.samples.sum()
 
     def _compute_table(self, data: ClientData, part: str) -> Tables:

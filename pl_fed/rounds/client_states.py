@@ -60,7 +60,7 @@ class ClientStates:
         self._storage = storage
         self._data: ClientData | None = None
         self._data_format: tuple[torch.device, torch.dtype, bool] | None = None
-        self._trigger_data: dict[str, ClientData] = {}  # by part
+        self._trigger_data: dict[str, tuple[int, ClientData]] = {}  # by part, with its version
         self._store: ClientStore | None = None
         self._saved: Mapping[str, Any] | None = None
         self._new_clients: Tensor | None = None  # their rows begin at the global model
@@ -88,10 +88,12 @@ class ClientStates:
         data = self.data
         if attack is None or not attack.triggers:
             return None
-        if part not in self._trigger_data:
+        version, triggered = self._trigger_data.get(part, (attack.trigger_version, None))
+        if triggered is None or version != attack.trigger_version:
             with torch.inference_mode(False):
-                self._trigger_data[part] = data.change_part(part, attack.trigger)
-        return self._trigger_data[part]
+                triggered = data.change_part(part, attack.trigger)
+            self._trigger_data[part] = (attack.trigger_version, triggered)
+        return triggered
 
     @property
     def server_states(self) -> dict[str, Tensor]:

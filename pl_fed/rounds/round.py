@@ -420,6 +420,7 @@ class RoundRunner:
             clients=cohort,
             losses=losses,
             num_clients=self.states.loaded.num_clients,
+            num_rounds=self.settings.rounds,
             layout=self.client.row("global").layout,
             inputs=self._empty_inputs() if self.server.aggregator.needs_net else None,
         )

@@ -12,7 +12,14 @@ VALIDATION = "val/"
 _MODES = {"max": True, "min": False}
 _LOWER_SUFFIXES = ("_std", "_var", "_undefined")
 _HIGHER_SUFFIXES = ("_jain",)
-_SHARED_SUFFIXES = ("_worst10", "_best10", "_weighted", "_trained")
+_SHARED_SUFFIXES = ("_worst10", "_best10", "_weighted", "_trained", "_max")
+_OF_ATTACKS = {
+    "backdoor_success": False,
+    "detection_precision": True,
+    "detection_recall": True,
+    "global_durability": False,
+    "personal_durability": False,
+}
 
 
 def choose_model(metric: str, names: Iterable[str]) -> str:
@@ -44,6 +51,8 @@ def find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool |
         True
         >>> find_direction("test/held_out/personal/loss", {})
         False
+        >>> find_direction("test/personal/backdoor_success_max", {})
+        False
     """
     name = metric.replace("/held_out/", "/", 1).split("/", 2)[-1]
     if name.endswith(_LOWER_SUFFIXES):
@@ -52,7 +61,7 @@ def find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool |
         return True
     for suffix in _SHARED_SUFFIXES:
         name = name.removesuffix(suffix)
-    return directions.get(name, guess_direction(name))
+    return directions.get(name, _OF_ATTACKS.get(name, guess_direction(name)))
 
 
 def require_direction(path: str, metric: str, directions: Mapping[str, bool | None]) -> bool:

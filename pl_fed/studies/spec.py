@@ -28,6 +28,9 @@ from pl_fed.studies.selection import Selection, read_selection
 from pl_fed.studies.yaml_texts import load_study
 
 KEYS = ("name", "base", "axes", "seeds", "leave_out", "tune", "compare", "options")
+EXTENDS = "extends"
+"""The key of a study file that names the file whose content it changes."""
+
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
 _MAX_SEED = 2**32 - 1
 
@@ -98,10 +101,22 @@ def read_spec_file(path: str | Path) -> StudySpec:
     Raises:
         StudyError: If the file cannot be read, or describes no study.
     """
-    if not Path(path).is_file():
+    return read_spec(_read_content(Path(path)))
+
+
+def _read_content(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return the content of a study file, over that of the file which it extends.
+
+    Its keys replace those of the other file; its axes are added, or replace axes of the same name.
+
+    Args:
+        path: The file.
+        children: The files that extend it.
+    """
+    if not path.is_file():
         raise StudyError(
-            "Expected argument `study` to be a YAML file but found none at"
-            f" '{Path(path).absolute()}'."
+            f"Expected argument `{'extends' if children else 'study'}` to be a YAML file but found"
+            f" none at '{path.absolute()}'."
         )
     try:
         value = load_study(read_file(path))
@@ -114,7 +129,17 @@ def read_spec_file(path: str | Path) -> StudySpec:
             f"Expected argument `study` to be a file with the keys {', '.join(KEYS)} but got"
             f" {path}, which has none."
         )
-    return read_spec(value)
+    if EXTENDS not in value:
+        return value
+    parent = path.parent / read_text(EXTENDS, value.pop(EXTENDS))
+    chain = (*children, path.resolve())
+    if parent.resolve() in chain:
+        refuse(EXTENDS, "name another file, which does not extend this one", str(parent))
+    content = _read_content(parent, chain)
+    axes = {"axes": read_mapping("axes", value["axes"])} if "axes" in value else {}
+    if axes:
+        axes = {"axes": {**read_mapping("axes", content.get("axes", {})), **axes["axes"]}}
+    return {**content, **value, **axes}
 
 
 def read_spec(value: Mapping[str, Any]) -> StudySpec:

@@ -38,7 +38,9 @@ from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
 ARGUMENTS = {
+    "AlignIns": [{}, {"top": 1.0, "weighting": "samples"}, {"cosine_radius": 3.0}],
     "Bulyan": [{}, {"num_byzantine": 1}],
+    "CRFL": [{}, {"std": 0.0, "aggregator": Median()}, {"start": 0.1, "growth": 0.0}],
     "CenteredClipping": [{}, {"tau": 0.5, "num_steps": 3}],
     "Chain": [
         {"first": [Clipping()], "then": Mean()},
@@ -63,10 +65,13 @@ ARGUMENTS = {
         {"num_byzantine": 1},
         {"num_selected": None, "squared": False},
     ],
+    "LASA": [{}, {"sparsity": 0.0, "norm_radius": 2.0}, {"sparsity": 0.9, "mean": "sparse"}],
     "MDA": [{}, {"num_byzantine": 2}],
     "MeaMed": [{}, {"num_byzantine": 2}],
     "Mean": [{}, {"weighting": "samples"}],
     "NguyenFlame": [{}, {"noise": 0.0}],
+    "RobustLearningRate": [{}, {"statistic": "median"}, {"statistic": "sign"},
+                           {"threshold": 1, "weighting": "samples"}],
     "SMEA": [{}, {"num_byzantine": 2}],
     "QFFL": [{}, {"q": 0.0}, {"q": 5.0, "lipschitz": 20.0}],
     "RFLBAT": [{}, {"first_factor": 2.0, "max_clusters": 3}, {"layers": ["weight"]}],
@@ -74,6 +79,8 @@ ARGUMENTS = {
     "Term": [{}, {"t": 0.0}, {"t": -2.0}, {"t": math.inf}],
     "TiltedMean": [{}, {"q": 3.0}, {"q": -2.0, "steps": 3}, {"q": math.inf}],
     "TrimmedMean": [{}, {"num_trimmed": 2}],
+    "WeakDP": [{}, {"max_norm": None, "std": 0.0, "aggregator": Median()},
+               {"max_norm": 1.0, "std": 0.1, "aggregator": Mean("samples")}],
 }  # fmt: skip
 SMALLEST = {  # name -> fewest uploads, where that is more than 1
     "Bulyan": 7,
@@ -88,25 +95,77 @@ SMALLEST = {  # name -> fewest uploads, where that is more than 1
 }
 EXEMPT = {  # law -> names
     "permutation": set(),
-    # they depend on the lengths or signs of uploads; or rounding decides which outlier is farther
+    # they depend on the lengths or signs of uploads; or rounding decides which outlier is farther;
+    # GeometricMedian and TiltedMean may start at 0
     "translation": {
-        *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "KNorm", "QFFL", "SignGuard"},
-        *{"DeepSight", "FoolsGold", "FreqFed", "RFLBAT"},
-        *{"TiltedMean", "GeometricMedian"},  # which may start at 0
-        "NguyenFlame",  # which compares the directions of models
+        "AlignIns",
+        "CenteredClipping",
+        "Chain",
+        "CRFL",
+        "DeepSight",
+        "DnC",
+        "FedMGDA",
+        "FLTrust",
+        "FoolsGold",
+        "FreqFed",
+        "GeometricMedian",
+        "KNorm",
+        "LASA",
+        "NguyenFlame",
+        "QFFL",
+        "RFLBAT",
+        "RobustLearningRate",
+        "SignGuard",
+        "TiltedMean",
+        "WeakDP",
     },
     "scaling": {
-        *{"CenteredClipping", "Chain", "DnC", "FedMGDA", "FLTrust", "GeometricMedian", "QFFL"},
-        *{"DeepSight", "FoolsGold", "FreqFed", "NguyenFlame", "SignGuard"},
+        "CenteredClipping",
+        "Chain",
+        "CRFL",
+        "DeepSight",
+        "DnC",
+        "FedMGDA",
+        "FLTrust",
+        "FoolsGold",
+        "FreqFed",
+        "GeometricMedian",
+        "NguyenFlame",
+        "QFFL",
+        "RobustLearningRate",
+        "SignGuard",
+        "WeakDP",
     },
     # they choose the length of the result
     "equality": {
-        *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "FoolsGold", "NguyenFlame", "QFFL"},
+        "CenteredClipping",
+        "Chain",
+        "CRFL",
+        "FedMGDA",
+        "FLTrust",
+        "FoolsGold",
+        "LASA",
+        "NguyenFlame",
+        "QFFL",
+        "RobustLearningRate",
+        "WeakDP",
     },
-    # their result may be shorter than any upload
+    # their result may be shorter than any upload, or point backwards
     "range": {
-        *{"CenteredClipping", "Chain", "FedMGDA", "FLTrust", "NguyenFlame", "QFFL", "SignGuard"},
-        *{"DeepSight", "FoolsGold"},
+        "AlignIns",
+        "CenteredClipping",
+        "Chain",
+        "CRFL",
+        "DeepSight",
+        "FedMGDA",
+        "FLTrust",
+        "FoolsGold",
+        "LASA",
+        "NguyenFlame",
+        "QFFL",
+        "RobustLearningRate",
+        "SignGuard",
+        "WeakDP",
     },
 }
 

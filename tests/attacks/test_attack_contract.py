@@ -10,16 +10,30 @@ import torch
 from contract_suite import find_configurations, one_test
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import pl_fed.attacks
 from pl_fed.aggregators import Krum, Mean, Median, TrimmedMean
 from pl_fed.attacks import Attack, ModelReplacement, RandomLabels, SignFlipping
+from pl_fed.data.source import Arrays
+from pl_fed.nets.rows import RowLayout
 from pl_fed.types import Batch, ClientContext, RoundContext
+
+
+class Pool:
+    """A data source of 20 images of 4×4 pixels."""
+
+    def load(self):
+        images = torch.rand(20, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+        return Arrays(images, torch.zeros(20, dtype=torch.int64), num_classes=1)
+
 
 ARGUMENTS = {
     "ALittleIsEnough": [{}, {"factor": 1.5}, {"factor": "search", "trials": 7}],
     "Combined": [{"attacks": [RandomLabels(), ModelReplacement(), SignFlipping()]}],
-    "DistributedBackdoor": [{"target": 3, "size": 1}, {"target": 0, "size": 1, "gap": 0, "shift": 2}],
+    "DistributedBackdoor": [{"target": 3, "size": 1}, {"target": 0, "size": 1, "gap": 0}],
+    "EdgeCaseBackdoor": [{"target": 3, "pool": Pool()}],
+    "FlippedPairs": [{"pairs": {3: 5}}, {"pairs": {1: 2, 2: 1}, "samples": 0.5}],
     "Fang": [{}, {"defence": "trimmed_mean"}, {"defence": "trimmed_mean", "on": "update"}],
     "InnerProductManipulation": [{}, {"factor": 3.0}, {"factor": "search"}],
     "Mimic": [{}, {"client": 3}],
@@ -30,11 +44,27 @@ ARGUMENTS = {
     "SameValue": [{}, {"value": 3.0}, {"on": "update"}],
     "SignFlipping": [{}, *({"factor": None, "of": of} for of in ("update", "model", "broadcast"))],
     "Backdoor": [{"target": 3}, {"target": 0, "samples": 1.0, "size": 2, "corner": "top_left"}],
+    "SemanticBackdoor": [
+        {"target": 3},
+        {"target": 0, "source": 2, "samples": 1.0},
+        {"target": 5, "change": "invert"},
+    ],
     "GaussianNoise": [{}, {"samples": 1.0, "std": 0.1}],
     "Outliers": [{}, {"samples": 1.0, "pixels": 0.5, "low": -1.0, "high": 2.0}],
     "RandomLabels": [{}, {"redraw": True}, {"redraw": "access"}],
 }
 CLIENT = ClientContext(seed=3, round=4, client=5, num_classes=10, attackers=(2, 4, 5))
+TRAINED = {"steps": 3, "batch_size": 8}
+ARGUMENTS |= {
+    "A3FL": [{**TRAINED, "target": 3, "trigger_epochs": 2, "size": 2}],
+    "BadPFL": [{**TRAINED, "target": 3, "generator_steps": 4}],
+    "ConstrainedReplacement": [TRAINED, {**TRAINED, "norm_bound": 2.0, "constraint": "cosine"}],
+    "PFedBA": [{**TRAINED, "target": 3, "trigger_epochs": 2, "loss_steps": 3, "size": 2}],
+    "ProjectedBackdoor": [TRAINED, {**TRAINED, "norm": "linf", "radius": 0.1}],
+    "Neurotoxin": [TRAINED, {**TRAINED, "mask": "observed"}, {**TRAINED, "per_tensor": True}],
+    "TrainingAttack": [TRAINED],
+}
+CLIENT = ClientContext(seed=3, round=4, client=5, num_classes=10)
 D = 5
 
 
@@ -53,6 +83,17 @@ def samples(n=40):
         samples=torch.randperm(1000, generator=draws)[:n],
         visits=torch.randint(3, (n,), generator=draws),
     )
+
+
+class ScaledPixels(nn.Module):
+    """Scaled pixels: a net with D parameters, whose scores are the first pixels times these."""
+
+    def __init__(self, row):
+        super().__init__()
+        self.scale = nn.Parameter(row.detach().clone())
+
+    def forward(self, x):
+        return x.flatten(1)[:, :10] * self.scale.repeat(2)
 
 
 def uploads(n, dtype=torch.float32):
@@ -79,6 +120,10 @@ def context(benign, own, aggregator=None, **changes):
 
     broadcast = torch.linspace(-1, 1, D).to(own.dtype)
     knowledge = {
+        "byzantine": tuple(range(100, 100 + num_own)),
+        "layout": RowLayout.from_parameters(ScaledPixels(broadcast)),
+        "net": lambda: ScaledPixels(broadcast.float()).eval(),
+        "samples": lambda client: samples(20 + client % 3),
         "attackers": attackers,
         "observed": benign_ids,
         "broadcast": broadcast,
@@ -152,13 +197,14 @@ def test_input_is_not_changed(kind, arguments):
 
 
 @all_attacks
-def test_attack_is_stateless_and_keeps_the_global_generator(kind, arguments):
+def test_attack_depends_on_its_saved_state_only_and_keeps_the_global_generator(kind, arguments):
     before = torch.get_rng_state()
     used = kind(**arguments)
     for client in range(3):
         used.poison(samples(), ClientContext(3, 0, client, 10))
         forge(used, 9 * uploads(5), uploads(2), round=client)
-    fresh = kind(**arguments)
+    fresh, state = kind(**arguments), used.state_dict()
+    fresh.load_state_dict(state)
     assert equal(used.poison(samples(), CLIENT), fresh.poison(samples(), CLIENT))
     assert torch.equal(forge(used, uploads(4), uploads(2)), forge(fresh, uploads(4), uploads(2)))
     assert torch.equal(torch.get_rng_state(), before)
@@ -188,8 +234,8 @@ def test_half_precision_is_computed_in_float32(kind, arguments):
         return
     for aggregator_known in (True, False):
         knowledge = {} if aggregator_known else {"simulate_merge": None}
-        wide = forge(attack, benign.float(), own.float(), **knowledge)
-        narrow = forge(attack, benign, own, **knowledge)
+        wide = forge(copy.deepcopy(attack), benign.float(), own.float(), **knowledge)
+        narrow = forge(copy.deepcopy(attack), benign, own, **knowledge)
         torch.testing.assert_close(narrow, wide.to(torch.bfloat16), rtol=1e-2, atol=1e-2)
 
 
@@ -213,8 +259,9 @@ def test_forged_rows_follow_the_ids_in_any_order_of_clients(kind, arguments, see
         clients=round_context.clients[torch.randperm(9, generator=draws)],
         simulate_merge=simulate_merge and (lambda rows: simulate_merge(rows[back])),
     )
+    twin = copy.deepcopy(attack)  # an attack with a state changes it
     rows = attack.forge(benign, own, round_context)
-    again = attack.forge(benign[frm], own[to], moved)
+    again = twin.forge(benign[frm], own[to], moved)
     torch.testing.assert_close(again, rows[to], rtol=1e-7, atol=1e-9)
 
 
@@ -290,7 +337,7 @@ def test_attacks_can_be_copied_and_pickled(kind, arguments):
     for twin in (copy.deepcopy(attack), pickle.loads(pickle.dumps(attack))):
         assert equal(twin.poison(samples(), CLIENT), attack.poison(samples(), CLIENT))
         rows = forge(twin, uploads(4), uploads(2))
-        assert torch.equal(rows, forge(attack, uploads(4), uploads(2)))
+        assert torch.equal(rows, forge(kind(**arguments), uploads(4), uploads(2)))
 
 
 def test_base_class_is_not_instantiated():

@@ -174,6 +174,7 @@ def test_history_of_a_run_without_rounds_is_empty(tmp_path):
         "val": {},
         "uploads": {},
         "attack": {},
+        "backdoor": {},
         "seconds": [],
         "small_cohorts": 0,
     }

@@ -66,6 +66,11 @@ ARGUMENTS = {
         {"hessian": "none", "adaptation_lr": 0.2, "local_steps": 4},
     ],
     "Scaffold": [{"optimizer": sgd(0.1)}, {"optimizer": sgd(0.1), "control": "start"}],
+    "SimpleTuning": [
+        {},
+        {"tuning_epochs": 2, "tuning_lr": 0.1},
+        {"tuning_steps": 3, "head_seed": 4},
+    ],
     "FLAME": [
         {},
         {"lam": 0.3, "weights": "samples", "pull_to": "broadcast", "lagged_global": True},

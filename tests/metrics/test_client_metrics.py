@@ -122,11 +122,21 @@ def make_backdoor_metric(misled, triggered, benign=None):
 def test_backdoor_success_is_the_mean_over_clients_with_triggered_samples():
     metric = make_backdoor_metric([1, 0, 3, 2], [2, 0, 3, 2], [True, True, True, False])
     assert metric.compute()["backdoor_success"].item() == 0.75
-    assert list(metric.compute()) == [*NAMES, "backdoor_success"] == list(metric.names)
+    success = ("backdoor_success", "backdoor_success_worst10", "backdoor_success_max")
+    assert list(metric.compute()) == [*NAMES, *success] == list(metric.names)
     shares = metric.per_client()["backdoor_success"].tolist()
     assert shares[0] == 0.5
     assert np.isnan(shares[1])
     assert shares[2:] == [1.0, 1.0]
+
+
+def test_worst_clients_are_those_with_the_largest_success():
+    misled = [k % 12 for k in range(24)]
+    metric = make_backdoor_metric([*misled, 12, 0], [12] * 25 + [0], [True] * 24 + [False, True])
+    values = metric.compute()
+    top = sorted((k / 12 for k in misled), reverse=True)[:3]  # a tenth of 24, rounded up
+    assert values["backdoor_success_worst10"].item() == pytest.approx(sum(top) / 3)
+    assert values["backdoor_success_max"].item() == pytest.approx(11 / 12), "of a benign client"
 
 
 def test_backdoor_success_is_missing_without_triggered_samples():

@@ -1,6 +1,7 @@
 """Study files: each mistake is one sentence, and values are read as the author wrote them."""
 
 import copy
+import re
 
 import pytest
 import yaml
@@ -217,3 +218,42 @@ def test_class_on_an_axis_is_named_by_its_arguments():
     krum = {"class_path": "pl_fed.aggregators.Krum", "init_args": {"num_selected": 3}}
     spec = read_spec({"name": "a", "base": "quickstart", "axes": {"aggregator": ["Mean", krum]}})
     assert spec.axes[0].labels == ("Mean", "Krum(num_selected=3)")
+
+
+def test_study_extends_another_file(tmp_path):
+    (tmp_path / "first.yaml").write_text(
+        "name: first\nbase: [quickstart]\nseeds: 2\naxes: {lr: [0.1, 0.2], attack: {none: {}}}\n"
+    )
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "second.yaml").write_text(
+        "extends: ../first.yaml\nname: second\naxes: {lam: [1.0], lr: [0.3]}\n"
+    )
+    (tmp_path / "third.yaml").write_text("extends: inner/second.yaml\nseeds: [7]\n")
+    first, second, third = (
+        read_spec_file(tmp_path / name)
+        for name in ("first.yaml", "inner/second.yaml", "third.yaml")
+    )
+    assert [axis.name for axis in second.axes] == ["lr", "attack", "lam"]
+    assert second.axes[0].labels == ("0.3",)
+    assert (second.name, second.seeds, second.base) == ("second", (0, 1), first.base)
+    assert (third.axes, third.seeds, third.name) == (second.axes, (7,), "second")
+    assert first.axes[0].labels == ("0.1", "0.2"), "the extended file keeps its axes"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("extends: none.yaml", "`extends` to be a YAML file but found none at"),
+        ("extends: study.yaml", "`extends` to name another file, which does not extend this one"),
+        ("extends: loop.yaml", "`extends` to name another file, which does not extend this one"),
+        ("extends: [a]", "`extends` to"),
+        ("extends: parent.yaml\naxes: [1]", "`axes` to be a mapping"),
+    ],
+)
+def test_wrong_extension_is_one_sentence(tmp_path, text, part):
+    (tmp_path / "loop.yaml").write_text("extends: study.yaml")
+    (tmp_path / "parent.yaml").write_text("name: a\nbase: quickstart")
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(StudyError, match=re.escape(part)) as error:
+        read_spec_file(tmp_path / "study.yaml")
+    assert "\n" not in str(error.value)

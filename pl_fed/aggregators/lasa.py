@@ -1,0 +1,177 @@
+"""LASA (layer-adaptive sparsified aggregation): filter sparse uploads tensor by tensor.
+
+J. Xu, Z. Zhang and R. Hu, "Achieving Byzantine-Resilient Federated Learning via Layer-Adaptive
+Sparsified Model Aggregation", WACV 2025, arXiv 2409.01435. In each round::
+
+    c_k = Δ_k · min(1, M / ‖Δ_k‖),  M the median of the norms
+    s_k = c_k with its largest numbers only: the share 1 − sparsity of its weights, and all biases
+    B_ℓ = the uploads with z(‖s_kℓ‖) < λ_n and z(q(s_kℓ)) < λ_s    for each parameter tensor ℓ
+    Δ_ℓ = mean of c_kℓ over k in B_ℓ, or over all k if B_ℓ is empty
+
+z is the distance to the median of the n values, in their standard deviations. q is the share of
+positive numbers, (1 + Σ sign / Σ |sign|) / 2. Weights are the tensors of two and more dimensions.
+
+As in the authors' code:
+
+- M is the lower one of the two middle norms for an even n.
+- A weight has to be above the last one of the largest, so that one number less remains.
+
+Departs from the authors' code:
+
+- Its means are those of the sparse s_k, because its sparsification overwrites the clipped uploads.
+  ``mean: "sparse"`` does so. The default is the paper's mean of the clipped uploads: with the
+  sparse mean, the small weights of a layer never move.
+- If all z are 0/0 there, no upload is in B_ℓ, and the mean has all of them, forged ones included.
+  Then z is 0 here.
+- An upload without any number in s_kℓ has q = 0/0 there, which makes the median NaN. One client can
+  so switch the filter off, by equal magnitudes. Its q is 1/2 here.
+- It lists running statistics of norms as tensors. pl_fed averages them separately.
+
+FLPoison takes the unclipped uploads in all steps but the mean, and λ_n = 2 except for CIFAR.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pl_fed.aggregators.base import Aggregator
+from pl_fed.arguments import check_choice, check_positive
+from pl_fed.functional.aggregation import merging_dtype, squared_norms, weighted_sum
+from pl_fed.functional.outliers import median_scores
+from pl_fed.nets.rows import RowLayout
+from pl_fed.types import RoundContext
+
+
+class LASA(Aggregator):
+    """LASA: mean of the clipped uploads, in each parameter tensor without its outliers.
+
+    Source: Xu et al., WACV 2025. Breakdown point: f < n / 2, because no upload is longer than the
+    median norm after clipping. It logs the shortened uploads as ``"clipped"``, and the uploads that
+    no tensor's mean includes as ``"dropped"``.
+
+    Args:
+        sparsity: The share of the weights that do not count in the filters, in [0, 1).
+        norm_radius: λ_n > 0, in standard deviations.
+        sign_radius: λ_s > 0, in standard deviations.
+        mean: Numbers in the mean: all (``"dense"``), or only the largest ones (``"sparse"``).
+
+    Shape:
+        - ``uploads``: [n, d], n at least 1; ``context.layout``: of d numbers.
+        - ``weights``: [n]; unused.
+        - output: [d].
+
+    Raises:
+        ValueError: If an argument is out of range, there is no upload, or the layout is unknown.
+
+    Example:
+        >>> layout = RowLayout.from_tensors([("weight", torch.ones(1, 2)), ("bias", torch.ones(1))])
+        >>> context = RoundContext(clients=torch.arange(4), layout=layout)
+        >>> uploads = torch.tensor([[1.0, 2.0, 2.0], [2.0, 1.0, 2.0], [2.0, 2.0, 1.0], [-9.0] * 3])
+        >>> LASA(sparsity=0.0, norm_radius=3.0)(uploads, torch.ones(4), context)
+        tensor([1.6667, 1.6667, 1.6667])
+    """
+
+    def __init__(
+        self,
+        sparsity: float = 0.3,
+        norm_radius: float = 1.0,
+        sign_radius: float = 1.0,
+        mean: Literal["dense", "sparse"] = "dense",
+    ) -> None:
+        super().__init__()
+        if not 0 <= sparsity < 1:
+            raise ValueError(
+                f"Expected argument `sparsity` to be at least 0, and below 1, but got {sparsity}."
+            )
+        check_positive(norm_radius=norm_radius, sign_radius=sign_radius)
+        check_choice(("dense", "sparse"), mean=mean)
+        self.sparsity = sparsity
+        self.norm_radius = norm_radius
+        self.sign_radius = sign_radius
+        self.mean = mean
+
+    def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
+        """Merge uploads [n, d] into the mean of each tensor's benign ones [d]."""
+        self.require_uploads(uploads)
+        layout = self.require_layout(uploads, context)
+        squares = squared_norms(uploads)
+        if not squares.isfinite().all():
+            raise self.overflow_error(uploads)
+        norms = squares.sqrt()
+        max_norm = norms.sort().values[(len(norms) - 1) // 2]
+        is_clipped = norms > max_norm
+        factors = torch.where(is_clipped, max_norm / norms, 1.0)
+        context.note("clipped", is_clipped.sum())
+        thresholds = self._find_thresholds(uploads, layout)
+        accepted = self._filter(uploads, factors, thresholds, layout, context.clients)
+        context.reject_rows(~accepted.any(1))
+        merged = torch.empty_like(uploads[0], dtype=merging_dtype(uploads))
+        for index, piece in enumerate(_pieces(layout)):
+            members = accepted[:, index]
+            rows = uploads[members, piece]
+            if self.mean == "sparse" and _is_weight(layout, index):
+                rows = rows.where(rows.abs() > thresholds[members, None], 0)
+            merged[piece] = weighted_sum(rows, factors[members] / len(rows))
+        return merged
+
+    def _find_thresholds(self, uploads: Tensor, layout: RowLayout) -> Tensor:
+        """Return the magnitude that a weight of each upload has to exceed to count, [n]."""
+        pieces = [p for index, p in enumerate(_pieces(layout)) if _is_weight(layout, index)]
+        num_weights = sum(piece.stop - piece.start for piece in pieces)
+        num_largest = int(num_weights * (1 - self.sparsity))
+        thresholds = uploads.new_full((len(uploads),), -1.0)
+        if not self.sparsity or not num_weights:
+            return thresholds
+        for row, upload in enumerate(uploads):
+            magnitudes = torch.cat([upload[piece] for piece in pieces]).abs()
+            # the largest magnitude, if none counts
+            rank = min(num_weights, num_weights - num_largest + 1)
+            thresholds[row] = magnitudes.kthvalue(rank).values
+        return thresholds
+
+    def _filter(
+        self,
+        uploads: Tensor,
+        factors: Tensor,
+        thresholds: Tensor,
+        layout: RowLayout,
+        clients: Tensor,
+    ) -> Tensor:
+        """Return the uploads in the mean of each tensor, bool [n, tensors]."""
+        pieces = list(_pieces(layout))
+        norms, shares = torch.zeros(
+            2, len(uploads), len(pieces), dtype=torch.float64, device=uploads.device
+        )
+        for row, upload in enumerate(uploads):
+            for index, piece in enumerate(pieces):
+                numbers = upload[piece]
+                if _is_weight(layout, index):
+                    numbers = numbers.where(numbers.abs() > thresholds[row], 0)
+                norm = torch.linalg.vector_norm(numbers, dtype=torch.float64)
+                norms[row, index] = factors[row] * norm
+                balance, count = numbers.sign().sum(dtype=torch.float64), numbers.count_nonzero()
+                shares[row, index] = 0.5 + 0.5 * balance / count.clamp(min=1)
+        by_client = clients.argsort(stable=True).to(uploads.device)
+        accepted = torch.empty_like(norms, dtype=torch.bool)
+        accepted[by_client] = (median_scores(norms[by_client]) < self.norm_radius) & (
+            median_scores(shares[by_client]) < self.sign_radius
+        )
+        return accepted | ~accepted.any(0)
+
+    def max_byzantine(self, num_uploads: int) -> int:
+        """Return 0: a forged upload with usual norms and signs may have any values."""
+        return 0
+
+    def breakdown(self, num_uploads: int) -> int:
+        """Return the largest minority: the result is at most √n times the median of the norms."""
+        return max(0, (num_uploads - 1) // 2)
+
+
+def _pieces(layout: RowLayout) -> list[slice]:
+    return [slice(*ends) for ends in zip(layout.offsets[:-1], layout.offsets[1:])]
+
+
+def _is_weight(layout: RowLayout, index: int) -> bool:
+    """Return whether a tensor is sparsified: weights of linear and convolutional layers are."""
+    return len(layout.shapes[index]) > 1

@@ -1,0 +1,29 @@
+"""Scores of outliers: how many standard deviations a number lies from the median."""
+
+from torch import Tensor
+
+
+def median_scores(values: Tensor) -> Tensor:
+    """Return |x − median(x)| / std(x) of each number of a column; 0 if all are equal.
+
+    The standard deviation divides by n. Equal numbers that differ by rounding have the score 0. The
+    scores have 9 decimals, so that rounding errors of the values decide at no bound: two different
+    numbers have the score 1 each.
+
+    Args:
+        values: Finite, at least one row, float64 [n, m].
+
+    Returns:
+        Shape [n, m].
+
+    Example:
+        >>> import torch
+        >>> median_scores(torch.tensor([[1.0, 5.0], [2.0, 5.0], [9.0, 5.0]]).double())
+        tensor([[0.2810, 0.0000],
+                [0.0000, 0.0000],
+                [1.9668, 0.0000]], dtype=torch.float64)
+    """
+    distances = (values - values.quantile(0.5, dim=0)).abs()
+    deviations = values.std(dim=0, correction=0)
+    varies = deviations > 1e-12 * values.abs().amax(0)
+    return (distances / deviations).where(varies, 0.0).round(decimals=9)
