@@ -191,7 +191,8 @@ class RoundContext:
         reject: Adds client ids to those whose uploads the aggregator leaves out, or detects as
             Byzantine: see :meth:`reject_rows`.
         simulate_merge: Returns the server's merged update if the attackers upload some rows [b, d].
-            ``None`` if the attackers do not know it, and for aggregators.
+            Its argument ``reject`` receives the ids of the clients whose uploads the aggregator
+            would leave out. ``None`` if the attackers do not know the server, and for aggregators.
     """
 
     seed: int = 0
@@ -210,7 +211,7 @@ class RoundContext:
     net: Callable[..., nn.Module] | None = None
     inputs: Tree | None = None
     samples: Callable[[int], Batch] | None = None
-    simulate_merge: Callable[[Tensor], Tensor] | None = None
+    simulate_merge: Callable[..., Tensor] | None = None
     num_clients: int = 0
     num_rounds: float = 0
     layout: RowLayout | None = None

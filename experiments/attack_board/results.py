@@ -202,7 +202,7 @@ class Board:
 
         return sorted(self.defences, key=score, reverse=True)
 
-    def triggered(self) -> list[str]:
+    def list_triggered(self) -> list[str]:
         """Return the attacks with a trigger."""
         columns = [f"test/{model}/{SUCCESS}" for model in MODELS]
         return [

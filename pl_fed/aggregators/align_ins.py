@@ -22,6 +22,7 @@ Departs from the authors' code:
 - If all values of a criterion are equal, its z is 0/0 there, and no upload is accepted. Then z is 0
   here.
 - Its mean weighs clients by samples, which is ``weighting: samples`` here.
+- Numbers as large as the last one of the largest all count, so that no order decides.
 """
 
 from typing import Literal
@@ -38,7 +39,7 @@ from pl_fed.functional.aggregation import (
     squared_norms,
     weighted_sum,
 )
-from pl_fed.functional.outliers import median_scores
+from pl_fed.functional.outliers import median_scores, nth_magnitude
 from pl_fed.types import RoundContext
 
 
@@ -126,9 +127,9 @@ class AlignIns(Aggregator):
         if not uploads.shape[1]:
             return alignments
         for row, upload in enumerate(uploads):
-            largest = upload.abs().topk(num_largest).indices
-            agrees = upload[largest].sign() == majority[largest].to(upload.dtype)
-            alignments[row] = agrees.sum() / num_largest
+            is_large = upload.abs() >= nth_magnitude(upload, num_largest)
+            agrees = is_large & (upload.sign() == majority)
+            alignments[row] = agrees.count_nonzero() / is_large.count_nonzero()
         return alignments
 
     def max_byzantine(self, num_uploads: int) -> int:

@@ -46,10 +46,10 @@ class Chain(Aggregator):
         self.needs_start_losses = then.needs_start_losses
         self.needs_root = then.needs_root
         self.needs_net = then.needs_net
+        self.sets_model = then.sets_model
         self.remembers_clients = then.remembers_clients
         if then.remembers_clients:
             _check_single_clients(first, then)
-        self.sets_model = then.sets_model
 
     @property
     def final_aggregator(self) -> Aggregator:

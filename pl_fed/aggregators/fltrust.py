@@ -8,7 +8,9 @@ global model after training on a small data set of the server::
     Δ = Σ_k trust_k (‖Δ_0‖ / ‖Δ_k‖) Δ_k / Σ_k trust_k
 
 If no upload is trusted, the result is 0, and the round does not change the global model. The paper
-leaves this case open.
+leaves this case open. BackFed does the same, and FLPoison takes the plain mean. FLPoison's server
+has 100 samples, with the class shares of the training set. BackFed's server step is 0.1 times the
+update; until October 2025, its root was never set, so that its FLTrust was FedAvg.
 """
 
 import torch

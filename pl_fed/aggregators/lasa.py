@@ -38,7 +38,7 @@ from torch import Tensor
 from pl_fed.aggregators.base import Aggregator
 from pl_fed.arguments import check_choice, check_positive
 from pl_fed.functional.aggregation import merging_dtype, squared_norms, weighted_sum
-from pl_fed.functional.outliers import median_scores
+from pl_fed.functional.outliers import median_scores, nth_magnitude
 from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
@@ -124,10 +124,8 @@ class LASA(Aggregator):
         if not self.sparsity or not num_weights:
             return thresholds
         for row, upload in enumerate(uploads):
-            magnitudes = torch.cat([upload[piece] for piece in pieces]).abs()
-            # the largest magnitude, if none counts
-            rank = min(num_weights, num_weights - num_largest + 1)
-            thresholds[row] = magnitudes.kthvalue(rank).values
+            numbers = torch.cat([upload[piece] for piece in pieces])
+            thresholds[row] = nth_magnitude(numbers, max(1, num_largest))
         return thresholds
 
     def _filter(
@@ -150,8 +148,8 @@ class LASA(Aggregator):
                     numbers = numbers.where(numbers.abs() > thresholds[row], 0)
                 norm = torch.linalg.vector_norm(numbers, dtype=torch.float64)
                 norms[row, index] = factors[row] * norm
-                balance, count = numbers.sign().sum(dtype=torch.float64), numbers.count_nonzero()
-                shares[row, index] = 0.5 + 0.5 * balance / count.clamp(min=1)
+                positive, count = (numbers > 0).count_nonzero(), numbers.count_nonzero()
+                shares[row, index] = positive / count if count else 0.5
         by_client = clients.argsort(stable=True).to(uploads.device)
         accepted = torch.empty_like(norms, dtype=torch.bool)
         accepted[by_client] = (median_scores(norms[by_client]) < self.norm_radius) & (

@@ -27,6 +27,9 @@ Departs from the authors' code:
 - Its mean shift starts from bins; here it starts from every upload.
 - Its SignGuard-Sim compares uploads with the last result after the first rounds, and scales
   similarities to [0, 0.2]. Here the similarity is always the median of the cosines to all uploads.
+
+FLPoison's follows the authors' code in the block, the division and M. It has no similarity, and
+DBSCAN (ε = 0.05, 3 uploads) as an option for the clusters. If no upload passes, its result is NaN.
 """
 
 import math

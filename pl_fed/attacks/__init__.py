@@ -2,6 +2,7 @@
 
 from pl_fed.attacks.a3fl import A3FL as A3FL
 from pl_fed.attacks.a_little_is_enough import ALittleIsEnough as ALittleIsEnough
+from pl_fed.attacks.adaptive_attack import AdaptiveAttack as AdaptiveAttack
 from pl_fed.attacks.backdoor import Backdoor as Backdoor
 from pl_fed.attacks.bad_pfl import BadPFL as BadPFL
 from pl_fed.attacks.base import Attack as Attack
@@ -15,10 +16,12 @@ from pl_fed.attacks.edge_case_backdoor import EdgeCaseBackdoor as EdgeCaseBackdo
 from pl_fed.attacks.fang import Fang as Fang
 from pl_fed.attacks.flipped_labels import FlippedLabels as FlippedLabels
 from pl_fed.attacks.flipped_pairs import FlippedPairs as FlippedPairs
+from pl_fed.attacks.free_rider import FreeRider as FreeRider
 from pl_fed.attacks.gaussian_noise import GaussianNoise as GaussianNoise
 from pl_fed.attacks.inner_product_manipulation import (
     InnerProductManipulation as InnerProductManipulation,
 )
+from pl_fed.attacks.large_loss import LargeLoss as LargeLoss
 from pl_fed.attacks.learned_stamp import LearnedStamp as LearnedStamp
 from pl_fed.attacks.line_attack import LineAttack as LineAttack
 from pl_fed.attacks.mimic import Mimic as Mimic

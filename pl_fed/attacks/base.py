@@ -58,8 +58,13 @@ class Attack(Configurable, ABC):
 
     @property
     def forges(self) -> bool:
-        """Whether the attack replaces uploads; pl_fed then gathers all uploads of a round."""
-        return type(self).forge is not Attack.forge
+        """Whether the attack replaces uploads or losses; pl_fed then gathers a round's uploads."""
+        return type(self).forge is not Attack.forge or self.forges_losses
+
+    @property
+    def forges_losses(self) -> bool:
+        """Whether the attackers report other losses than their own: :meth:`forge_losses`."""
+        return type(self).forge_losses is not Attack.forge_losses
 
     @property
     def triggers(self) -> bool:
@@ -114,6 +119,22 @@ class Attack(Configurable, ABC):
             A new tensor or ``own``, shape [b, d].
         """
         return own
+
+    def forge_losses(self, losses: Tensor, context: RoundContext) -> Tensor:
+        """Return the losses that the Byzantine clients report beside their uploads.
+
+        Aggregators that weigh clients by their losses read them. pl_fed calls it before
+        :meth:`forge`, for the losses of the local steps, and again for those of the broadcast if
+        the aggregator needs them.
+
+        Args:
+            losses: The attackers' own losses, [b]; not changed. They may be NaN.
+            context: The round; ``context.attackers`` holds the ids of the Byzantine clients.
+
+        Returns:
+            A new tensor or ``losses``, shape [b].
+        """
+        return losses
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the attack keeps between rounds, for a checkpoint.

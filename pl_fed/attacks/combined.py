@@ -58,6 +58,11 @@ class Combined(Attack):
         return any(attack.forges for attack in self.attacks)
 
     @property
+    def forges_losses(self) -> bool:
+        """Whether at least one attack reports other losses."""
+        return any(attack.forges_losses for attack in self.attacks)
+
+    @property
     def triggers(self) -> bool:
         """Whether at least one attack hides a trigger in models."""
         return any(attack.triggers for attack in self.attacks)
@@ -109,6 +114,12 @@ class Combined(Attack):
         """
         for position, attack in enumerate(self.attacks):
             attack.load_state_dict(state.get(str(position), {}))
+
+    def forge_losses(self, losses: Tensor, context: RoundContext) -> Tensor:
+        """Return the losses after all attacks."""
+        for attack in self.attacks:
+            losses = attack.forge_losses(losses, context)
+        return losses
 
     def trigger(self, batch: Batch) -> Batch:
         """Return the samples with all triggers, and the targets and mask of the last one."""

@@ -122,20 +122,40 @@ class LineAttack(Attack):
         Raises:
             ValueError: If the attackers cannot run the defence.
         """
-        merged, honest_mean = context.simulate_merge, mean_row(reference)
-        if merged is None:
-            raise ValueError(
-                "Expected `context.simulate_merge` to be given, to search for the factor of"
-                f" {type(self).__name__}, but got None: set `federation.adversary.knowledge` to"
-                ' "all".'
-            )
+        simulate_merge, honest_mean = require_simulation(self, context), mean_row(reference)
+        return highest_point(
+            lambda factor: measure_harm(simulate_merge, forge_at(factor), honest_mean), self.trials
+        )
 
-        def harm(factor: float) -> float:
-            """Return the distance from the honest mean to the aggregate; 0 if it is not finite."""
-            try:
-                distance = (merged(forge_at(factor)) - honest_mean).norm()
-            except (ValueError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-                return 0.0
-            return float(distance) if distance.isfinite() else 0.0
 
-        return highest_point(harm, self.trials)
+def require_simulation(attack: Attack, context: RoundContext) -> Callable[..., Tensor]:
+    """Return ``context.simulate_merge``.
+
+    Raises:
+        ValueError: If the attackers cannot run the defence.
+    """
+    if context.simulate_merge is None:
+        raise ValueError(
+            "Expected `context.simulate_merge` to be given, to search for the factor of"
+            f" {type(attack).__name__}, but got None: set `federation.adversary.knowledge` to"
+            ' "all".'
+        )
+    return context.simulate_merge
+
+
+def measure_harm(merge: Callable[[Tensor], Tensor], forged: Tensor, honest_mean: Tensor) -> float:
+    """Return the distance from the honest mean to the aggregate.
+
+    Args:
+        merge: Returns the aggregate [d] for forged uploads.
+        forged: The forged uploads [b, d].
+        honest_mean: The mean of the honest uploads [d].
+
+    Returns:
+        The distance; 0 if it is not finite, or if the defence raises an error.
+    """
+    try:
+        distance = (merge(forged) - honest_mean).norm()
+    except (ValueError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        return 0.0
+    return float(distance) if distance.isfinite() else 0.0

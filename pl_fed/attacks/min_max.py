@@ -22,7 +22,7 @@ from torch import Tensor
 from pl_fed.arguments import check_choice
 from pl_fed.attacks.line_attack import LineAttack
 from pl_fed.functional.aggregation import gram_matrix, inner_products, squared_distances
-from pl_fed.functional.forging import mean_row, standard_deviations
+from pl_fed.functional.forging import mean_row, perturbation_of
 from pl_fed.types import RoundContext
 
 Perturbation = Literal["std", "sign", "unit"]
@@ -60,9 +60,7 @@ class MinMax(LineAttack):
     def line(self, reference: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
         """Return m and p."""
         mean = mean_row(reference)
-        if self.perturbation == "std":
-            return mean, -standard_deviations(reference, mean)
-        return mean, -(mean.sign() if self.perturbation == "sign" else mean)
+        return mean, perturbation_of(self.perturbation, reference, mean)
 
     def default_factor(
         self, reference: Tensor, centre: Tensor, direction: Tensor, context: RoundContext

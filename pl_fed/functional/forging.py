@@ -50,6 +50,28 @@ def standard_deviations(rows: Tensor, mean: Tensor) -> Tensor:
     return squares.sqrt_()
 
 
+def perturbation_of(kind: str, rows: Tensor, mean: Tensor) -> Tensor:
+    """Return a direction away from the mean of rows.
+
+    Args:
+        kind: ``"std"``, the negative standard deviations; ``"sign"``, the negative signs of the
+            mean; ``"unit"``, the negative mean.
+        rows: Shape [n, d].
+        mean: The mean of the rows, in the type of the computation, [d].
+
+    Returns:
+        Shape [d].
+
+    Example:
+        >>> rows = torch.tensor([[1.0, -2.0], [5.0, -2.0]])
+        >>> perturbation_of("sign", rows, mean_row(rows))
+        tensor([-1.,  1.])
+    """
+    if kind == "std":
+        return -standard_deviations(rows, mean)
+    return -(mean.sign() if kind == "sign" else mean)
+
+
 def upload_origin(target: str, own: Tensor, broadcast: Tensor) -> Tensor:
     """Return the row to subtract from a forged vector, so that the difference is an upload.
 

@@ -1,6 +1,29 @@
-"""Scores of outliers: how many standard deviations a number lies from the median."""
+"""Outliers: distances from the median in standard deviations, and the largest magnitudes."""
 
+import numpy as np
 from torch import Tensor
+
+from pl_fed.functional.aggregation import merging_dtype
+
+
+def nth_magnitude(numbers: Tensor, rank: int) -> Tensor:
+    """Return the ``rank``-th largest magnitude of some numbers, a scalar.
+
+    Args:
+        numbers: Without NaN, shape [m].
+        rank: From 1, for the largest magnitude, to m.
+
+    Example:
+        >>> import torch
+        >>> nth_magnitude(torch.tensor([1.0, -5.0, 3.0, -2.0]), rank=2)
+        tensor(3.)
+    """
+    magnitudes = numbers.detach().abs().to(merging_dtype(numbers))
+    place = len(magnitudes) - rank
+    if magnitudes.device.type != "cpu":
+        return magnitudes.kthvalue(place + 1).values
+    # 3,274,634 float32 on one thread: numpy 22 ms, kthvalue 58 ms, topk of 30 % 153 ms
+    return magnitudes.new_tensor(np.partition(magnitudes.numpy(), place)[place])
 
 
 def median_scores(values: Tensor) -> Tensor:

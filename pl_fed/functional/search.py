@@ -10,6 +10,9 @@ factor of 0.618.
 For a function with one peak, the search converges to the peak. If a function rises up to an edge,
 and is flat and lower beyond it, the search converges to the edge from below. Among equal values, it
 follows the one nearer to the start.
+
+:func:`largest_accepted` searches for the edge of a region by steps that halve (V. Shejwalkar and
+A. Houmansadr, "Manipulating the Byzantine", NDSS 2021, algorithm 1).
 """
 
 import math
@@ -47,6 +50,35 @@ def highest_point(
             best, highest = point, value
         point = points.send(value)
     return best
+
+
+def largest_accepted(accepts: Callable[[float], bool], start: float, trials: int) -> float:
+    """Return the largest accepted number of a search by steps that halve.
+
+    The first trial and the first step are at ``start``. After each trial, the number grows by half
+    of the step if it is accepted, and shrinks by half of the step otherwise; the step halves. No
+    number reaches twice the start.
+
+    Args:
+        accepts: Whether a number is in the region.
+        start: The first number, positive.
+        trials: Number of trials, at least 1.
+
+    Returns:
+        The last accepted number; 0 if there is none.
+
+    Example:
+        >>> round(largest_accepted(lambda x: x <= 2, start=3.0, trials=30), 6)
+        2.0
+    """
+    number, step, accepted = start, start, 0.0
+    for _ in range(trials):
+        if accepts(number):
+            accepted, number = number, number + step / 2
+        else:
+            number -= step / 2
+        step /= 2
+    return accepted
 
 
 def _search_points(start: float, step: float) -> Generator[float, float, None]:

@@ -192,13 +192,41 @@ class ByzantineClients:
         forges = self.attack is not None and self.attack.forges
         return forges and bool(self.mark_attackers(cohort, round).any())
 
+    def forge_losses(self, context: RoundContext, attackers: Tensor) -> RoundContext:
+        """Return the context with the losses that the attackers of a cohort report.
+
+        Args:
+            context: The context of the round.
+            attackers: A mask of the attackers, bool [cohort].
+
+        Raises:
+            ValueError: If the attack does not return one loss for each attacker.
+        """
+        if self.attack is None or not self.attack.forges_losses:
+            return context
+        own = replace(context, attackers=context.clients[attackers.cpu()])
+        reported = {}
+        for name in ("losses", "start_losses"):
+            losses = getattr(context, name).clone()
+            if len(losses):
+                marked = attackers.to(losses.device)
+                forged = self.attack.forge_losses(losses[marked], own)
+                if forged.shape != losses[marked].shape:
+                    raise ValueError(
+                        f"Expected `forge_losses` of {type(self.attack).__name__} to give losses"
+                        f" of shape {list(losses[marked].shape)} but got {list(forged.shape)}."
+                    )
+                losses[marked] = forged.to(losses)
+            reported[name] = losses
+        return replace(context, **reported)
+
     def forge(
         self,
         uploads: Tensor,
         attackers: Tensor,
         valid: Tensor,
         context: RoundContext,
-        simulate_merge: Callable[[Tensor], Tensor],
+        simulate_merge: Callable[..., Tensor],
         hides_cohort: bool = False,
     ) -> Tensor:
         """Let the attackers of a cohort replace their uploads, in place.

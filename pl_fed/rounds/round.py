@@ -505,7 +505,11 @@ class RoundRunner:
             hides_cohort=self.privacy is not None,
             channel=self.channel,
         )
-        return replace(forged, context=uploads.context), ~valid
+        reported = forged.context  # losses that attackers may forge
+        context = replace(
+            uploads.context, losses=reported.losses, start_losses=reported.start_losses
+        )
+        return replace(forged, context=context), ~valid
 
     def _merge(
         self,

@@ -129,10 +129,23 @@ class Server:
         row.copy_(copy.data)
         return update
 
-    def simulate_merge(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Return the update that the aggregator would merge, without a change of its memory."""
+    def simulate_merge(
+        self,
+        uploads: Tensor,
+        weights: Tensor,
+        context: RoundContext,
+        reject: Callable[[Tensor], None],
+    ) -> Tensor:
+        """Return the update that the aggregator would merge, without a change of its memory.
+
+        Args:
+            uploads: The uploads, finite rows, [n, numel].
+            weights: Number of training samples of each client, [n].
+            context: The context of the round; the simulation logs nothing.
+            reject: Receives the ids of the clients whose uploads the aggregator would leave out.
+        """
         aggregator = copy.deepcopy(self.aggregator).to(uploads.device)
-        silent = replace(context, note=lambda *_: None, reject=lambda _: None)
+        silent = replace(context, note=lambda *_: None, reject=reject)
         merged: Tensor = aggregator(uploads, weights, silent)
         return merged
 

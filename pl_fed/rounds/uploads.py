@@ -209,11 +209,12 @@ def forge_uploads(
         channel: Compresses the forged uploads, too; ``None`` without compression.
 
     Returns:
-        All uploads, with the forged ones, in every process; and a mask of the valid ones, bool
-        [cohort].
+        All uploads and reported losses, with the forged ones, in every process; and a mask of the
+        valid ones, bool [cohort].
     """
     honest = uploads.gather()
     attackers = attackers.to(honest.rows.device)
+    honest = replace(honest, context=byzantine_clients.forge_losses(honest.context, attackers))
     carry = _build_carry(channel, uploads.context, attackers)
     simulation = _MergeSimulation(
         honest, attackers, valid, byzantine_clients, server, client, carry
@@ -278,7 +279,11 @@ class _MergeSimulation:
         self.carry = carry
         self._rows: Tensor | None = None  # one copy of the uploads for all simulations
 
-    def __call__(self, forged: Tensor) -> Tensor:
+    def __call__(self, forged: Tensor, reject: Callable[[Tensor], None] = lambda _: None) -> Tensor:
+        """Return the update for forged uploads [attackers, numel].
+
+        ``reject`` receives the ids of the clients whose uploads the aggregator would leave out.
+        """
         if self._rows is None:
             self._rows = self.honest.rows.clone()
         self._rows[self.attackers] = self.carry(forged.to(self._rows))
@@ -287,7 +292,7 @@ class _MergeSimulation:
         uploads = replace(self.honest, rows=self._rows)
         merged = uploads.leave_out(~valid, self.byzantine_clients)
         merged = merged.normalize(self.client, self.server.aggregator)
-        return self.server.simulate_merge(merged.rows, merged.weights, merged.context)
+        return self.server.simulate_merge(merged.rows, merged.weights, merged.context, reject)
 
 
 def mean_factor(client: Client, num_uploads: int) -> float:

@@ -6,6 +6,8 @@ Every cell is found by the class itself: by its attributes, or by a round of ran
 into ``pl_fed/aggregators/README.md``.
 """
 
+import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +24,9 @@ from pl_fed.types import RoundContext
 PAGE = Path(__file__).parents[2] / "pl_fed" / "aggregators" / "README.md"
 BEGIN, END = "<!-- the table of defences begins -->", "<!-- the table of defences ends -->"
 HEAD = ("bounded", "in range", "memory", "slices", "sums", "privacy", "needs", "reports")
-UPLOADS, CLIENTS, INPUTS, CLASSES = 11, 53, 5, 3
+UPLOADS, CLIENTS, INPUTS, CLASSES = 13, 53, 5, 3
 NUMEL = (INPUTS + 1) * CLASSES
+ROUNDS = 15  # more than the window of any memory
 FIELDS = {  # words of the column "needs" -> the round's context without that field
     "model": {"broadcast": torch.empty(0)},
     "layout": {"layout": None},
@@ -85,11 +88,23 @@ def find_reports(kind):
 
 
 def find_memory(kind):
-    """Return the numbers that the class keeps between rounds, by n, d and all clients K."""
-    names = {UPLOADS: "n", CLIENTS: "K", NUMEL: "d"}
-    tensors = [t for t in run(kind, make_context()).state_dict().values() if t.numel()]
-    sizes = [" ".join(str(names.get(size, size)) for size in t.shape) or "1" for t in tensors]
-    return " + ".join(sizes) or "–"
+    """Return the numbers that the class keeps between rounds, by n, d and all clients K.
+
+    A class that remembers clients keeps a row of each client that took part, so K rows at last.
+    """
+    stage, context = kind(), make_context()
+    for round in range(ROUNDS):
+        moved = replace(context, round=round, broadcast=context.broadcast + round**2 / 100)
+        stage(make_uploads() * (1 + round / 10), torch.arange(1, UPLOADS + 1), moved)
+    rows = "K" if getattr(stage, "remembers_clients", False) else "n"
+    names = {UPLOADS: rows, CLIENTS: "K", NUMEL: "d"}
+    tensors = [t for t in stage.state_dict().values() if t.numel()]
+    counts = Counter()
+    for tensor in tensors:
+        symbols = " ".join(names[size] for size in tensor.shape if size in names)
+        counts[symbols] += math.prod(size for size in tensor.shape if size not in names)
+    terms = (f"{n if n > 1 or not symbols else ''} {symbols}" for symbols, n in counts.items())
+    return " + ".join(term.strip() for term in terms) or "–"
 
 
 def find_privacy(aggregator):

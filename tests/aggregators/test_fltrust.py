@@ -62,6 +62,13 @@ def test_result_equals_a_hand_computed_example():
     assert notes == {"dropped": 2}
 
 
+def test_result_equals_a_second_example():
+    """Trust 1, 1 / √2, 0 and 0 with a root of length 1."""
+    rows = torch.tensor([[2.0, 0.0], [1.0, 1.0], [-3.0, 0.0], [0.0, 5.0]])
+    merged = merge(rows, torch.tensor([1.0, 0.0]))
+    assert merged.tolist() == pytest.approx([0.878680, 0.292893], abs=1e-6)
+
+
 def test_lengths_of_uploads_do_not_matter():
     rows, root = random_rows(6, 30, 0)
     lengths = torch.tensor([1e-30, 1e-3, 1.0, 1e3, 1e30, 1e100], dtype=torch.float64)[:, None]

@@ -127,6 +127,12 @@ def test_zero_and_single_uploads_have_a_result():
     assert merge(torch.cat([torch.zeros(2, 6), torch.full((1, 6), 1e30)])).tolist() == [0.0] * 6
 
 
+def test_two_different_uploads_are_both_in_the_mean():
+    """Each of them has z = 1, so that no upload is accepted, and all are used."""
+    rows = ROWS[:2] / ROWS[:2].norm(dim=1, keepdim=True)
+    assert_close(merge(rows), rows.mean(0))
+
+
 def test_layout_of_other_uploads_is_refused():
     for layout, got in ((None, "none"), (LAYOUT, "one of 6 numbers")):
         with pytest.raises(ValueError, match=f"to place the 7 numbers .* for LASA.* got {got}"):

@@ -14,7 +14,7 @@ from torch import nn
 
 import pl_fed.attacks
 from pl_fed.aggregators import Krum, Mean, Median, TrimmedMean
-from pl_fed.attacks import Attack, ModelReplacement, RandomLabels, SignFlipping
+from pl_fed.attacks import AdaptiveAttack, Attack, ModelReplacement, RandomLabels, SignFlipping
 from pl_fed.data.source import Arrays
 from pl_fed.nets.rows import RowLayout
 from pl_fed.types import Batch, ClientContext, RoundContext
@@ -29,6 +29,10 @@ class Pool:
 
 
 ARGUMENTS = {
+    "AdaptiveAttack": [
+        {"trials": 7},
+        {"direction": "unit", "objective": "acceptance", "trials": 7},
+    ],
     "ALittleIsEnough": [{}, {"factor": 1.5}, {"factor": "search", "trials": 7}],
     "Combined": [{"attacks": [RandomLabels(), ModelReplacement(), SignFlipping()]}],
     "DistributedBackdoor": [{"target": 3, "size": 1}, {"target": 0, "size": 1, "gap": 0}],
@@ -48,6 +52,10 @@ ARGUMENTS = {
         {"target": 3},
         {"target": 0, "source": 2, "samples": 1.0},
         {"target": 5, "change": "invert"},
+    ],
+    "FreeRider": [
+        *({"disguise": disguise} for disguise in ("plain", "noise", "delta", "advanced")),
+        {"decay": "exponential", "gamma": 0.5},
     ],
     "GaussianNoise": [{}, {"samples": 1.0, "std": 0.1}],
     "Outliers": [{}, {"samples": 1.0, "pixels": 0.5, "low": -1.0, "high": 2.0}],
@@ -112,11 +120,12 @@ def context(benign, own, aggregator=None, **changes):
         losses=torch.ones(num_benign + num_own),
     )
 
-    def merged(rows):
+    def merged(rows, reject=lambda _: None):
         valid = rows.isfinite().all(1)  # the server leaves out broken uploads
         valid_context = base.select(torch.cat([torch.ones(num_benign, dtype=torch.bool), valid]))
         weights = torch.ones(num_benign + int(valid.sum()))
-        return aggregator(torch.cat([benign, rows[valid]]), weights, valid_context)
+        silent = replace(valid_context, reject=reject)
+        return aggregator(torch.cat([benign, rows[valid]]), weights, silent)
 
     broadcast = torch.linspace(-1, 1, D).to(own.dtype)
     knowledge = {
@@ -179,6 +188,10 @@ def test_flags_match_the_changes_by_the_attack(kind, arguments):
     attack, batch, own = kind(**arguments), samples(), uploads(3)
     poisons = not equal(attack.poison(batch, CLIENT), batch)
     forges = not torch.equal(forge(attack, uploads(4), own), own)
+    losses = torch.ones(3)
+    forges_losses = not torch.equal(attack.forge_losses(losses, RoundContext()), losses)
+    assert attack.forges_losses == forges_losses
+    forges |= forges_losses
     assert poisons or forges
     assert (attack.poisons, attack.forges) == (poisons, forges)
 
@@ -257,7 +270,8 @@ def test_forged_rows_follow_the_ids_in_any_order_of_clients(kind, arguments, see
         attackers=round_context.attackers[to],
         observed=round_context.observed[frm],
         clients=round_context.clients[torch.randperm(9, generator=draws)],
-        simulate_merge=simulate_merge and (lambda rows: simulate_merge(rows[back])),
+        simulate_merge=simulate_merge
+        and (lambda rows, **options: simulate_merge(rows[back], **options)),
     )
     twin = copy.deepcopy(attack)  # an attack with a state changes it
     rows = attack.forge(benign, own, round_context)
@@ -299,7 +313,8 @@ def test_every_aggregator_merges_forged_uploads_to_a_finite_row(kind, arguments)
 
 @all_attacks
 def test_searching_attacks_need_the_merged_row(kind, arguments):
-    assert kind(**arguments).needs_simulation == ("search" in arguments.values())
+    searches = "search" in arguments.values() or kind is AdaptiveAttack
+    assert kind(**arguments).needs_simulation == searches
 
 
 @all_attacks

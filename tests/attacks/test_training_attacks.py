@@ -20,6 +20,7 @@ from pl_fed.attacks import (
     BadPFL,
     Combined,
     ConstrainedReplacement,
+    DistributedBackdoor,
     ModelReplacement,
     Neurotoxin,
     PFedBA,
@@ -30,7 +31,7 @@ from pl_fed.attacks.constrained_replacement import anomaly
 from pl_fed.attacks.neurotoxin import smallest_mask
 from pl_fed.attacks.projected_backdoor import project
 from pl_fed.attacks.training_attack import select_samples
-from pl_fed.clients import FLAME, Ditto, FedAvg, FedBN, FedPer, FedRep, Finetuning, LpProj
+from pl_fed.clients import FLAME, IFCA, Ditto, FedAvg, FedBN, FedPer, FedRep, Finetuning, LpProj
 from pl_fed.nets.rows import RowLayout
 from pl_fed.samplers import All
 from pl_fed.types import Batch, RoundContext
@@ -123,6 +124,25 @@ def test_share_of_the_samples_has_the_trigger():
     assert 15 < int(stamped.sum()) < 45
     clean = context.samples(1).inputs
     assert torch.equal(x[position.argsort()][~stamped], clean[~stamped])
+
+
+def test_each_attacker_trains_on_its_own_part_of_a_distributed_trigger():
+    """DBA's parts follow the ranks among all attackers, inside and outside of the cohort."""
+    seen = {}
+
+    class Recorder(TrainingAttack):
+        def poison_samples(self, training):
+            seen[training.client] = super().poison_samples(training).inputs
+            return Batch(seen[training.client], training.clean.targets)
+
+    backdoor = DistributedBackdoor(1, samples=1.0, parts=4, size=1, gap=0, value=7.0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    data = shared_out(classes([4, 4, 4], shape=(1, 4, 4)))
+    context = round_context(net.double(), data, (0, 2), byzantine=(0, 1, 2))
+    own = torch.zeros(2, context.layout.numel, dtype=torch.float64)
+    Recorder(backdoor, epochs=1).forge(own[:0], own, context)
+    places = {client: (x[0, 0] == 7.0).nonzero().tolist() for client, x in seen.items()}
+    assert places == {0: [[0, 0]], 2: [[1, 0]]}
 
 
 @table_test("sizes", [(7, [4, 3]), (8, [4, 4]), (9, [3, 3, 3])])
@@ -398,6 +418,20 @@ def test_engines_give_equal_models_for_every_algorithm(name, algorithm):
     assert reference.distance(run("stacked")) < 1e-10
     assert reference.distance(run("stacked", chunk_size=3)) < 1e-10
     assert reference.distance(run("one_by_one", start_round=9)) > 1e-3, "the attack acts"
+
+
+def test_attackers_of_a_cluster_train_its_center():
+    class Spy(TrainingAttack):
+        def begin_training(self, training):
+            starts.append((training.start, training.context.broadcast))
+
+    starts = []
+    client = IFCA(seeded(mlp), clusters=2, optimizer=sgd(0.1))
+    data = shared_out(classes([9, 5, 12, 8]))
+    run_tried_rounds(client, data, attack=Spy(BACKDOOR), ids=[0, 1, 2, 3])
+    assert len(starts) == 8
+    assert all(torch.equal(start, broadcast) for start, broadcast in starts)
+    assert any(not torch.equal(start, starts[0][0]) for start, _ in starts[:4]), "two centers"
 
 
 # Refusals

@@ -21,6 +21,7 @@ from pl_fed.attacks import (
     ALittleIsEnough,
     Attack,
     Combined,
+    ConstrainedReplacement,
     ModelReplacement,
     RandomLabels,
     SignFlipping,
@@ -507,6 +508,10 @@ REFUSED = {
             )
         },
         "`factor` of ModelReplacement to be a number",
+    ),
+    "scale of the cohort": (
+        {"adversary": Adversary(ConstrainedReplacement(), fraction=0.25, knowledge="own")},
+        "`scale` of ConstrainedReplacement to be a number .* or `norm_bound`",
     ),
     "knowledge": ({"adversary": FORGED}, '`federation.adversary.knowledge` to be "own" for Sign'),
     "redraw": (

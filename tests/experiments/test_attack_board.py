@@ -1,0 +1,167 @@
+"""The board of attacks: its studies build, and its page says what the results say."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.attack_board import benchmarks, page
+from experiments.attack_board.nets import CifarResNet18
+from experiments.attack_board.results import Board, collect, differences
+from pl_fed.studies.cell_configs import check_config
+from pl_fed.studies.study import Study
+
+FOLDER = Path(page.__file__).parent
+SIZES = {
+    "shares": {"share": {"0.05", "0.1", "0.4"}},
+    "seeds": {"seed": {"1", "2", "3", "4"}},
+    "durability": {"stop": {"20"}},
+}
+
+
+def row(algorithm, attack, defence, accuracy, success="", seed="0", **numbers):
+    model = "global" if algorithm == "FedAvg" else "personal"
+    return {
+        "study": "attack_board",
+        "algorithm": algorithm,
+        "attack": attack,
+        "defence": defence,
+        "share": "0.2",
+        "seed": seed,
+        "status": "done",
+        f"test/{model}/accuracy": accuracy,
+        f"test/{model}/accuracy_worst10": accuracy,
+        f"test/{model}/backdoor_success": success,
+        f"test/{model}/backdoor_success_worst10": success,
+        f"test/{model}/backdoor_success_max": success,
+        **numbers,
+    }
+
+
+ROWS = [
+    row("FedAvg", "none", "Mean", "0.8", "0.02"),
+    row("FedAvg", "none", "Krum", "0.7", "0.02"),
+    row("FedAvg", "none", "tilted", "0.78", "0.02"),
+    row("FedAvg", "backdoor", "Mean", "0.8", "0.9"),
+    row("FedAvg", "backdoor", "Krum", "0.7", "0.1", **{"attack/detection_recall": "0.5"}),
+    row("FedAvg", "backdoor", "tilted", "0.75", "0.98"),
+    row("FedAvg", "flips", "Mean", "0.6"),
+    row("FedAvg", "flips", "Krum", "0.65"),
+    row("Ditto", "none", "Mean", "0.9", "0.02", personal_small="0.9", personal_large="0.9"),
+    row("Ditto", "none", "Krum", "0.9", "0.02"),
+    row("Ditto", "backdoor", "Mean", "0.9", "0.5", personal_small="0.5", personal_large="0.8"),
+    row("Ditto", "backdoor", "Mean", "0.8", "0.3", "1"),
+    row("Ditto", "backdoor", "Krum", "0.9", "0.1"),
+]
+
+
+def test_every_attack_defence_and_algorithm_of_the_board_builds():
+    met = set()
+    for cell in Study.from_file(FOLDER / "board.yaml").cells:
+        if not {*cell.values.items()} <= met:
+            met |= {*cell.values.items()}
+            check_config(cell.arguments)
+
+
+@pytest.mark.parametrize("name", [*SIZES])
+def test_other_studies_have_the_axes_of_the_board(name):
+    board, study = (Study.from_file(FOLDER / f"{part}.yaml") for part in ("board", name))
+    labels = {axis.name: set(axis.labels) for axis in study.spec.axes}
+    labels["seed"] = {str(seed) for seed in study.spec.seeds}
+    for axis in board.spec.axes:
+        assert labels[axis.name] == set(axis.labels)
+    for axis, values in SIZES[name].items():
+        assert labels[axis] == values
+    triggered = {cell.values["attack"] for cell in study.cells}
+    if name == "durability":
+        assert {"backdoor", "boosted backdoor"} <= triggered
+        assert not {"none", "ALIE"} & triggered
+
+
+@pytest.mark.parametrize("name", ["flpoison", "backfed", "flpoison_quick", "backfed_quick"])
+def test_benchmark_settings_build(name):
+    cells = Study.from_file(FOLDER / f"{name}.yaml").cells
+    check_config(cells[0].arguments)
+    check_config(cells[-1].arguments)
+
+
+@pytest.mark.slow
+def test_net_of_the_benchmarks_is_resnet18_for_small_images():
+    net = CifarResNet18()
+    assert sum(parameter.numel() for parameter in net.parameters()) == 11_173_962
+    assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert not [module for module in net.modules() if isinstance(module, torch.nn.MaxPool2d)]
+
+
+def test_sound_accuracy_and_worst_case_by_hand():
+    board = Board(ROWS)
+    assert board.sound("FedAvg", "backdoor", "Mean") == pytest.approx(0.08)
+    assert board.sound("FedAvg", "none", "Mean") == 0.8, "the trigger of nobody does not count"
+    assert board.sound("Ditto", "backdoor", "Mean") == pytest.approx((0.45 + 0.56) / 2)
+    assert board.worst("FedAvg", "Krum") == (pytest.approx(0.63), "backdoor")
+    assert board.worst("FedAvg", "Mean") == (pytest.approx(0.08), "backdoor")
+    assert board.worst("Ditto", "tilted") is None
+    assert board.sort_defences()[0] == "Krum"
+    assert page.cost(board, "Krum") == pytest.approx(0.05)
+    assert "Over all algorithms: Krum, with a worst case of 0.720; it costs +0.050" in (
+        page.answer_worst(board)
+    )
+
+
+def test_fair_servers_are_compared_with_a_plain_mean():
+    board = Board(ROWS)
+    (effect,) = page.fair_effects(board, "tilted", "backdoor")
+    assert effect == pytest.approx((0.78 - 0.75 * 0.02) - (0.8 - 0.08))
+    assert "more than 0.02 worse in 1, better in 0" in page.answer_fair(board)
+
+
+def test_clients_that_pay_by_hand():
+    means = page.average_losses(Board(ROWS), "Ditto")
+    assert means["half with fewer samples"] == pytest.approx(0.4)
+    assert means["half with more samples"] == pytest.approx(0.1)
+    assert "Ditto +0.300" in page.answer_payers(Board(ROWS))
+
+
+def test_page_of_incomplete_results_is_written():
+    text = page.make_page(Board(ROWS))
+    assert "– / 0.50" in text, "detection"
+    assert "The results have no attack made for personal models" in text
+    aimed = [*ROWS, row("Ditto", "PFedBA", "Mean", "0.9", "0.95")]
+    assert "the largest success on personal models is 0.950 (PFedBA, Ditto, Mean)" in (
+        page.answer_personal(Board(aimed))
+    )
+
+
+def test_page_without_results_is_refused():
+    with pytest.raises(ValueError, match="Expected results of the board"):
+        page.make_page(Board([]))
+
+
+def test_pictures_of_incomplete_results_are_drawn():
+    for draw in (page.draw_worst, page.draw_success, page.draw_cost):
+        assert draw(Board(ROWS)).axes
+
+
+def test_differences_leave_out_what_is_missing():
+    assert differences([1.0, None, 3.0], [0.5, 1.0, None]) == [0.5]
+
+
+def test_results_of_unfinished_studies_are_no_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.attack_board.results.TABLE", tmp_path / "results.csv")
+    monkeypatch.chdir(tmp_path)
+    collect([FOLDER / "board.yaml"])
+    assert (tmp_path / "results.csv").read_text().strip() == ""
+
+
+def test_moments_of_a_backdoor_are_read_from_the_curve():
+    name = "val/central/backdoor_success"
+    history = [{"round": str(k), name: str(k / 100)} for k in range(80)]
+    assert list(benchmarks.measure(history, stop=20)) == [
+        ("end of attack", "success", 0.19),
+        ("last 50 rounds", "success", pytest.approx(0.545)),
+    ]
+
+
+def test_pages_show_the_current_results():
+    assert (FOLDER / "table.md").read_text() == page.make_page(page.read_board())
+    assert (FOLDER / "benchmarks.md").read_text() == benchmarks.make_page()
