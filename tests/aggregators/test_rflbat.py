@@ -149,7 +149,7 @@ def test_layers_choose_the_compared_coordinates():
         assert_close(merged, chosen.mean(0), rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match=r"Expected argument `parts` to name some of 0\.weight"):
         RFLBAT(layers=["head"])(rows, torch.ones(6), now)
-    with pytest.raises(ValueError, match=r"`context.layout` .* for RFLBAT but got None"):
+    with pytest.raises(ValueError, match=r"`context.layout` .* for RFLBAT, .* but got none"):
         RFLBAT(layers=["0"])(rows, torch.ones(6), RoundContext(clients=torch.arange(6)))
 
 
