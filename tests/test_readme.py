@@ -113,7 +113,7 @@ class Reader:
             assert stopped.value.code in (0, None)
         elif arguments[0] == "study":
             if "/" in arguments[1]:  # a study of the repository, which takes long; tests run it
-                arguments = [*arguments[:2], "--dry_run"]
+                arguments = [*(word for word in arguments if word != "--report"), "--dry_run"]
             status, output = run_study(arguments[1:], self.folder)
             assert status == 0, output
         elif arguments[0] in ("fit", "validate", "test", "predict"):
