@@ -221,7 +221,7 @@ class RoundContext:
     def reject_rows(self, rejected: Tensor) -> None:
         """Report uploads that the aggregator leaves out of its result.
 
-        It logs their number as ``"dropped"``, and reports their clients to :attr:`reject`, if the
+        It logs their number as ``"dropped"``, and reports their clients to ``reject``, if the
         context has ids.
 
         Args:

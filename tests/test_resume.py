@@ -170,7 +170,7 @@ def rows(folder, excluded=("time/round",)):
 def differences(first, second, where=""):
     """Yield the different places of two nests of dicts, lists and tensors."""
     if isinstance(first, torch.Tensor):
-        if first.dtype != second.dtype or not torch.equal(first, second):
+        if first.dtype != second.dtype or not equal_or_undefined(first, second):
             yield where
     elif isinstance(first, dict):
         if first.keys() != second.keys():
@@ -182,6 +182,13 @@ def differences(first, second, where=""):
             yield from differences(a, b, f"{where}/{index}")
     elif first != second:
         yield f"{where}: {first} and {second}"
+
+
+def equal_or_undefined(first, second):
+    """Return whether two tensors are equal; NaN, as of an undefined metric, equals NaN."""
+    if first.shape != second.shape:
+        return False
+    return bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def normalize(nest, folder):

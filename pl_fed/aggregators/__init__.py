@@ -12,6 +12,7 @@ from pl_fed.aggregators.byzantine_count import ByzantineCount as ByzantineCount
 from pl_fed.aggregators.caf import CAF as CAF
 from pl_fed.aggregators.centered_clipping import CenteredClipping as CenteredClipping
 from pl_fed.aggregators.chain import Chain as Chain
+from pl_fed.aggregators.client_memory import ClientMemory as ClientMemory
 from pl_fed.aggregators.clipping import Clipping as Clipping
 from pl_fed.aggregators.crfl import CRFL as CRFL
 from pl_fed.aggregators.deep_sight import DeepSight as DeepSight
@@ -37,6 +38,7 @@ from pl_fed.aggregators.nearest_neighbor_mixing import (
 )
 from pl_fed.aggregators.nguyen_flame import NguyenFlame as NguyenFlame
 from pl_fed.aggregators.norm_filter import NormFilter as NormFilter
+from pl_fed.aggregators.output_layer import OutputLayer as OutputLayer
 from pl_fed.aggregators.q_ffl import QFFL as QFFL
 from pl_fed.aggregators.rflbat import RFLBAT as RFLBAT
 from pl_fed.aggregators.robust_learning_rate import RobustLearningRate as RobustLearningRate

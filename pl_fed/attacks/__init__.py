@@ -13,6 +13,7 @@ from pl_fed.attacks.constrained_replacement import (
 )
 from pl_fed.attacks.distributed_backdoor import DistributedBackdoor as DistributedBackdoor
 from pl_fed.attacks.edge_case_backdoor import EdgeCaseBackdoor as EdgeCaseBackdoor
+from pl_fed.attacks.edge_case_backdoor import SampleSource as SampleSource
 from pl_fed.attacks.fang import Fang as Fang
 from pl_fed.attacks.flipped_labels import FlippedLabels as FlippedLabels
 from pl_fed.attacks.flipped_pairs import FlippedPairs as FlippedPairs
@@ -37,5 +38,7 @@ from pl_fed.attacks.random_updates import RandomUpdates as RandomUpdates
 from pl_fed.attacks.same_value import SameValue as SameValue
 from pl_fed.attacks.semantic_backdoor import SemanticBackdoor as SemanticBackdoor
 from pl_fed.attacks.sign_flipping import SignFlipping as SignFlipping
+from pl_fed.attacks.training_attack import AttackerTraining as AttackerTraining
 from pl_fed.attacks.training_attack import TrainingAttack as TrainingAttack
 from pl_fed.attacks.trigger_attack import TriggerAttack as TriggerAttack
+from pl_fed.attacks.trigger_generator import TriggerGenerator as TriggerGenerator

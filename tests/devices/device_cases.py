@@ -174,7 +174,7 @@ def defences():
     """Return every aggregator and every pre-aggregator, in rounds alone."""
     median = {"aggregator": pl_fed.aggregators.Median()}
     cases = {
-        f"{kind.__name__} {arguments}": {"aggregator": kind(**arguments)}
+        f"{kind.__name__} {arguments}": {"aggregator": kind(**name_layers(arguments))}
         for kind, arguments in AGGREGATORS
     }
     cases |= {
@@ -182,6 +182,11 @@ def defences():
         for kind, arguments in PRE_AGGREGATORS
     }
     return {name: partial(run_without_trainer, **settings) for name, settings in cases.items()}
+
+
+def name_layers(arguments):
+    """Return arguments of an aggregator with the last weight of the net as its layers."""
+    return arguments | {"layers": ["2.weight"]} if "layers" in arguments else arguments
 
 
 def codecs():
@@ -208,7 +213,7 @@ def attacks():
         f"{kind.__name__} {arguments}, knows {knowledge}": partial(
             run_without_trainer,
             attack=kind(**arguments),
-            knowledge="all" if "search" in arguments.values() else knowledge,
+            knowledge="all" if kind(**arguments).needs_simulation else knowledge,
             **settings,
         )
         for knowledge, (kind, arguments) in zip(cycle(("all", "own", "own")), ATTACKS)

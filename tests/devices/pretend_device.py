@@ -128,7 +128,8 @@ def scalar_operators():
 
 
 def _record_wait(reason):
-    place, frame = "outside pl_fed", sys._getframe(1)
+    # a thread of autograd may have no other frame
+    place, frame = "outside pl_fed", sys._getframe().f_back
     while frame is not None:  # traceback.extract_stack would read all files
         _, found, path = frame.f_code.co_filename.rpartition("/pl_fed/")
         if found:
