@@ -423,9 +423,9 @@ def draw_worst(board: Board) -> Figure:
     """Draw the sound accuracy of each defence and attack: a panel for each algorithm."""
     defences, attacks = board.sort_defences(), [NONE, *board.attacks, "worst case"]
     count = len(board.algorithms)
-    width = 2.0 + count * (0.36 * len(attacks) + 0.25)
-    figure = Figure(figsize=(width, 2.2 + 0.3 * len(defences)), layout="constrained")
-    panels = figure.subplots(1, count, sharey=True, squeeze=False)[0]
+    size = (2.0 + 0.4 * len(attacks), 1.8 + count * (0.5 + 0.26 * len(defences)))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]
     for axes, algorithm in zip(panels, board.algorithms):
         values = []
         for defence in defences:
@@ -433,9 +433,9 @@ def draw_worst(board: Board) -> Figure:
             cells = [board.sound(algorithm, attack, defence) for attack in attacks[:-1]]
             values.append([*cells, None if worst is None else worst[0]])
         draw_map(axes, values)
-        axes.set_xticks(range(len(attacks)), attacks, rotation=60, ha="right", fontsize=8)
+        axes.set_yticks(range(len(defences)), defences, fontsize=8)
         axes.set_title(f"{algorithm}, {board.model_of(algorithm)} models", fontsize=9)
-    panels[0].set_yticks(range(len(defences)), defences, fontsize=8)
+    panels[-1].set_xticks(range(len(attacks)), attacks, rotation=60, ha="right", fontsize=8)
     title = f"Sound accuracy with {100 * SHARE:.0f} % Byzantine clients; best worst case on top"
     figure.suptitle(title, fontweight="bold", fontsize=11)
     return figure
@@ -458,9 +458,12 @@ def draw_map(axes: Axes, values: Sequence[Sequence[float | None]]) -> None:
 def draw_success(board: Board) -> Figure:
     """Draw the success of triggers on both models, as a dot for each defence."""
     attacks = board.list_triggered()
-    size = (2.2 * max(2, len(attacks)) + 1.2, 3.6)
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(1, max(1, len(attacks)), sharey=True, squeeze=False)[0]
+    columns = 4
+    rows = max(1, -(-len(attacks) // columns))
+    figure = Figure(figsize=(2.2 * columns + 1.2, 1.2 + 2.1 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    for axes in panels[len(attacks) :]:
+        axes.set_axis_off()
     for axes, attack in zip(panels, attacks):
         for place, algorithm in enumerate(board.algorithms):
             for model, colour, marker, shift in zip(MODELS, COLOURS[4:], MARKERS, (-0.15, 0.15)):
@@ -479,7 +482,8 @@ def draw_success(board: Board) -> Figure:
         axes.grid(axis="y", alpha=0.3)
         axes.set_ylim(-0.03, 1.03)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("backdoor success")
+    for axes in panels[::columns]:
+        axes.set_ylabel("backdoor success")
     entries = {}
     for axes in panels:
         entries |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels())}
