@@ -21,8 +21,8 @@ class TriggerGenerator(nn.Module):
         shape: Shape of one sample: [channels, height, width] for images, or any other.
 
     Shape:
-        - input: [batch, *shape].
-        - output: [batch, *shape].
+        - input: one sample of ``shape`` for each row, [batch, ...].
+        - output: as the input.
 
     Example:
         >>> TriggerGenerator(torch.Size([3, 28, 28]))(torch.zeros(2, 3, 28, 28)).shape
