@@ -630,7 +630,7 @@ def test_config_takes_classes_from_a_user_file(tmp_path, monkeypatch):
 
 
 def test_run_starts_from_a_checkpoint_of_plain_lightning(tmp_path, monkeypatch):
-    (tmp_path / "lit_digits.py").write_text(
+    (tmp_path / "plain_lit_digits.py").write_text(
         "import torch\n"
         "from lightning import LightningModule\n"
         "class LitDigits(LightningModule):\n"
@@ -645,14 +645,14 @@ def test_run_starts_from_a_checkpoint_of_plain_lightning(tmp_path, monkeypatch):
         "    return LitDigits.load_from_checkpoint(path, map_location='cpu')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    module = import_module("lit_digits").LitDigits(width=7)
+    module = import_module("plain_lit_digits").LitDigits(width=7)
     trainer = lightning.Trainer(max_epochs=0, logger=False, accelerator="cpu")
     trainer.strategy.connect(module)
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     path = str(tmp_path / "plain.ckpt")
     run = fit(
         tmp_path,
-        *("--model", "FedAvg", "--model.net", "lit_digits.trained", "--model.net.path", path),
+        *("--model", "FedAvg", "--model.net", "plain_lit_digits.trained", "--model.net.path", path),
         *("--model.optimizer.lr", "0", "--trainer.max_epochs", "1"),
     )
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
