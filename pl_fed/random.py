@@ -174,8 +174,17 @@ def normal_row(key: int, length: int) -> Tensor:
         >>> normal_row(key(0, "example"), 2).dtype
         torch.float64
     """
-    generator = np.random.Generator(np.random.SFC64(key & (2**64 - 1)))
-    return torch.from_numpy(generator.standard_normal(length))
+    return torch.from_numpy(numpy_generator(key).standard_normal(length))
+
+
+def numpy_generator(key: int) -> np.random.Generator:
+    """Return a generator of NumPy, SFC64, for one key.
+
+    Example:
+        >>> numpy_generator(key(0, "example")).permutation(3).shape
+        (3,)
+    """
+    return np.random.Generator(np.random.SFC64(key & (2**64 - 1)))
 
 
 def integers(keys: Tensor | int, counters: Tensor, high: int) -> Tensor:

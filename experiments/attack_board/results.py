@@ -28,9 +28,6 @@ ATTACK = (
     *("detection_precision", "detection_recall", "attack_distance", "attack_cosine"),
     *("global_durability", "global_outlasts", "personal_durability", "personal_outlasts"),
 )
-HALVES = ("small", "large", "few", "many")
-"""Halves of the benign clients: by training samples, and by the variety of their classes."""
-
 AIMED = ("PFedBA", "Bad-PFL", "A3FL", "Neurotoxin")
 """Attacks that were made for personal models, or to outlast training."""
 

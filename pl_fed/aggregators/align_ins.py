@@ -33,13 +33,14 @@ from torch import Tensor
 from pl_fed.aggregators.base import Aggregator
 from pl_fed.arguments import check_choice, check_positive
 from pl_fed.functional.aggregation import (
+    clip_factors,
     inner_products,
     merge_columns,
     merging_dtype,
     squared_norms,
     weighted_sum,
 )
-from pl_fed.functional.outliers import median_scores, nth_magnitude
+from pl_fed.functional.outliers import lower_median, median_scores, nth_magnitude
 from pl_fed.types import RoundContext
 
 
@@ -108,10 +109,8 @@ class AlignIns(Aggregator):
         if not accepted.any():
             return torch.zeros_like(uploads[0], dtype=merging_dtype(uploads))
         norms = norms[accepted]
-        max_norm = norms.sort().values[(len(norms) - 1) // 2]
-        is_clipped = norms > max_norm
+        factors, is_clipped = clip_factors(norms, lower_median(norms))
         context.note("clipped", is_clipped.sum())
-        factors = torch.where(is_clipped, max_norm / norms, 1.0)
         shares = torch.ones_like(factors)
         if self.weighting == "samples":
             shares = weights.to(factors)[accepted]

@@ -142,6 +142,12 @@ class Aggregator(Configurable, Memory, ABC):
         """
         return numbers
 
+    def take_needs(self, aggregator: "Aggregator") -> None:
+        """Declare the needs of an aggregator that this one calls."""
+        self.needs_start_losses = aggregator.needs_start_losses
+        self.needs_root = aggregator.needs_root
+        self.needs_net = aggregator.needs_net
+
     def require_uploads(self, uploads: Tensor, smallest: int = 1) -> None:
         """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""
         require_rows(self, uploads, smallest)

@@ -43,9 +43,7 @@ class Chain(Aggregator):
         self.first = nn.ModuleList(first)
         self.then = then
         self.shards = then.shards and all(pre_aggregator.shards for pre_aggregator in first)
-        self.needs_start_losses = then.needs_start_losses
-        self.needs_root = then.needs_root
-        self.needs_net = then.needs_net
+        self.take_needs(then)
         self.sets_model = then.sets_model
         self.remembers_clients = then.remembers_clients
         if then.remembers_clients:

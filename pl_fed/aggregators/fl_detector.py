@@ -41,7 +41,7 @@ from pl_fed.functional.aggregation import merging_dtype
 from pl_fed.functional.clustering import Array, count_clusters, find_clusters
 from pl_fed.functional.hessian import HessianEstimate
 from pl_fed.nets.rows import finite_rows
-from pl_fed.random import key
+from pl_fed.random import key, numpy_generator
 from pl_fed.types import RoundContext
 
 _MAX_CLUSTERS, _NUM_REFERENCES = 7, 10  # of the authors' code
@@ -95,9 +95,7 @@ class FLDetector(Aggregator):
         check_instances(Aggregator, then=then)
         self.window = window
         self.then = Median() if then is None else then
-        self.needs_start_losses = self.then.needs_start_losses
-        self.needs_root = self.then.needs_root
-        self.needs_net = self.then.needs_net
+        self.take_needs(self.then)
         self.add_memory("detected", torch.empty(0, dtype=torch.int64))
         self.add_memory("models")  # of the last N + 1 merged rounds, oldest first
         self.add_memory("updates")  # the merged updates of these rounds
@@ -222,7 +220,7 @@ def find_odd_scores(scores: Array, draw_key: int) -> Array:
     if len(scores) < _FEWEST_CLIENTS or scores.min() == scores.max():
         return odd
     points = ((scores - scores.min()) / (scores.max() - scores.min()))[:, None]
-    draw = np.random.Generator(np.random.SFC64(draw_key & (2**64 - 1)))
+    draw = numpy_generator(draw_key)
     if count_clusters(points, _MAX_CLUSTERS, _NUM_REFERENCES, draw) == 1:
         return odd
     labels = find_clusters(points[None], 2, draw)[0][0]

@@ -25,7 +25,7 @@ from pl_fed.aggregators.base import Aggregator
 from pl_fed.arguments import check_choice
 from pl_fed.functional.aggregation import cosine_distances, gram_matrix, subset_mean
 from pl_fed.functional.clustering import Array
-from pl_fed.functional.selection import majority_component
+from pl_fed.functional.selection import complement_mask, majority_component
 from pl_fed.types import RoundContext
 
 
@@ -73,9 +73,7 @@ class FreqFed(Aggregator):
         ]
         component = majority_component(cosine_distances(gram_matrix(torch.stack(rows))))
         accepted = by_client[component.to(uploads.device)]
-        is_rejected = torch.ones(len(uploads), dtype=torch.bool, device=uploads.device)
-        is_rejected[accepted] = False
-        context.reject_rows(is_rejected)
+        context.reject_rows(complement_mask(accepted, len(uploads)))
         return subset_mean(uploads, accepted.sort().values)
 
     def max_byzantine(self, num_uploads: int) -> int:

@@ -37,8 +37,8 @@ from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
 from pl_fed.arguments import check_choice, check_positive
-from pl_fed.functional.aggregation import merging_dtype, squared_norms, weighted_sum
-from pl_fed.functional.outliers import median_scores, nth_magnitude
+from pl_fed.functional.aggregation import clip_factors, merging_dtype, squared_norms, weighted_sum
+from pl_fed.functional.outliers import lower_median, median_scores, nth_magnitude
 from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
@@ -99,9 +99,7 @@ class LASA(Aggregator):
         if not squares.isfinite().all():
             raise self.overflow_error(uploads)
         norms = squares.sqrt()
-        max_norm = norms.sort().values[(len(norms) - 1) // 2]
-        is_clipped = norms > max_norm
-        factors = torch.where(is_clipped, max_norm / norms, 1.0)
+        factors, is_clipped = clip_factors(norms, lower_median(norms))
         context.note("clipped", is_clipped.sum())
         thresholds = self._find_thresholds(uploads, layout)
         accepted = self._filter(uploads, factors, thresholds, layout, context.clients)

@@ -35,7 +35,8 @@ from pl_fed.functional.aggregation import (
     subset_mean,
 )
 from pl_fed.functional.clustering import Array, count_clusters, find_clusters
-from pl_fed.random import key
+from pl_fed.functional.selection import complement_mask
+from pl_fed.random import key, numpy_generator
 from pl_fed.types import RoundContext
 
 _NUM_REFERENCES = 5
@@ -97,16 +98,14 @@ class RFLBAT(Aggregator):
         points = principal_components(centred.cpu()).numpy()
         rows = self._choose(points, cosines, context)
         accepted = by_client[torch.from_numpy(rows).to(by_client.device)]
-        is_accepted = torch.zeros(len(uploads), dtype=torch.bool, device=uploads.device)
-        is_accepted[accepted] = True
-        context.reject_rows(~is_accepted)
+        context.reject_rows(complement_mask(accepted, len(uploads)))
         return subset_mean(uploads, accepted)
 
     def _select_layers(self, uploads: Tensor, context: RoundContext) -> Tensor:
         """Return the compared coordinates of the uploads [n, f]."""
         if self.layers is None:
             return uploads
-        if context.layout is not None:
+        if context.layout is not None:  # names are refused even if a trial's rows are short
             positions = context.layout.positions(*self.layers)
         self.require_layout(uploads, context)
         return uploads[:, positions.to(uploads.device)]
@@ -114,9 +113,7 @@ class RFLBAT(Aggregator):
     def _choose(self, points: Array, cosines: Array, context: RoundContext) -> Array:
         """Return the rows of the chosen cluster, by points [n, 2] and cosines [n, n]."""
         rows = _exclude_far(np.arange(len(points)), points, self.first_factor)
-        draw = np.random.Generator(
-            np.random.SFC64(key(context.seed, "rflbat", context.round) & (2**64 - 1))
-        )
+        draw = numpy_generator(key(context.seed, "rflbat", context.round))
         count = count_clusters(points[rows], self.max_clusters, _NUM_REFERENCES, draw)
         labels = find_clusters(points[rows][None], count, draw)[0][0]
         clusters = [rows[labels == label] for label in np.unique(labels)]

@@ -29,9 +29,7 @@ class AggregatorWrapper(Aggregator):
         aggregator = Mean() if aggregator is None else aggregator
         check_instances(Aggregator, aggregator=aggregator)
         self.aggregator = aggregator
-        self.needs_start_losses = aggregator.needs_start_losses
-        self.needs_root = aggregator.needs_root
-        self.needs_net = aggregator.needs_net
+        self.take_needs(aggregator)
         self.sets_model = type(self).sets_model or aggregator.sets_model
 
     @property

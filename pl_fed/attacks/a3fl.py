@@ -28,6 +28,7 @@ from pl_fed.arguments import check_integers, check_nonnegative, check_positive
 from pl_fed.attacks.backdoor import Corner
 from pl_fed.attacks.learned_stamp import LearnedStamp
 from pl_fed.attacks.training_attack import AttackerTraining, enter_training_mode
+from pl_fed.nets.rows import trainable_parameters
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.types import RoundContext
 
@@ -96,7 +97,13 @@ class A3FL(LearnedStamp):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(
-            *(target, samples, size, corner, start, low, high),
+            target=target,
+            samples=samples,
+            size=size,
+            corner=corner,
+            start=start,
+            low=low,
+            high=high,
             epochs=epochs,
             steps=steps,
             batch_size=batch_size,
@@ -123,7 +130,7 @@ class A3FL(LearnedStamp):
         """Return the stamp after steps by signs, with adversarial models on the way."""
         training = self.open_training(attackers[0], context)
         adversary, similarity, last_epoch = None, 0.0, 0
-        batches = self.draw_minibatches(training.clean, self.trigger_epochs, context, "A3FL")
+        batches = self.draw_passes(training.clean, self.trigger_epochs, context, "A3FL")
         for epoch, batch in batches:
             is_new = epoch != last_epoch and epoch % self.adversarial_every == 0
             if is_new and self.balance:
@@ -131,9 +138,9 @@ class A3FL(LearnedStamp):
                 similarity = self.compare_models(training, adversary, stamp)
             last_epoch = epoch
             stamp = stamp.detach().requires_grad_()
-            loss = self.count_loss(training.net, batch.inputs, stamp)
+            loss = self.backdoor_loss(training.net, batch.inputs, stamp)
             if adversary is not None:
-                adversarial = self.count_loss(adversary, batch.inputs, stamp)
+                adversarial = self.backdoor_loss(adversary, batch.inputs, stamp)
                 loss = loss + self.balance * similarity * adversarial
             (slope,) = torch.autograd.grad(loss, [stamp])
             stamp = descend_by_signs(stamp.detach(), slope, self.trigger_lr, self.bounds)
@@ -152,7 +159,7 @@ class A3FL(LearnedStamp):
             inputs=self.add_stamp(training.clean.inputs, stamp.detach())
         )
         optimizer = torch.optim.SGD(
-            [parameter for parameter in adversary.parameters() if parameter.requires_grad],
+            trainable_parameters(adversary).values(),
             lr=self.adversarial_lr,
             momentum=0.9,
             weight_decay=5e-4,
@@ -161,7 +168,7 @@ class A3FL(LearnedStamp):
         with fork_torch_rng(training.start.device) as seed:  # for dropout
             seed(key(context.seed, "A3FL adversary", context.round, epoch))
             purpose = f"A3FL adversary {epoch}"
-            batches = self.draw_minibatches(stamped, self.adversarial_epochs, context, purpose)
+            batches = self.draw_passes(stamped, self.adversarial_epochs, context, purpose)
             for _, batch in batches:
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(adversary(batch.inputs), batch.targets)
@@ -175,8 +182,8 @@ class A3FL(LearnedStamp):
         """Return s, the mean cosine of the backdoor's gradients at two models, in [−1, 1]."""
         gradients = []
         for net in (training.net, adversary):
-            loss = self.count_loss(net, training.clean.inputs, stamp.detach())
-            parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+            loss = self.backdoor_loss(net, training.clean.inputs, stamp.detach())
+            parameters = list(trainable_parameters(net).values())
             gradients.append(torch.autograd.grad(loss, parameters, materialize_grads=True))
         cosines = [
             nn.functional.cosine_similarity(first.flatten(), second.flatten(), dim=0)

@@ -43,7 +43,8 @@ from pl_fed.attacks.backdoor import Backdoor
 from pl_fed.attacks.training_attack import (
     AttackerTraining,
     TrainingAttack,
-    count_minibatches,
+    draw_minibatches,
+    measure_range,
     select_samples,
 )
 from pl_fed.attacks.trigger_generator import TriggerGenerator
@@ -103,8 +104,8 @@ class BadPFL(TrainingAttack):
         momentum: float = 0.9,
         weight_decay: float = 0.0,
     ) -> None:
-        backdoor = Backdoor(target, samples, size=1)  # for the target and its mask
-        super().__init__(backdoor, epochs, steps, batch_size, lr, momentum, weight_decay)
+        self._labels = Backdoor(target, samples, size=1)  # for the target and its mask
+        super().__init__(self._labels, epochs, steps, batch_size, lr, momentum, weight_decay)
         check_positive(epsilon=epsilon, generator_lr=generator_lr)
         check_shares(epsilon=epsilon)
         check_integers(1, generator_steps=generator_steps)
@@ -134,8 +135,7 @@ class BadPFL(TrainingAttack):
     def learn_trigger(self, attackers: list[int], context: RoundContext) -> None:
         """Read the bounds of the inputs in the first attack."""
         if not self.trigger_version:
-            clean = [self.open_training(client, context).clean.inputs for client in attackers]
-            low, high = min(float(x.min()) for x in clean), max(float(x.max()) for x in clean)
+            low, high = measure_range(self.read_inputs(attackers, context))
             self.bounds = (low, high) if low < high else (low, low + 1)
         self.trigger_version = context.round + 1
 
@@ -176,12 +176,8 @@ class BadPFL(TrainingAttack):
         with torch.inference_mode(False):
             parts = torch.arange(batch.size).split(_BLOCK)
             inputs = [self._add_trigger(select_samples(batch, part)) for part in parts]
-        is_other_class = batch.targets != self.target
-        return batch._replace(
-            inputs=torch.cat(inputs) if inputs else batch.inputs.clone(),
-            targets=torch.full_like(batch.targets, self.target),
-            mask=is_other_class if batch.mask is None else batch.mask & is_other_class,
-        )
+        triggered = torch.cat(inputs) if inputs else batch.inputs.clone()
+        return self._labels.label_triggered(batch, triggered)
 
     def _add_trigger(self, batch: Batch) -> Tensor:
         """Return the inputs with the trigger of an evaluation."""
@@ -212,13 +208,11 @@ class BadPFL(TrainingAttack):
 
     def _draw_generator_batches(self, clean: Batch, training: AttackerTraining) -> list[Batch]:
         """Return the minibatches of an attacker's steps on the generator."""
-        context, num_batches = training.context, count_minibatches(clean.size, self.batch_size)
+        seed, round, client = training.context.seed, training.context.round, training.client
         parts: list[Tensor] = []
         while len(parts) < self.generator_steps:
-            draw = generator(
-                *(context.seed, "Bad-PFL generator", context.round, training.client), len(parts)
-            )
-            parts += torch.randperm(clean.size, generator=draw).tensor_split(num_batches)
+            draw = generator(seed, "Bad-PFL generator", round, client, len(parts))
+            parts += draw_minibatches(clean.size, self.batch_size, draw)
         return [select_samples(clean, part) for part in parts[: self.generator_steps]]
 
     def _build_generator(self, x: Tensor, seed: int) -> tuple[TriggerGenerator, torch.optim.Adam]:

@@ -13,7 +13,8 @@ from pl_fed.attacks.backdoor import Backdoor, Corner
 from pl_fed.attacks.training_attack import (
     AttackerTraining,
     TrainingAttack,
-    count_minibatches,
+    draw_minibatches,
+    measure_range,
     select_samples,
 )
 from pl_fed.random import generator, key, uniforms
@@ -86,12 +87,14 @@ class LearnedStamp(TrainingAttack):
     def learn_trigger(self, attackers: list[int], context: RoundContext) -> None:
         """Search for the stamp of the round; in the first attack, set its start and its bounds."""
         if self.stamp is None:
-            clean = [self.open_training(client, context).clean.inputs for client in attackers]
-            low = min(float(x.min()) for x in clean) if self.low is None else self.low
-            high = max(float(x.max()) for x in clean) if self.high is None else self.high
-            self.bounds = (low, high)
+            clean = self.read_inputs(attackers, context)
+            low, high = measure_range(clean)
+            self.bounds = (
+                low if self.low is None else self.low,
+                high if self.high is None else self.high,
+            )
             stamp = torch.full_like(clean[0][0][self.find_pixels(clean[0][:1])], self.start)
-            self.stamp = self.begin_search(attackers, context, stamp.clamp(low, high))
+            self.stamp = self.begin_search(attackers, context, stamp.clamp(*self.bounds))
         stamp = self.search_stamp(attackers, context, self.stamp.to(context.broadcast.device))
         self.stamp = stamp.detach().clamp(*self.bounds)
         self.trigger_version = context.round + 1
@@ -110,22 +113,19 @@ class LearnedStamp(TrainingAttack):
         x[pixels] = self.start if stamp is None else stamp.to(x)
         return x
 
-    def count_loss(self, net: nn.Module, x: Tensor, stamp: Tensor) -> Tensor:
+    def backdoor_loss(self, net: nn.Module, x: Tensor, stamp: Tensor) -> Tensor:
         """Return the mean cross-entropy of samples with a stamp for the target, a scalar."""
         targets = torch.full((len(x),), self.target, dtype=torch.int64, device=x.device)
         return nn.functional.cross_entropy(net(self.add_stamp(x, stamp)), targets)
 
-    def draw_minibatches(
+    def draw_passes(
         self, samples: Batch, epochs: int, context: RoundContext, purpose: str
     ) -> Iterator[tuple[int, Batch]]:
         """Yield the numbers of passes over samples, and their minibatches in random order."""
-        num_batches = count_minibatches(samples.size, self.batch_size)
         for epoch in range(epochs):
-            order = torch.randperm(
-                samples.size, generator=generator(context.seed, purpose, context.round, epoch)
-            )
-            for part in order.tensor_split(num_batches):
-                yield epoch, select_samples(samples, part)
+            draw = generator(context.seed, purpose, context.round, epoch)
+            for positions in draw_minibatches(samples.size, self.batch_size, draw):
+                yield epoch, select_samples(samples, positions)
 
     def poison_samples(self, training: AttackerTraining) -> Batch:
         """Return an attacker's samples; (seed, client, sample) draws those with the stamp."""
@@ -138,8 +138,7 @@ class LearnedStamp(TrainingAttack):
 
     def trigger(self, batch: Batch) -> Batch:
         """Return all samples with the stamp; the mask excludes samples of the target class."""
-        stamped = self.add_stamp(batch.inputs, self.stamp)
-        return self.backdoor.trigger(batch)._replace(inputs=stamped)
+        return self._shape.label_triggered(batch, self.add_stamp(batch.inputs, self.stamp))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stamp and its bounds, and the state of the base class."""

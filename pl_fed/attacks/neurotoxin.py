@@ -33,6 +33,7 @@ from pl_fed.attacks.training_attack import (
     TrainingAttack,
     count_minibatches,
     cross_entropy,
+    flat_gradient,
     select_samples,
 )
 from pl_fed.nets.modes import training_mode
@@ -176,8 +177,7 @@ def sum_gradients(training: AttackerTraining, batch_size: int) -> Tensor:
     with training_mode(training.net):
         for part in parts:
             loss = cross_entropy(training.net, select_samples(training.clean, part))
-            gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            total += torch.cat([gradient.flatten() for gradient in gradients])
+            total += flat_gradient(loss, parameters)
     return total
 
 

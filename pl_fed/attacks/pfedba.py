@@ -28,7 +28,12 @@ from torch import Tensor, nn
 from pl_fed.arguments import check_choice, check_integers, check_positive
 from pl_fed.attacks.backdoor import Corner
 from pl_fed.attacks.learned_stamp import LearnedStamp
-from pl_fed.attacks.training_attack import AttackerTraining, cross_entropy, select_samples
+from pl_fed.attacks.training_attack import (
+    AttackerTraining,
+    cross_entropy,
+    flat_gradient,
+    select_samples,
+)
 from pl_fed.types import Batch, RoundContext
 
 
@@ -93,7 +98,13 @@ class PFedBA(LearnedStamp):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(
-            *(target, samples, size, corner, start, low, high),
+            target=target,
+            samples=samples,
+            size=size,
+            corner=corner,
+            start=start,
+            low=low,
+            high=high,
             epochs=epochs,
             steps=steps,
             batch_size=batch_size,
@@ -113,10 +124,10 @@ class PFedBA(LearnedStamp):
     def begin_search(self, attackers: list[int], context: RoundContext, stamp: Tensor) -> Tensor:
         """Return the stamp after steps on the backdoor's loss at w^t."""
         training, pool = self._pool_samples(attackers, context)
-        batches = self.draw_minibatches(pool, self.loss_steps, context, "PFedBA loss")
+        batches = self.draw_passes(pool, self.loss_steps, context, "PFedBA loss")
         for _, (_, batch) in zip(range(self.loss_steps), batches):
             stamp.requires_grad_()
-            loss = self.count_loss(training.net, batch.inputs, stamp)
+            loss = self.backdoor_loss(training.net, batch.inputs, stamp)
             (slope,) = torch.autograd.grad(loss, [stamp])
             stamp = (stamp.detach() - self.trigger_lr * slope).clamp(*self.bounds)
         return stamp
@@ -125,12 +136,12 @@ class PFedBA(LearnedStamp):
         """Return the stamp after steps on the gap between both tasks' gradients."""
         training, pool = self._pool_samples(attackers, context)
         parameters = list(training.parameters.values())
-        batches = self.draw_minibatches(pool, self.trigger_epochs, context, "PFedBA")
+        batches = self.draw_passes(pool, self.trigger_epochs, context, "PFedBA")
         for _, batch in batches:
             stamp = stamp.detach().requires_grad_()
-            main = _differentiate(cross_entropy(training.net, batch), parameters)
-            loss = self.count_loss(training.net, batch.inputs, stamp)
-            backdoor = _differentiate(loss, parameters, create_graph=True)
+            main = flat_gradient(cross_entropy(training.net, batch), parameters)
+            loss = self.backdoor_loss(training.net, batch.inputs, stamp)
+            backdoor = flat_gradient(loss, parameters, create_graph=True)
             gap = measure_gap(backdoor, main, self.alignment)
             (slope,) = torch.autograd.grad(gap, [stamp], materialize_grads=True)
             stamp = (stamp.detach() - self.trigger_lr * slope).clamp(*self.bounds)
@@ -140,14 +151,15 @@ class PFedBA(LearnedStamp):
         self, attackers: list[int], context: RoundContext
     ) -> tuple[AttackerTraining, Batch]:
         """Return the model of the first attacker, and the first samples of all by class."""
-        trainings = [self.open_training(client, context) for client in attackers]
-        x = torch.cat([training.clean.inputs for training in trainings])
-        y = torch.cat([training.clean.targets for training in trainings])
+        samples = [self.read_samples(client, context) for client in attackers]
+        x = torch.cat([batch.inputs for batch in samples if batch is not None])
+        y = torch.cat([batch.targets for batch in samples if batch is not None])
         pool = Batch(x, y, samples=torch.arange(len(y), device=y.device))
         positions = [
             (y == label).nonzero().flatten()[: self.per_class] for label in y.unique().tolist()
         ]
-        return trainings[0], select_samples(pool, torch.cat(positions))
+        first = self.open_training(attackers[0], context)
+        return first, select_samples(pool, torch.cat(positions))
 
 
 def measure_gap(backdoor: Tensor, main: Tensor, alignment: str) -> Tensor:
@@ -162,13 +174,3 @@ def measure_gap(backdoor: Tensor, main: Tensor, alignment: str) -> Tensor:
         distance: Tensor = torch.linalg.vector_norm(backdoor - main)  # the slope at 0 is 0
         return distance
     return 1 - nn.functional.cosine_similarity(backdoor, main, dim=0)
-
-
-def _differentiate(
-    loss: Tensor, parameters: list[nn.Parameter], create_graph: bool = False
-) -> Tensor:
-    """Return the gradient of a loss by all parameters, [d]."""
-    gradients = torch.autograd.grad(
-        loss, parameters, create_graph=create_graph, materialize_grads=True
-    )
-    return torch.cat([gradient.flatten() for gradient in gradients])

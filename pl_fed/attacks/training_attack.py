@@ -19,7 +19,7 @@ the change of it times cohort / clients, and a forged change stays in the global
 rows are no models, and pl_fed refuses it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,7 +215,7 @@ class TrainingAttack(Attack):
         ids = self.attacker_ids(own, context)
         rows = own.clone()
         with torch.inference_mode(False), torch.enable_grad():
-            nonempty = [client for client in sorted(ids) if self._read_samples(client, context)]
+            nonempty = [client for client in sorted(ids) if self.read_samples(client, context)]
             if nonempty:
                 self.learn_trigger(nonempty, context)
             for client in nonempty:
@@ -234,7 +234,7 @@ class TrainingAttack(Attack):
         Raises:
             ValueError: If the context has no net or no samples, or the net returns no scores.
         """
-        clean = self._read_samples(client, context)
+        clean = self.read_samples(client, context)
         if clean is None or context.net is None:
             raise ValueError(
                 "Expected `context.net` and the samples of a client with samples for"
@@ -251,7 +251,7 @@ class TrainingAttack(Attack):
         sent = sent.to(start.device)
         return AttackerTraining(client, net, clean, context, num_classes, parameters, start, sent)
 
-    def _read_samples(self, client: int, context: RoundContext) -> Batch | None:
+    def read_samples(self, client: int, context: RoundContext) -> Batch | None:
         """Return an attacker's samples with their positions as ids; ``None`` without samples."""
         if context.samples is None:
             raise ValueError(
@@ -262,6 +262,11 @@ class TrainingAttack(Attack):
             return None
         # other clients' samples change the ids, but not the positions
         return batch._replace(samples=torch.arange(batch.size, device=batch.device))
+
+    def read_inputs(self, clients: Sequence[int], context: RoundContext) -> list[Tensor]:
+        """Return the inputs of the training samples of clients that have samples."""
+        batches = [self.read_samples(client, context) for client in clients]
+        return [batch.inputs for batch in batches if batch is not None]
 
     def _train(self, training: AttackerTraining) -> Tensor:
         """Train one attacker, store its own parts, and return its upload, [d]."""
@@ -291,16 +296,14 @@ class TrainingAttack(Attack):
 
     def _draw_minibatches(self, batch: Batch, training: AttackerTraining) -> Iterator[Batch]:
         """Yield minibatches of an attacker's samples in random order."""
-        context = training.context
+        seed, round, client = training.context.seed, training.context.round, training.client
         num_batches = count_minibatches(batch.size, self.batch_size)
         steps = self.epochs * num_batches if self.steps is None else self.steps
         for step in range(steps):
             number, position = divmod(step, num_batches)
             if not position:
-                draw = generator(
-                    *(context.seed, "training attack"), context.round, training.client, number
-                )
-                parts = torch.randperm(batch.size, generator=draw).tensor_split(num_batches)
+                draw = generator(seed, "training attack", round, client, number)
+                parts = draw_minibatches(batch.size, self.batch_size, draw)
             training.ends_pass = position == num_batches - 1 or step == steps - 1
             yield select_samples(batch, parts[position])
 
@@ -361,6 +364,44 @@ def count_minibatches(num_samples: int, batch_size: int) -> int:
         3
     """
     return -(-num_samples // batch_size)
+
+
+def draw_minibatches(num_samples: int, batch_size: int, draw: torch.Generator) -> list[Tensor]:
+    """Return the minibatches of a pass in random order: positions of samples, int64 each.
+
+    Args:
+        num_samples: The number of samples.
+        batch_size: The largest number of samples in a minibatch.
+        draw: The random generator.
+
+    Example:
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> [len(positions) for positions in draw_minibatches(5, 2, draw)]
+        [2, 2, 1]
+    """
+    order = torch.randperm(num_samples, generator=draw)
+    return list(order.tensor_split(count_minibatches(num_samples, batch_size)))
+
+
+def flat_gradient(
+    loss: Tensor, parameters: Sequence[nn.Parameter], create_graph: bool = False
+) -> Tensor:
+    """Return the gradient of a loss by all parameters, [d]; 0 for unused ones.
+
+    Args:
+        loss: A scalar.
+        parameters: The parameters, in the order of the result.
+        create_graph: Whether gradients can flow through the result.
+    """
+    gradients = torch.autograd.grad(
+        loss, parameters, create_graph=create_graph, materialize_grads=True
+    )
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def measure_range(inputs: Sequence[Tensor]) -> tuple[float, float]:
+    """Return the smallest and the largest number in some tensors, at least one."""
+    return min(float(x.min()) for x in inputs), max(float(x.max()) for x in inputs)
 
 
 def enter_training_mode(net: nn.Module) -> None:

@@ -89,7 +89,16 @@ class TriggerAttack(Attack):
 
         The mask excludes samples of the target class, and samples that the trigger is not for.
         """
+        return self.label_triggered(batch, self.add_trigger(batch, None))
+
+    def label_triggered(self, batch: Batch, inputs: Tensor) -> Batch:
+        """Return samples with other inputs, the target class, and the mask of :meth:`trigger`.
+
+        Args:
+            batch: The samples without the trigger.
+            inputs: Their inputs with it.
+        """
         counts = self.mark_candidates(batch) & (batch.targets != self.target)
         mask = counts if batch.mask is None else batch.mask & counts
         y = torch.full_like(batch.targets, self.target)
-        return batch._replace(inputs=self.add_trigger(batch, None), targets=y, mask=mask)
+        return batch._replace(inputs=inputs, targets=y, mask=mask)

@@ -399,7 +399,7 @@ def clip_and_average(rows: Tensor, selected: Tensor, norms: Tensor, bound: Tenso
         >>> clip_and_average(rows, selected, rows.norm(dim=1), torch.tensor(2.5))
         tensor([0.7500, 1.5000])
     """
-    factors = torch.where(norms > bound, bound / norms, 1.0)[selected]
+    factors = clip_factors(norms, bound)[0][selected]
     return weighted_sum(rows[selected], factors / max(1, len(factors)))
 
 
@@ -490,9 +490,26 @@ def clip_norms(rows: Tensor, norms: Tensor, max_norm: float | Tensor) -> tuple[T
         tensor([[0.6000, 0.8000],
                 [0.0000, 1.0000]])
     """
-    is_clipped = norms > max_norm
-    factors = torch.where(is_clipped, max_norm / norms, 1.0)
+    factors, is_clipped = clip_factors(norms, max_norm)
     return rows * factors.to(merging_dtype(rows))[:, None], is_clipped
+
+
+def clip_factors(norms: Tensor, max_norm: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors that scale rows with a norm above a bound down to this norm.
+
+    Args:
+        norms: The norms of the rows, [n].
+        max_norm: The bound, at least 0.
+
+    Returns:
+        The factors [n], and a mask of the clipped rows, bool [n].
+
+    Example:
+        >>> clip_factors(torch.tensor([4.0, 1.0]), 2.0)
+        (tensor([0.5000, 1.0000]), tensor([ True, False]))
+    """
+    is_clipped = norms > max_norm
+    return torch.where(is_clipped, max_norm / norms, 1.0), is_clipped
 
 
 def _pair_products(wide: Tensor) -> Tensor:

@@ -26,6 +26,17 @@ def nth_magnitude(numbers: Tensor, rank: int) -> Tensor:
     return magnitudes.new_tensor(np.partition(magnitudes.numpy(), place)[place])
 
 
+def lower_median(numbers: Tensor) -> Tensor:
+    """Return the median of numbers [n], the smaller one of two middle ones, a scalar.
+
+    Example:
+        >>> import torch
+        >>> lower_median(torch.tensor([4.0, 1.0, 3.0, 2.0]))
+        tensor(2.)
+    """
+    return numbers.sort().values[(len(numbers) - 1) // 2]
+
+
 def median_scores(values: Tensor) -> Tensor:
     """Return |x − median(x)| / std(x) of each number of a column; 0 if all are equal.
 

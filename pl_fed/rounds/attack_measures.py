@@ -18,9 +18,6 @@ from torch import Tensor
 from pl_fed.distributed.work_share import WorkShare
 from pl_fed.functional.aggregation import row_norm, weighted_sum
 
-COUNTS = ("attackers", "flagged", "flagged_attackers")
-"""The numbers of a round that add up over rounds."""
-
 
 class AttackMeasures:
     """Attack measures: detection and stealth of the attackers' uploads in one round."""

@@ -108,6 +108,11 @@ class ByzantineClients:
         return int(self.is_byzantine.count_nonzero()) / len(self.is_byzantine)
 
     @property
+    def byzantine_ids(self) -> tuple[int, ...]:
+        """Ids of the Byzantine clients of the round, ascending."""
+        return tuple(self.is_byzantine.nonzero().flatten().tolist())
+
+    @property
     def attacks_on_data(self) -> list[Attack]:
         """The attack and the corruption, without ``None``."""
         return [attack for attack in (self.attack, self.corruption) if attack is not None]
@@ -171,12 +176,12 @@ class ByzantineClients:
             round: The round, from 0.
         """
         is_attacker = self.mark_attackers(clients, round).tolist()
-        attackers = tuple(self.is_byzantine.nonzero().flatten().tolist())
         if self.corruption is None and not any(is_attacker):
             return {}
+        byzantine = self.byzantine_ids
         poison: dict[int, Callable[[Batch], Batch]] = {}
         for client, attacks in zip(clients.tolist(), is_attacker):
-            context = ClientContext(self.seed, round, client, self.num_classes, attackers)
+            context = ClientContext(self.seed, round, client, self.num_classes, byzantine)
             candidates = [self.corruption, self.attack if attacks else None]
             data_attacks = [attack for attack in candidates if attack and attack.poisons]
             if data_attacks:
@@ -256,7 +261,7 @@ class ByzantineClients:
         context = replace(
             context,
             attackers=ids[attackers.cpu()],
-            byzantine=tuple(self.is_byzantine.nonzero().flatten().tolist()),
+            byzantine=self.byzantine_ids,
             observed=ids[visible.cpu()],
         )
         if knows_own:

@@ -15,6 +15,7 @@ from pl_fed.functional.fairness import class_std
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.triggered_data import TriggeredData
 
 
 class CentralEvaluation:
@@ -47,7 +48,7 @@ class CentralEvaluation:
         self.settings = settings
         self._data: ClientData | None = None
         self._clients_data: ClientData | None = None  # beside which the samples were placed
-        self._triggered: dict[str, tuple[int, ClientData]] = {}  # by part, with its version
+        self._triggered = TriggeredData()
 
     @property
     def data(self) -> ClientData:
@@ -66,7 +67,7 @@ class CentralEvaluation:
                     self._data = shared.to(clients.device, clients.dtype)
                 else:
                     self._data = place_data(self.client, self.central)
-            self._clients_data, self._triggered = clients, {}
+            self._clients_data, self._triggered = clients, TriggeredData()
         return self._data
 
     def names(self, part: str) -> list[str]:
@@ -122,13 +123,8 @@ class CentralEvaluation:
 
     def _measure_backdoor(self, part: str, attack: Attack) -> Tensor:
         """Return the share of the samples with a trigger in the attacker's class; NaN without."""
-        data = self.data
-        version, triggered = self._triggered.get(part, (attack.trigger_version, None))
-        if triggered is None or version != attack.trigger_version:
-            with torch.inference_mode(False):
-                triggered = data.change_part(part, attack.trigger)
-            self._triggered[part] = (attack.trigger_version, triggered)
-        table = self._compute_table(triggered, part)
+        data = self.data  # first: samples on another device end the triggered ones
+        table = self._compute_table(self._triggered.apply(data, part, attack), part)
         return table.correct.sum().double() / table.samples.sum()
 
     def _compute_table(self, data: ClientData, part: str) -> Tables:

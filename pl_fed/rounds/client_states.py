@@ -19,6 +19,7 @@ from pl_fed.rounds.identity import states_identity
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.storage import StorageOptions
+from pl_fed.rounds.triggered_data import TriggeredData
 from pl_fed.state import ClientStore, check_states
 from pl_fed.trees import tree_map
 
@@ -60,7 +61,7 @@ class ClientStates:
         self._storage = storage
         self._data: ClientData | None = None
         self._data_format: tuple[torch.device, torch.dtype, bool] | None = None
-        self._trigger_data: dict[str, tuple[int, ClientData]] = {}  # by part, with its version
+        self._trigger_data = TriggeredData()
         self._store: ClientStore | None = None
         self._saved: Mapping[str, Any] | None = None
         self._new_clients: Tensor | None = None  # their rows begin at the global model
@@ -80,7 +81,7 @@ class ClientStates:
         if data is None or self._data_format != data_format:
             with torch.inference_mode(False), self.settings.autocast():
                 data = self._data = place_data(self.client, self.loaded)
-                self._data_format, self._trigger_data = data_format, {}
+                self._data_format, self._trigger_data = data_format, TriggeredData()
         return data
 
     def apply_trigger(self, part: str, attack: Attack | None) -> ClientData | None:
@@ -88,12 +89,7 @@ class ClientStates:
         data = self.data
         if attack is None or not attack.triggers:
             return None
-        version, triggered = self._trigger_data.get(part, (attack.trigger_version, None))
-        if triggered is None or version != attack.trigger_version:
-            with torch.inference_mode(False):
-                triggered = data.change_part(part, attack.trigger)
-            self._trigger_data[part] = (attack.trigger_version, triggered)
-        return triggered
+        return self._trigger_data.apply(data, part, attack)
 
     @property
     def server_states(self) -> dict[str, Tensor]:

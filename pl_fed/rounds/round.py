@@ -251,12 +251,12 @@ class RoundRunner:
 
     def _measure_attack(self, uploads: Uploads, measures: AttackMeasures) -> None:
         """Compare the uploads of the round's attackers with the benign ones, without privacy."""
-        attackers = self.byzantine_clients.mark_attackers(
-            uploads.share.cohort, uploads.context.round
-        )
-        if self.privacy is None and self.byzantine_clients.attack is not None:
-            benign = ~self.byzantine_clients.is_byzantine[uploads.share.cohort]
-            measures.add(uploads.share, uploads.rows, attackers, benign)
+        if self.privacy is not None or self.byzantine_clients.attack is None:
+            return
+        cohort = uploads.share.cohort
+        attackers = self.byzantine_clients.mark_attackers(cohort, uploads.context.round)
+        benign = ~self.byzantine_clients.is_byzantine[cohort]
+        measures.add(uploads.share, uploads.rows, attackers, benign)
 
     def _serve_centers(
         self,
