@@ -27,6 +27,7 @@ from pl_fed.clients.contract import (
     RowDefault,
     validation_rows,
 )
+from pl_fed.clients.heads import find_head, record_features
 from pl_fed.clients.module_optimizer import ModuleOptimizer, names_no_optimizer
 from pl_fed.configurable import Configurable
 from pl_fed.data.batches import LocalWork
@@ -143,6 +144,10 @@ class Client(Configurable, ClientRounds, ABC):
     new_client_reason = ""
     """Why a client that never took part has no model of its own, not even after local training:
     ``data.held_out_clients`` is then refused. Empty if it has one."""
+
+    head: str | None = None
+    """The name of the module that turns features into outputs: see :meth:`features_of`. ``None`` is
+    the last module with trainable parameters."""
 
     reads_validation = False
     """Whether ``training_step`` reads the client's validation data, by ``validation_batch``."""
@@ -473,6 +478,54 @@ class Client(Configurable, ClientRounds, ABC):
     def outputs_of(self, model: str, batch: Batch) -> Tree:
         """Return the outputs of a model on a batch."""
         return self.task.predict(self.model(model), batch.inputs)
+
+    def features_of(
+        self, model: str, batch: Batch, parameters: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Return the features of a batch: the inputs of the model's head, [batch, features].
+
+        It runs the model once; gradients flow through the features to its body.
+
+        Args:
+            model: The name of the model.
+            batch: The client's minibatch.
+            parameters: Replacements by name, as in :meth:`loss_at`; the model's own by default.
+
+        Raises:
+            ValueError: If the net does not return the outputs of its :attr:`head` for one tensor.
+                The trial before training finds it.
+
+        Example: the loss of the head alone, on features without a gradient. ::
+
+            features = self.features_of("personal", batch).detach()
+            return self.mean_loss(self.head_of("personal", features), batch)
+        """
+        module, head = self.model(model), self._head_name(model)
+        net = Net(module, dict(parameters)) if parameters else module
+        return record_features(module, head, lambda: self.task.predict(net, batch.inputs))
+
+    def head_of(
+        self, model: str, features: Tensor, parameters: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Return the outputs of a model's head for features, such as logits [batch, classes].
+
+        Args:
+            model: The name of the model.
+            features: The features, [batch, features], as from :meth:`features_of`.
+            parameters: Replacements by the names of the model; the model's own by default.
+        """
+        head = self._head_name(model)
+        module, prefix = self.model(model).get_submodule(head), f"{head}." if head else ""
+        tensors = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in (parameters or {}).items()
+            if name.startswith(prefix)
+        }
+        outputs: Tensor = (Net(module, tensors) if tensors else module)(features)
+        return outputs
+
+    def _head_name(self, model: str) -> str:
+        return find_head(self.row(model).layout.names, self.head)
 
     @property
     def device(self) -> torch.device:

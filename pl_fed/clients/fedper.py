@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Model
+from pl_fed.clients.heads import list_modules
 from pl_fed.nets.rows import RowLayout, trainable_parameters
 from pl_fed.types import Batch
 
@@ -108,7 +109,7 @@ def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
     names = list(trainable_parameters(net))
     own = [own] if isinstance(own, str) else own
     if own is None:
-        modules = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+        modules = list_modules(names)
         if len(modules) == 1:
             raise ValueError(
                 "Expected argument `own` to be a list for a net with only one module with trainable"
