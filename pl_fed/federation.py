@@ -42,6 +42,7 @@ from pl_fed.preflight.round_trial import try_round
 from pl_fed.preflight.rules import (
     check_accumulation,
     check_attacks,
+    check_class_counts,
     check_engine,
     check_held_out_clients,
     check_mean,
@@ -411,6 +412,7 @@ class Federation(Configurable):
         self.directions.check(client.task.metric_names())
         Monitor.from_name(self.monitor, client.task, client.count_classes(data))
         check_validation_loss(client, self.monitor)
+        check_class_counts(client, data)
         check_samples(data, aggregator, self.evaluate_clients)
         check_held_out_clients(client, datamodule.held_out)
         check_mean(client, aggregator, self.server.only_adds)

@@ -145,6 +145,10 @@ class Client(Configurable, ClientRounds, ABC):
     """Why a client that never took part has no model of its own, not even after local training:
     ``data.held_out_clients`` is then refused. Empty if it has one."""
 
+    reads_class_counts = False
+    """Whether the algorithm reads its clients' numbers of training samples by class, as
+    ``client.class_counts`` and ``read("class_counts")``. Data without class ids are refused."""
+
     head: str | None = None
     """The name of the module that turns features into outputs: see :meth:`features_of`. ``None`` is
     the last module with trainable parameters."""
@@ -335,7 +339,7 @@ class Client(Configurable, ClientRounds, ABC):
     def add_centers(
         self, count: int, rows: Callable[[], Tensor], needs_losses: bool = True
     ) -> None:
-        """Declare centers: several global models, of which each client trains one in a round.
+        """Declare centers: several global models; each client trains one of them in a round.
 
         ``begin`` reads ``client.center_losses`` and sets ``client.group``, the center of each
         client; :meth:`centers_of` returns the rows. The upload is a change of this center. The
@@ -345,8 +349,8 @@ class Client(Configurable, ClientRounds, ABC):
         Args:
             count: The number of centers, at least 2.
             rows: Returns the initial centers, [centers, numel], from the initial global model.
-            needs_losses: Whether ``client.center_losses`` is measured, which takes a pass over each
-                client's training data for each center, before a round and an evaluation.
+            needs_losses: Whether ``client.center_losses`` is measured: a pass over each client's
+                training data for each center, before a round and an evaluation.
 
         """
         check_integers(2, count=count)
@@ -630,7 +634,7 @@ class Client(Configurable, ClientRounds, ABC):
         Args:
             name: Name of a state, of a server state, or of a row that :meth:`begin` added to
                 ``extra``; or ``"broadcast"``, ``"samples"``, ``"validation_samples"``,
-                ``"client"`` (the id), ``"<model>.steps"``, ``"<model>.lr"``; or
+                ``"client"`` (the id), ``"class_counts"``, ``"<model>.steps"``, ``"<model>.lr"``; or
                 ``"broadcast.statistics"`` if the net has running statistics.
 
         Returns:

@@ -13,7 +13,7 @@ from pl_fed.data.batches import LocalWork
 from pl_fed.trees import Tree, leaves
 from pl_fed.types import Batch
 
-RESERVED_NAMES = ("broadcast", "samples", "validation_samples", "client")
+RESERVED_NAMES = ("broadcast", "samples", "validation_samples", "client", "class_counts")
 """Names of rows that every round has; no state and no model may have these names."""
 
 RowDefault = float | Tensor | Callable[[], Tensor]
@@ -239,6 +239,9 @@ class ClientRound:
             the global model is evaluated but not trained, those of the last trained model.
         center_losses: The mean loss of each center over each client's training data, [clients,
             centers]; NaN without any. ``None`` for algorithms without ``Client.add_centers``.
+        class_counts: Number of training samples of each class, [clients, classes], in the
+            parameters' dtype: before any attack on data, and with those that a round leaves out.
+            ``None`` unless the algorithm ``reads_class_counts``.
         group: Set by ``begin``: the center of each client in this round, int64 [clients].
         validation_inputs: All validation inputs of each client, [clients, numbers], for each tensor
             of an input; only if the algorithm ``reads_validation``.
@@ -269,6 +272,7 @@ class ClientRound:
     proposals: dict[str, Tensor] = field(default_factory=dict)
     global_statistics: Tensor | None = None
     center_losses: Tensor | None = None
+    class_counts: Tensor | None = None
     group: Tensor | None = None
     validation_inputs: Tree = None
     validation_targets: Tree = None
@@ -308,6 +312,7 @@ class ClientRound:
             ids=self.ids[positions],
             samples=self.samples[positions],
             validation_samples=self.validation_samples[positions],
+            class_counts=None if self.class_counts is None else self.class_counts[positions],
             models={name: model[positions] for name, model in self.models.items()},
             states=rows(self.states),
             optimizer_states=rows(self.optimizer_states),
@@ -333,6 +338,8 @@ class ClientRound:
             **{f"{model}.steps": steps for model, steps in self.steps.items()},
             **{f"{model}.lr": lr for model, lr in self.lr.items()},
         }
+        if self.class_counts is not None:
+            rows["class_counts"] = self.class_counts
         if len(self.broadcast.statistics):
             rows["broadcast.statistics"] = self.broadcast.statistics
         validation = {"inputs": self.validation_inputs, "targets": self.validation_targets}

@@ -155,6 +155,8 @@ class ReadOnlyFields:
             "lr": dict(client.lr),
             "server_states": dict(client.server_states),
         }
+        if client.class_counts is not None:
+            fields[""]["class_counts"] = client.class_counts
         if client.validation_inputs is not None:
             for field in ("validation_inputs", "validation_targets"):
                 fields[field] = dict(enumerate(leaves(getattr(client, field))))

@@ -251,6 +251,18 @@ class ClientData:
         changed = Part.from_sizes(torch.arange(count_samples(targets), device=index.device), sizes)
         return ClientData(inputs, targets, changed, changed, changed, self.num_classes)
 
+    def class_counts(self, clients: Tensor) -> Tensor:
+        """Return the number of training samples of each class, int64 [clients, classes].
+
+        Args:
+            clients: Client ids, int64 [clients].
+        """
+        counts = torch.zeros(len(clients), self.num_classes, dtype=torch.int64)
+        for row, client in zip(counts, clients.tolist()):
+            labels = gather(self.targets, self.train.samples(client)).cpu()
+            row.copy_(labels.bincount(minlength=self.num_classes))
+        return counts
+
     def training_samples(self, client: int) -> Batch:
         """Return all training samples of one client with their ids."""
         return self.batch(self.train.samples(client))

@@ -34,6 +34,20 @@ def check_validation_loss(client: Client, monitor: str | None) -> None:
     )
 
 
+def check_class_counts(client: Client, data: ClientData) -> None:
+    """Refuse data without class ids for an algorithm that reads numbers of samples by class.
+
+    Raises:
+        ValueError: If the task is no classification.
+    """
+    if client.reads_class_counts and not client.count_classes(data):
+        raise ValueError(
+            f"Expected one class id for each sample for {type(client).__name__}, which reads the"
+            f" clients' numbers of samples by class, but got the task {client.task.name}: use an"
+            " algorithm for any task, such as Ditto or FedPer."
+        )
+
+
 def check_own_batches(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
     """Refuse a need of samples as tensors for data with batches of its own.
 

@@ -95,6 +95,8 @@ class Trial:
         round = client.new_round(samples=int(data.train.sizes[number]))
         round.ids = round.ids.new_tensor([number])
         round.validation_samples.fill_(int(data.val.sizes[number]))
+        if client.reads_class_counts:
+            round.class_counts = data.class_counts(round.ids.cpu()).to(round.samples)
         if client.reads_validation:
             inputs, targets = (select(tree, 0) for tree in data.pad_part("val", round.ids.cpu()))
             batch = compute_batch_features(client, self.place(Batch(inputs, targets)))

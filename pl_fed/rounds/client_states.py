@@ -254,6 +254,9 @@ class ClientStates:
             lr=dict(lr or {}),
             center_losses=center_losses,
         )
+        if client.reads_class_counts:
+            counts = self.loaded.class_counts(clients)
+            start.class_counts = to_device(counts, row, row.dtype)
         if client.reads_validation and steps:
             inputs, targets = self.data.pad_part("val", clients)
             start.validation_inputs = tree_map(lambda leaf: leaf.flatten(1), inputs)
