@@ -25,13 +25,15 @@ from pl_fed.clients.contract import (
     Model,
     Objective,
     RowDefault,
+    SampleFunction,
+    Visit,
     validation_rows,
 )
 from pl_fed.clients.heads import find_head, record_features
 from pl_fed.clients.module_optimizer import ModuleOptimizer, names_no_optimizer
 from pl_fed.configurable import Configurable
 from pl_fed.data.batches import LocalWork
-from pl_fed.data.client_data import ClientData, move_tree
+from pl_fed.data.client_data import ClientData, PartName, move_tree
 from pl_fed.functional.losses import RowDistance, squared_distance
 from pl_fed.nets.calls import Net
 from pl_fed.nets.copies import remove_compilation
@@ -530,6 +532,77 @@ class Client(Configurable, ClientRounds, ABC):
 
     def _head_name(self, model: str) -> str:
         return find_head(self.row(model).layout.names, self.head)
+
+    def own_sums(
+        self, client: ClientRound, function: SampleFunction, part: PartName = "train"
+    ) -> Tensor:
+        """Return the sum of a function over all of each client's own samples, [clients, ...].
+
+        For :meth:`begin`, also before an evaluation, and :meth:`end_round`. The function sees a
+        minibatch of ONE client, as ``training_step`` does: with the models of ``client.models``
+        (and the broadcast as ``"global"``), and rows by :meth:`read`. Models are in evaluation mode
+        without gradients, samples are not augmented or attacked, and each counts once. All engines
+        give the same sums within rounding.
+
+        Args:
+            client: The round.
+            function: Returns the sum over the samples of a minibatch that ``batch.mask``, bool
+                [batch], selects: a tensor of a fixed shape. It must be pure, as ``training_step``.
+            part: The part of the clients' data: ``"train"``, ``"val"`` or ``"test"``.
+
+        Raises:
+            ValueError: If the round has no data.
+
+        Example: the sum of each client's features, [clients, features]. ::
+
+            def sum_features(batch):
+                features = self.features_of("personal", batch)
+                return torch.where(batch.mask[:, None], features, 0).sum(0)
+
+            sums = self.own_sums(client, sum_features)
+        """
+        visits = self._visit_samples(client, function, part)
+        like = visits[0].results
+        sums = like.new_zeros(len(client), *like.shape[1:])
+        for visit in visits:
+            sums.index_add_(0, visit.positions, visit.results)
+        return sums
+
+    def own_values(
+        self, client: ClientRound, function: SampleFunction, part: PartName = "train"
+    ) -> Tensor:
+        """Return a function's values for all of each client's own samples.
+
+        It is :meth:`own_sums` without the sum: ``client.samples`` are the numbers of training
+        samples, ``client.validation_samples`` those of validation samples.
+
+        Args:
+            client: The round.
+            function: Returns a value for each sample of a minibatch, [batch, ...].
+            part: The part of the clients' data.
+
+        Returns:
+            [clients, samples, ...], at least one sample, with zeros behind a client's last one.
+        """
+        visits = self._visit_samples(client, function, part)
+        like = visits[0].results
+        length = max(visit.first + visit.mask.shape[1] for visit in visits)
+        values = like.new_zeros(len(client), length, *like.shape[2:])
+        for visit in visits:
+            mask = visit.mask.view(*visit.mask.shape, *[1] * (like.dim() - 2))
+            places = slice(visit.first, visit.first + visit.mask.shape[1])
+            values[visit.positions, places] = torch.where(mask, visit.results, 0)
+        return values
+
+    def _visit_samples(
+        self, client: ClientRound, function: SampleFunction, part: str
+    ) -> list[Visit]:
+        if client.visit_samples is None:
+            raise ValueError(
+                "Expected a round of a federation, or `visit_samples` in the ClientRound of a test,"
+                " but got a round without data."
+            )
+        return list(client.visit_samples(client, function, part))
 
     @property
     def device(self) -> torch.device:

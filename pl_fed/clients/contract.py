@@ -1,6 +1,6 @@
 """The contract between an algorithm and a round: models, states, uploads and proposals."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -192,6 +192,27 @@ class ClientModels(dict[str, ModelRows]):
         )
 
 
+SampleFunction = Callable[[Batch], Tensor]
+"""A pure function of a minibatch of ONE client, and of its models and rows; it honours the mask."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Visit: the results of a function on a minibatch of each of several clients.
+
+    Attributes:
+        positions: Positions of the clients in the round, int64 [clients].
+        first: The place of the first sample of the minibatch among each client's samples.
+        mask: The samples that are no padding, bool [clients, batch].
+        results: The results, [clients, ...].
+    """
+
+    positions: Tensor
+    first: int
+    mask: Tensor
+    results: Tensor
+
+
 @dataclass
 class ClientRound:
     """Client round: the rows of several clients in a round.
@@ -243,6 +264,8 @@ class ClientRound:
             parameters' dtype: before any attack on data, and with those that a round leaves out.
             ``None`` unless the algorithm ``reads_class_counts``.
         group: Set by ``begin``: the center of each client in this round, int64 [clients].
+        visit_samples: Lets a function visit all of the clients' samples of a part of the data: see
+            ``Client.own_sums``. ``None`` for a round without data.
         validation_inputs: All validation inputs of each client, [clients, numbers], for each tensor
             of an input; only if the algorithm ``reads_validation``.
         validation_targets: The targets of the validation inputs, [clients, numbers] each.
@@ -274,6 +297,7 @@ class ClientRound:
     center_losses: Tensor | None = None
     class_counts: Tensor | None = None
     group: Tensor | None = None
+    visit_samples: "Callable[[ClientRound, SampleFunction, str], Iterator[Visit]] | None" = None
     validation_inputs: Tree = None
     validation_targets: Tree = None
 

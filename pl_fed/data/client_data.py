@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from pl_fed.random import key, random_bits
 from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.trees import Tree, count_samples, describe, gather, leaves, select, tree_map
 from pl_fed.types import Batch, SampleEntries
+
+PartName = Literal["train", "val", "test"]
+"""The names of the parts of the clients' data."""
 
 
 @dataclass(frozen=True)

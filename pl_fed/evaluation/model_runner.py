@@ -13,7 +13,7 @@ from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, is_mkl_slow
-from pl_fed.engine.rule import CONVOLUTIONS
+from pl_fed.engine.rule import trains_convolutions
 from pl_fed.evaluation.restored_values import RestoredValues
 from pl_fed.nets.calls import Net
 from pl_fed.torch_internals import has_operator_modes
@@ -270,13 +270,3 @@ class SampleBatches:
             begins = (self.begins[: len(remaining)] + first)[:, None]
             places = begins + slots.minimum(remaining[:, None] - 1)
             yield index[places.to(device)], is_sample.flatten().nonzero().flatten().to(device)
-
-
-def trains_convolutions(net: nn.Module) -> bool:
-    """Return whether a net has trainable convolutions.
-
-    With separate weights for each client, convolutions under vmap on a CPU take up to twice the
-    time.
-    """
-    convolutions = (layer for layer in net.modules() if isinstance(layer, CONVOLUTIONS))
-    return any(layer.weight.requires_grad for layer in convolutions)

@@ -14,10 +14,12 @@ from pl_fed.clients.contract import ClientRound
 from pl_fed.clients.features import compute_batch_features
 from pl_fed.data.client_data import ClientData, integers_to_floats
 from pl_fed.engine.base import LocalSettings
+from pl_fed.engine.own_samples import OwnSamples
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
 _SPREAD = 64  # samples of a trial of evaluation steps
+_OWN_SAMPLES = 3  # of a client in a pass over its own samples
 _SPREAD_OWN = 8  # of batches of the data set's own, which may be large
 
 
@@ -89,12 +91,18 @@ class Trial:
         batch = self.load(index)._replace(visits=None)  # only attacks receive them
         return self.augment_batch(compute_batch_features(self.client, batch))
 
+    def _load_own(self, index: Tensor) -> Batch:
+        """Return samples as a pass over own samples gets them."""
+        return compute_batch_features(self.client, self.load(index))
+
     def new_round(self, number: int) -> ClientRound:
         """Return the first round of one client, with one local step."""
         client, data = self.client, self.data
         round = client.new_round(samples=int(data.train.sizes[number]))
         round.ids = round.ids.new_tensor([number])
         round.validation_samples.fill_(int(data.val.sizes[number]))
+        own = OwnSamples(client, data, self._load_own, most=_OWN_SAMPLES)
+        round.visit_samples = own.visit
         if client.reads_class_counts:
             round.class_counts = data.class_counts(round.ids.cpu()).to(round.samples)
         if client.reads_validation:

@@ -15,6 +15,7 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.devices import to_device
 from pl_fed.distributed.processes import Processes
 from pl_fed.distributed.work_share import RemoteRows
+from pl_fed.engine.own_samples import OwnSamples
 from pl_fed.rounds.identity import states_identity
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
@@ -62,6 +63,7 @@ class ClientStates:
         self._data: ClientData | None = None
         self._data_format: tuple[torch.device, torch.dtype, bool] | None = None
         self._trigger_data = TriggeredData()
+        self._own_samples: OwnSamples | None = None
         self._store: ClientStore | None = None
         self._saved: Mapping[str, Any] | None = None
         self._new_clients: Tensor | None = None  # their rows begin at the global model
@@ -83,6 +85,13 @@ class ClientStates:
                 data = self._data = place_data(self.client, self.loaded)
                 self._data_format, self._trigger_data = data_format, TriggeredData()
         return data
+
+    def _find_own_samples(self) -> OwnSamples:
+        """Return the passes over the clients' samples; new ones for new data."""
+        data, own = self.data, self._own_samples
+        if own is None or own.data is not data:
+            own = self._own_samples = OwnSamples(self.client, data, data.batch)
+        return own
 
     def apply_trigger(self, part: str, attack: Attack | None) -> ClientData | None:
         """Return the samples of a part with the attack's trigger; ``None`` without a trigger."""
@@ -253,6 +262,7 @@ class ClientStates:
             steps=dict(steps or {}),
             lr=dict(lr or {}),
             center_losses=center_losses,
+            visit_samples=self._find_own_samples().visit,
         )
         if client.reads_class_counts:
             counts = self.loaded.class_counts(clients)

@@ -16,8 +16,8 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data import FederatedData
 from pl_fed.data.client_data import Part
+from pl_fed.engine.rule import trains_convolutions
 from pl_fed.evaluation.evaluator import Evaluator
-from pl_fed.evaluation.model_runner import trains_convolutions
 from pl_fed.evaluation.monitor import Tables, prefer_second
 from pl_fed.metrics import ClientMetrics
 from pl_fed.state import ClientStore
