@@ -724,7 +724,7 @@ class Client(Configurable, ClientRounds, ABC):
         layout = self.row("global").layout
         sent = layout if self.sent_layout is None else self.sent_layout
         unsent = [name for name in layout.names if name not in sent.names]
-        return layout.positions(*unsent)
+        return layout.positions(*unsent) if unsent else torch.empty(0, dtype=torch.int64)
 
     @property
     def upload_numbers(self) -> int:

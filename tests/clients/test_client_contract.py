@@ -50,6 +50,7 @@ ARGUMENTS = {
     "DittoGreedy": [{}, {"lams": [0.1, 0.5], "lam": 0.5, "min_validation": 1}],
     "FedPer": [{}, {"own": ["0.weight", "1"]}],
     "FedRep": [{}, {"own": ["0", "4.bias"], "head_steps": 3}, {"own": []}],
+    "FedBABU": [{"finetune_epochs": 1}, {"finetune_part": "head", "finetune_steps": 2}],
     "FedBN": [{}, {"own": ["1.bias"]}],
     "Finetuning": [
         {},
@@ -95,7 +96,7 @@ UNTRAINED_INFLUENCE = {  # step -> models that change the loss, but that this st
 }
 OWN_GRADIENTS = {"PerFedAvg", "PFedMe"}  # their gradients are not those of the reported loss
 SPLIT_MINIBATCHES = {"PerFedAvg"}  # the order of the samples in a minibatch matters
-ALTERNATING = {"FedRep"}  # a step trains only some parameters
+ALTERNATING = {"FedBABU", "FedRep"}  # a step trains only some parameters
 SIZES = [7, 3, 10, 1]
 OWN_NETS = {"FedExLoRA"}  # needs a net with adapters: see tests/models/test_lora.py
 CONFIGURATIONS = [
