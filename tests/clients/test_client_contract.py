@@ -48,6 +48,7 @@ ARGUMENTS = {
     ],
     "DittoChoice": [{}, {"lams": [0.1, 0.5], "lam": 0.5, "regularizer": "kl"}],
     "DittoGreedy": [{}, {"lams": [0.1, 0.5], "lam": 0.5, "min_validation": 1}],
+    "FedDyn": [{}, {"alpha": 0.5, "weights": "samples"}],
     "FedPer": [{}, {"own": ["0.weight", "1"]}],
     "FedRep": [{}, {"own": ["0", "4.bias"], "head_steps": 3}, {"own": []}],
     "FedBABU": [{"finetune_epochs": 1}, {"finetune_part": "head", "finetune_steps": 2}],
