@@ -89,6 +89,9 @@ class Client(Configurable, ClientRounds, ABC):
         validated: Names of the models with a validation loss at the end of a round.
         adaptation: Local training of personal models before each evaluation, from the global
             model; its results are discarded. ``None`` for algorithms without adaptation.
+        preparation: Local training of models other than the global one in each round, after
+            :meth:`begin` and before the local steps; ``None`` for algorithms without preparation.
+            :meth:`end_preparation` follows. ``federation.systems`` does not count its steps.
         num_centers: The number of centers: see :meth:`add_centers`; 0 for one global model.
         measures_centers: Whether ``client.center_losses`` is measured.
         population: Sizes of the federation; set before :meth:`check`.
@@ -192,6 +195,7 @@ class Client(Configurable, ClientRounds, ABC):
         self._task_data: tuple[int, ...] = ()
         self._set_task(own_task or Classification())
         self.adaptation: Objective | None = None
+        self.preparation: Objective | None = None
         self.num_centers = 0
         self.measures_centers = False
         self.population = Population()
@@ -418,6 +422,13 @@ class Client(Configurable, ClientRounds, ABC):
         Args:
             client: The round of several clients. Before an evaluation ``steps`` and ``lr`` are
                 empty.
+        """
+
+    def end_preparation(self, client: ClientRound) -> None:
+        """Use the models that :attr:`preparation` has trained, before the local steps of a round.
+
+        Args:
+            client: The round of several clients after :meth:`begin`, with the prepared models.
         """
 
     def end_round(self, client: ClientRound) -> Tensor | None:

@@ -51,6 +51,7 @@ ARGUMENTS = {
     "FedDyn": [{}, {"alpha": 0.5, "weights": "samples"}],
     "FedPer": [{}, {"own": ["0.weight", "1"]}],
     "FedRep": [{}, {"own": ["0", "4.bias"], "head_steps": 3}, {"own": []}],
+    "FedALA": [{"first_epochs": 2}, {"mixed": ["0.weight", "1"], "mixing_share": 0.3}],
     "FedBABU": [{"finetune_epochs": 1}, {"finetune_part": "head", "finetune_steps": 2}],
     "FedBN": [{}, {"own": ["1.bias"]}],
     "Finetuning": [
