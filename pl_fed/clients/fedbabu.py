@@ -63,7 +63,7 @@ class FedBABU(Client):
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
         >>> client = FedBABU(net, finetune_epochs=5)
-        >>> client.head, client.trained, client.adaptation.trained
+        >>> client.head_parts, client.trained, client.adaptation.trained
         (('2',), ('global',), ('personal',))
         >>> client.upload_numbers  # 4 * 5 weights and 5 biases of the body
         25
@@ -84,13 +84,13 @@ class FedBABU(Client):
         check_choice(("net", "head", "body"), finetune_part=finetune_part)
         if finetune_lr is not None:
             check_nonnegative(finetune_lr=finetune_lr)
-        self.head = own_parts(net, head, argument="head")
+        self.head_parts = own_parts(net, head, argument="head")
         layout = RowLayout.from_parameters(net)
-        self.head_positions = find_positions(layout, self.head)
+        self.head_positions = find_positions(layout, self.head_parts)
         if len(self.head_positions) == layout.numel:
             raise ValueError(
-                f"Expected argument `head` to leave a body to train but got {', '.join(self.head)},"
-                " which is the whole net: name its last layer."
+                "Expected argument `head` to leave a body to train but got"
+                f" {', '.join(self.head_parts)}, which is the whole net: name its last layer."
             )
         self.finetune_part = finetune_part
         if {finetune_epochs, finetune_steps} != {0, None}:
@@ -111,14 +111,14 @@ class FedBABU(Client):
     def sent_layout(self) -> RowLayout:
         """The layout of an upload without the head."""
         tensors = self.row("global").tensors.items()
-        body = [(name, tensor) for name, tensor in tensors if not belongs(name, self.head)]
+        body = [(name, tensor) for name, tensor in tensors if not belongs(name, self.head_parts)]
         return RowLayout.from_tensors(body)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(θ, h⁰) on the minibatch."""
         head, parameters = self.tensors("broadcast"), self.parameters_of("global")
         at = {
-            name: head[name] if belongs(name, self.head) else tensor
+            name: head[name] if belongs(name, self.head_parts) else tensor
             for name, tensor in parameters.items()
         }
         return self.loss_at("global", at, batch)
@@ -129,7 +129,7 @@ class FedBABU(Client):
             return self.loss("personal", batch)
         tunes_head = self.finetune_part == "head"
         at = {
-            name: tensor if belongs(name, self.head) == tunes_head else tensor.detach()
+            name: tensor if belongs(name, self.head_parts) == tunes_head else tensor.detach()
             for name, tensor in self.parameters_of("personal").items()
         }
         return self.loss_at("personal", at, batch)
