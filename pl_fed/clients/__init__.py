@@ -33,6 +33,7 @@ from pl_fed.clients.lp_proj import LpProj as LpProj
 from pl_fed.clients.mapper import Mapper as Mapper
 from pl_fed.clients.mean_regularized import MeanRegularized as MeanRegularized
 from pl_fed.clients.mocha import Mocha as Mocha
+from pl_fed.clients.moon import Moon as Moon
 from pl_fed.clients.per_fedavg import PerFedAvg as PerFedAvg
 from pl_fed.clients.pfedme import PFedMe as PFedMe
 from pl_fed.clients.pfedme_epochs import PFedMeEpochs as PFedMeEpochs

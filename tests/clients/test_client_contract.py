@@ -63,6 +63,7 @@ ARGUMENTS = {
     "Mapper": [{}, {"lams": [0.5, 0.9]}],
     "MeanRegularized": [{"lam": 0.5}, {"mean": "cohort"}],
     "Mocha": [{}, {"lam": 0.003, "decay": 0.1, "epsilon": 0.1, "sigma": 2.0}],
+    "Moon": [{}, {"mu": 5.0, "temperature": 1.0}],
     "PerFedAvg": [
         {},
         {"hessian": "exact", "local_steps": 4},
