@@ -132,6 +132,11 @@ class Client(Configurable, ClientRounds, ABC):
     for it, and the server merges uploads times τ / τ_k, with the mean τ of the cohort, as FedNova.
     Empty for algorithms whose uploads are merged as they are."""
 
+    weigher = ""
+    """The name of a server state of one number. Clients propose the weight F_k ≥ 0 of their upload
+    for it, and the server merges uploads times F_k / F, with the mean F of the cohort, as FedAS.
+    Empty for algorithms without such weights."""
+
     needs_plain_mean = False
     """Whether the server must merge by the mean with equal weights, and only add it. Attacks that
     forge uploads are then refused."""
