@@ -32,6 +32,7 @@ from pl_fed.clients import (
     Ditto,
     FedADMM,
     FedAvg,
+    FedDyn,
     Local,
     MeanRegularized,
     Mocha,
@@ -159,7 +160,9 @@ TERMS_OF_THE_MEAN = {
     FedADMM: lambda end: end.states["sent"],
     Mocha: lambda end: end.server["models"].view(len(SIZES), -1),
     Scaffold: lambda end: end.states["own_control"],
+    FedDyn: lambda end: end.states["drift"],
 }
+SERVER_MEANS = {Scaffold: "control", FedDyn: "mean_drift"}
 
 
 @pytest.mark.slow
@@ -170,7 +173,7 @@ def test_mean_over_all_clients_includes_those_that_are_left_out(kind):
     intact = run(breaking_client(kind), broken=None)
     for breakage in ("a loss", "NaN"):
         end = run(breaking_client(kind, breakage))
-        mean = end.server["control"] if kind is Scaffold else end.w
+        mean = end.server[SERVER_MEANS[kind]] if kind in SERVER_MEANS else end.w
         expected = TERMS_OF_THE_MEAN[kind](end).mean(0)
         torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
         assert (end.w - intact.w).abs().max() > 1e-4
@@ -184,7 +187,7 @@ def test_mean_over_all_clients_is_exact_with_cohorts_of_several_sizes(kind, samp
     """The cohorts: in turn, of random clients, and of nearly all clients."""
     end = run(breaking_client(kind), broken=None, rounds=4, sampler=copy.deepcopy(sampler))
     assert len({report["train/cohort"] for report in end.reports}) > 1
-    mean = end.server["control"] if kind is Scaffold else end.w
+    mean = end.server[SERVER_MEANS[kind]] if kind in SERVER_MEANS else end.w
     expected = TERMS_OF_THE_MEAN[kind](end).mean(0)
     torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
 

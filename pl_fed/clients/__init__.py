@@ -12,8 +12,11 @@ from pl_fed.clients.ditto import Ditto as Ditto
 from pl_fed.clients.ditto_choice import DittoChoice as DittoChoice
 from pl_fed.clients.ditto_greedy import DittoGreedy as DittoGreedy
 from pl_fed.clients.fedadmm import FedADMM as FedADMM
+from pl_fed.clients.fedala import FedALA as FedALA
 from pl_fed.clients.fedavg import FedAvg as FedAvg
+from pl_fed.clients.fedbabu import FedBABU as FedBABU
 from pl_fed.clients.fedbn import FedBN as FedBN
+from pl_fed.clients.feddyn import FedDyn as FedDyn
 from pl_fed.clients.fedex_lora import FedExLoRA as FedExLoRA
 from pl_fed.clients.fednova import FedNova as FedNova
 from pl_fed.clients.fedper import FedPer as FedPer
@@ -30,6 +33,7 @@ from pl_fed.clients.lp_proj import LpProj as LpProj
 from pl_fed.clients.mapper import Mapper as Mapper
 from pl_fed.clients.mean_regularized import MeanRegularized as MeanRegularized
 from pl_fed.clients.mocha import Mocha as Mocha
+from pl_fed.clients.moon import Moon as Moon
 from pl_fed.clients.per_fedavg import PerFedAvg as PerFedAvg
 from pl_fed.clients.pfedme import PFedMe as PFedMe
 from pl_fed.clients.pfedme_epochs import PFedMeEpochs as PFedMeEpochs

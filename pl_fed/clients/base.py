@@ -91,6 +91,9 @@ class Client(Configurable, ClientRounds, ABC):
         validated: Names of the models with a validation loss at the end of a round.
         adaptation: Local training of personal models before each evaluation, from the global
             model; its results are discarded. ``None`` for algorithms without adaptation.
+        preparation: Local training of models other than the global one in each round, after
+            :meth:`begin` and before the local steps; ``None`` for algorithms without preparation.
+            :meth:`end_preparation` follows. ``federation.systems`` does not count its steps.
         num_centers: The number of centers: see :meth:`add_centers`; 0 for one global model.
         measures_centers: Whether ``client.center_losses`` is measured.
         population: Sizes of the federation; set before :meth:`check`.
@@ -130,6 +133,11 @@ class Client(Configurable, ClientRounds, ABC):
     """The name of a server state of one number. Clients propose the amount τ_k of their local work
     for it, and the server merges uploads times τ / τ_k, with the mean τ of the cohort, as FedNova.
     Empty for algorithms whose uploads are merged as they are."""
+
+    weigher = ""
+    """The name of a server state of one number. Clients propose the weight F_k ≥ 0 of their upload
+    for it, and the server merges uploads times F_k / F, with the mean F of the cohort, as FedAS.
+    Empty for algorithms without such weights."""
 
     needs_plain_mean = False
     """Whether the server must merge by the mean with equal weights, and only add it. Attacks that
@@ -194,6 +202,7 @@ class Client(Configurable, ClientRounds, ABC):
         self._task_data: tuple[int, ...] = ()
         self._set_task(own_task or Classification())
         self.adaptation: Objective | None = None
+        self.preparation: Objective | None = None
         self.num_centers = 0
         self.measures_centers = False
         self.population = Population()
@@ -420,6 +429,13 @@ class Client(Configurable, ClientRounds, ABC):
         Args:
             client: The round of several clients. Before an evaluation ``steps`` and ``lr`` are
                 empty.
+        """
+
+    def end_preparation(self, client: ClientRound) -> None:
+        """Use the models that :attr:`preparation` has trained, before the local steps of a round.
+
+        Args:
+            client: The round of several clients after :meth:`begin`, with the prepared models.
         """
 
     def end_round(self, client: ClientRound) -> Tensor | None:
@@ -797,7 +813,7 @@ class Client(Configurable, ClientRounds, ABC):
         layout = self.row("global").layout
         sent = layout if self.sent_layout is None else self.sent_layout
         unsent = [name for name in layout.names if name not in sent.names]
-        return layout.positions(*unsent)
+        return layout.positions(*unsent) if unsent else torch.empty(0, dtype=torch.int64)
 
     @property
     def upload_numbers(self) -> int:

@@ -71,6 +71,7 @@ class ClientRounds(FederationModule):
     population: Population
     num_centers: int
     measures_centers: bool
+    preparation: Objective | None
     _objective: Objective
 
     def __init__(self) -> None:
@@ -89,6 +90,10 @@ class ClientRounds(FederationModule):
 
     def begin(self, client: ClientRound) -> None:
         """Prepare personal models and states; see ``Client.begin``."""
+        raise NotImplementedError
+
+    def end_preparation(self, client: ClientRound) -> None:
+        """Use the prepared models; see ``Client.end_preparation``."""
         raise NotImplementedError
 
     def end_round(self, client: ClientRound) -> Tensor | None:
@@ -240,6 +245,10 @@ class ClientRounds(FederationModule):
             states={name: row.repeat(clients, 1) for name, row in defaults.items()},
             server_states={n: row.clone() for n, row in self.server_state_defaults().items()},
             steps={name: ids.new_full((clients, 1), steps) for name in self.trained},
+            preparation_steps={
+                name: ids.new_full((clients, 1), steps)
+                for name in (self.preparation.trained if self.preparation else ())
+            },
             lr=read_rates(optimizer, like),
             center_losses=self._new_center_losses(clients),
         )
@@ -259,7 +268,8 @@ class ClientRounds(FederationModule):
         """
         client_states = client.states
         client.states = {name: client_states[name] for name in self._states}
-        for name in dict.fromkeys((*self.trained, *self.evaluated, *self.validated)):
+        prepared = self.preparation.trained if self.preparation and client.steps else ()
+        for name in dict.fromkeys((*self.trained, *self.evaluated, *self.validated, *prepared)):
             if name == "global":
                 continue
             model = client.broadcast.expand(len(client))
@@ -276,6 +286,14 @@ class ClientRounds(FederationModule):
         if in_round and client.steps:  # an evaluation has no local steps
             client.models["global"] = client.broadcast.expand(len(client))
         return client
+
+    def run_end_preparation(self, client: ClientRound) -> None:
+        """Let ``end_preparation`` use the models that the preparation has trained.
+
+        Args:
+            client: The round after :meth:`run_begin` and the preparation.
+        """
+        call_hook("end_preparation", self.end_preparation, client)
 
     def run_end_round(self, client: ClientRound) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Let ``end_round`` close the round; return its uploads and the rows that clients keep.

@@ -237,6 +237,9 @@ class ClientRound:
             Each local step takes one minibatch, also if gradients accumulate.
             Empty before an evaluation. ``begin`` may replace them, for clients of unequal speed; a
             client with 0 takes no step.
+        preparation_steps: The number of steps of each client on each model of
+            ``Client.preparation``, int64 [clients, 1]; empty before an evaluation. ``begin`` may
+            replace them.
         lr: The learning rate of each trained model for a local step of this round, [1]: read only.
             Empty before an evaluation. If a model has several parameter groups, it is that of the
             first one: see ``Client.refuse_mixed_options``. If gradients accumulate over k
@@ -287,6 +290,7 @@ class ClientRound:
     server_states: dict[str, Tensor] = field(default_factory=dict)
     optimizer_states: dict[str, Tensor] = field(default_factory=dict)
     steps: dict[str, Tensor] = field(default_factory=dict)
+    preparation_steps: dict[str, Tensor] = field(default_factory=dict)
     lr: dict[str, Tensor] = field(default_factory=dict)
     extra: dict[str, Tensor] = field(default_factory=dict)
     validation_losses: dict[str, Tensor] = field(default_factory=dict)
@@ -316,6 +320,7 @@ class ClientRound:
             states=dict(self.states),
             optimizer_states=dict(self.optimizer_states),
             steps=dict(self.steps),
+            preparation_steps=dict(self.preparation_steps),
             extra=dict(self.extra),
             proposals=dict(self.proposals),
         )
@@ -341,6 +346,7 @@ class ClientRound:
             states=rows(self.states),
             optimizer_states=rows(self.optimizer_states),
             steps=rows(self.steps),
+            preparation_steps=rows(self.preparation_steps),
             lr=rows(self.lr),
             extra=rows(self.extra),
         )

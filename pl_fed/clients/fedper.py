@@ -94,12 +94,13 @@ class FedPer(Client):
         return upload
 
 
-def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
+def own_parts(net: nn.Module, own: Sequence[str] | None, argument: str = "own") -> tuple[str, ...]:
     """Return the names of a client's own parts of a net, checked.
 
     Args:
         net: The net.
         own: The names; ``None`` for the last module with trainable parameters.
+        argument: The name of the argument ``own`` in error messages.
 
     Raises:
         ValueError: If the net lacks a part in ``own``; if ``own`` is ``None`` and the net has only
@@ -112,22 +113,22 @@ def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
         modules = list_modules(names)
         if len(modules) == 1:
             raise ValueError(
-                "Expected argument `own` to be a list for a net with only one module with trainable"
-                f" parameters ({type(net).__name__}) but got None."
+                f"Expected argument `{argument}` to be a list for a net with only one module with"
+                f" trainable parameters ({type(net).__name__}) but got None."
             )
         own = (modules[-1],)
     names += RowLayout.from_buffers(net).names
     for part in own:
         if not any(belongs(name, [part]) for name in names):
             raise ValueError(
-                f"Expected argument `own` to list names among {', '.join(names)}, or modules that"
-                f" contain them, but got {part!r}."
+                f"Expected argument `{argument}` to list names among {', '.join(names)}, or modules"
+                f" that contain them, but got {part!r}."
             )
-    _refuse_tied_parameters(net, own)
+    _refuse_tied_parameters(net, own, argument)
     return tuple(own)
 
 
-def _refuse_tied_parameters(net: nn.Module, own: Sequence[str]) -> None:
+def _refuse_tied_parameters(net: nn.Module, own: Sequence[str], argument: str) -> None:
     """Refuse a parameter of two names if one is among a client's own parts and one is shared."""
     uses: dict[Tensor, list[str]] = {}
     for name, parameter in net.named_parameters(remove_duplicate=False):
@@ -136,8 +137,8 @@ def _refuse_tied_parameters(net: nn.Module, own: Sequence[str]) -> None:
     for names in uses.values():
         if 0 < sum(belongs(name, own) for name in names) < len(names):
             raise ValueError(
-                "Expected argument `own` to list all or none of the names of a parameter but got"
-                f" {', '.join(own)}: {' and '.join(names)} are the same parameter."
+                f"Expected argument `{argument}` to list all or none of the names of a parameter"
+                f" but got {', '.join(own)}: {' and '.join(names)} are the same parameter."
             )
 
 

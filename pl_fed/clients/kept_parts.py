@@ -35,7 +35,8 @@ _CLIENT = (
     | _LIGHTNING
     | frozenset(
         (
-            *("draws", "population", "task", "optimizer", "lr_scheduler", "adaptation"),
+            *("draws", "population", "task", "optimizer", "lr_scheduler"),
+            *("adaptation", "preparation"),
             *("trained", "evaluated", "validated", "takes_integers", "local_work"),
             "_task_is_open",
         )

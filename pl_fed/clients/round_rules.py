@@ -1,4 +1,4 @@
-"""Rules for ``begin`` and ``end_round``: the fields of a round that they may only read."""
+"""Rules for the hooks of a round: the fields of a round that they may only read."""
 
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -19,18 +19,19 @@ _REMEDIES = {
     "broadcast": "all clients share it, so write client.models of a personal model",
     "models": "it begins each round at the broadcast, so write a personal model",
     "steps": "it is read in `begin` alone, so change it there",
+    "preparation_steps": "it is read in `begin` alone, so change it there",
 }
 _Fields = dict[str, dict[Any, Tensor]]  # the tensors of each field of the round by key
 _END_ROUND_ONLY = ("validation_losses", "validation_scores", "step_means")
 
 
 def call_hook(name: str, hook: Callable[[ClientRound], Any], client: ClientRound) -> Any:
-    """Call ``begin`` or ``end_round`` of an algorithm, and return its result.
+    """Call ``begin``, ``end_preparation`` or ``end_round`` of an algorithm; return its result.
 
     pl_fed's own hooks are not checked in each round: tests hold them to the same rule.
 
     Args:
-        name: ``"begin"`` or ``"end_round"``.
+        name: ``"begin"``, ``"end_preparation"`` or ``"end_round"``.
         hook: The hook.
         client: The round.
 
@@ -80,7 +81,21 @@ class StepRows:
         return changed
 
 
-def _read_counts(rows: object, model: str, clients: int) -> list[int]:
+def read_preparation_steps(client: ClientRound, model: str) -> list[int]:
+    """Return the numbers of steps of the preparation on a model; ``begin`` may set them.
+
+    Args:
+        client: The round after ``begin``.
+        model: The name of a prepared model.
+
+    Raises:
+        ValueError: If they are no integers [clients, 1], at least 0.
+    """
+    rows = client.preparation_steps.get(model)
+    return _read_counts(rows, model, len(client), "preparation_steps")
+
+
+def _read_counts(rows: object, model: str, clients: int, field: str = "steps") -> list[int]:
     """Return numbers of steps [clients, 1] as a list."""
     got = type(rows).__name__
     if isinstance(rows, Tensor):
@@ -92,7 +107,7 @@ def _read_counts(rows: object, model: str, clients: int) -> list[int]:
                 return counts
             got = f"{min(counts)}"
     raise ValueError(
-        f"Expected `begin` to set `client.steps[{model!r}]` to integers of shape [clients, 1], at"
+        f"Expected `begin` to set `client.{field}[{model!r}]` to integers of shape [clients, 1], at"
         f" least 0, but got {got}: round them with .round().long()."
     )
 
@@ -105,7 +120,7 @@ class ReadOnlyFields:
     without reading their numbers.
 
     Args:
-        hook: ``"begin"`` or ``"end_round"``.
+        hook: ``"begin"``, ``"end_preparation"`` or ``"end_round"``.
         client: The round before the hook.
     """
 
@@ -162,6 +177,9 @@ class ReadOnlyFields:
                 fields[field] = dict(enumerate(leaves(getattr(client, field))))
         if self._hook == "end_round":
             return {**fields, "steps": dict(client.steps)}
+        if self._hook == "end_preparation":
+            steps = {"steps": client.steps, "preparation_steps": client.preparation_steps}
+            fields |= {name: dict(rows) for name, rows in steps.items()}
         if client.steps and "global" in client.models:  # an evaluation has no local steps
             fields["models"] = {"global": client.models["global"].parameters}
         for field in _END_ROUND_ONLY:

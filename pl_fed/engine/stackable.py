@@ -10,6 +10,7 @@ from pl_fed.clients.base import Client
 from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings, restore_buffers
 from pl_fed.engine.batched import BatchedRunner, StackedRunner, StepInputs, drop_unsupported_mask
 from pl_fed.engine.step import have_same_gradients
+from pl_fed.optimizers import BoxSGD
 from pl_fed.random import fork_torch_rng
 from pl_fed.text import find_code_line, first_line
 from pl_fed.trees import Tree, leaves, tree_map
@@ -27,6 +28,7 @@ ELEMENTWISE = (
     torch.optim.Adagrad,
     torch.optim.Adadelta,
     torch.optim.ASGD,
+    BoxSGD,
 )
 """Optimizers that update each number independently, so that stacked clients do not mix."""
 

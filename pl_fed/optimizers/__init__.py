@@ -1,5 +1,6 @@
-"""Server optimizers that torch.optim does not contain, and schedules over local steps."""
+"""Optimizers that torch.optim does not contain, and schedules over local steps."""
 
+from pl_fed.optimizers.box_sgd import BoxSGD as BoxSGD
 from pl_fed.optimizers.local_cosine import LocalCosine as LocalCosine
 from pl_fed.optimizers.local_one_cycle import LocalOneCycle as LocalOneCycle
 from pl_fed.optimizers.local_schedule import LocalSchedule as LocalSchedule

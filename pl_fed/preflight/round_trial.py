@@ -21,10 +21,11 @@ _NUM_SAMPLES = 2
 def try_round(trial: Trial) -> None:
     """Try an algorithm's part of a round on one client, to find errors before training.
 
-    The trial runs ``begin``, ``training_step`` in evaluation mode, and ``end_round`` on a copy of
-    the algorithm. No parameter, buffer, attribute or random generator of the algorithm changes. It
-    raises pl_fed's own errors about the algorithm's contract only. Other errors may come from a
-    state that only a fit provides; real ones appear again in the first round.
+    The trial runs ``begin``, the step of a preparation with ``end_preparation``, ``training_step``
+    in evaluation mode, and ``end_round`` on a copy of the algorithm. No parameter, buffer,
+    attribute or random generator of the algorithm changes. It raises pl_fed's own errors about the
+    algorithm's contract only. Other errors may come from a state that only a fit provides; real
+    ones appear again in the first round.
 
     Args:
         trial: The algorithm, after :meth:`Client.check`, and its samples. There is no trial if
@@ -71,6 +72,11 @@ def _run(trial: Trial, number: int) -> None:
         numel = client.row("global").layout.numel
         for name, model in round.models.items():
             _check_row("begin", f"the parameters of model `{name}`", model.parameters, numel)
+    if client.preparation is not None:
+        with _note_errors(number, "preparation"), client.reading(round.client_rows(0)):
+            as_outputs(client.preparation.step(batch, 0))
+        with _note_errors(number, "end_preparation"):
+            client.run_end_preparation(round)
     with (
         _note_errors(number, "training_step"),
         explain_log(),
@@ -101,7 +107,8 @@ def _run(trial: Trial, number: int) -> None:
 
 def _check_names(hook: str, client: Client, round: ClientRound) -> None:
     """Refuse undeclared states and models, and extra rows with a reserved name."""
-    models = ("global", *client.trained, *client.evaluated, *client.validated)
+    prepared = client.preparation.trained if client.preparation else ()
+    models = ("global", *client.trained, *client.evaluated, *client.validated, *prepared)
     states = [
         name for name in client.state_defaults() if name.isidentifier() and name not in models
     ]

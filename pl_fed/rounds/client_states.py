@@ -232,6 +232,7 @@ class ClientStates:
         steps: Mapping[str, Tensor] | None = None,
         lr: Mapping[str, Tensor] | None = None,
         center_losses: Tensor | None = None,
+        preparation_steps: Mapping[str, Tensor] | None = None,
     ) -> ClientRound:
         """Begin a round, or an evaluation, of clients: see :meth:`Client.run_begin`.
 
@@ -243,6 +244,7 @@ class ClientStates:
                 an evaluation.
             lr: Learning rate, by trained model, [1] each.
             center_losses: The losses of the centers, [clients, centers]; ``None`` without centers.
+            preparation_steps: Number of steps of the preparation, by its model, [clients, 1] each.
         """
         client, store, remote = self.client, self.store, remote or RemoteRows()
         if broadcast is None:
@@ -260,6 +262,7 @@ class ClientStates:
                 for model in (client.optimizer_layouts if steps else {})
             },
             steps=dict(steps or {}),
+            preparation_steps=dict(preparation_steps or {}),
             lr=dict(lr or {}),
             center_losses=center_losses,
             visit_samples=self._find_own_samples().visit,

@@ -29,6 +29,7 @@ from pl_fed.preflight.rules import check_local_schedule
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.centers import Centers
 from pl_fed.rounds.client_states import ClientStates
+from pl_fed.rounds.preparation import Preparation
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.trained_cohort import (
     GLOBAL_STATISTICS,
@@ -125,6 +126,7 @@ class LocalTraining:
         self.limit_steps = None
         self.channel = channel
         self.centers = Centers(states, evaluator, settings)
+        self.preparation = Preparation(states.client, seed, byzantine_clients.poison, augment)
         self.watch = watch or ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
         self._table_layout = TableLayout()
@@ -226,6 +228,7 @@ class LocalTraining:
         chunk.on_done = _scale_progress(work.own.num_done, work.on_clients_done, scale)
         metrics: dict[str, Tensor] = {}
         if chunk.batches.max_steps:
+            self.preparation.run(self.states.data, chunk, self.engine, self.settings.local)
             metrics = self.engine.run(self.client, work.optimizer, chunk)
         is_alone = len(work.share.cohort) == 1 and self.states.processes.size == 1
         if is_alone and "global" in chunk.round.models:
@@ -398,6 +401,7 @@ class LocalTraining:
                 step_rows,
                 lr,
                 self.centers.measure(clients),
+                self.preparation.plan_steps(self.states.data, clients, self.batch_rule, row),
             )
             if reads_steps and (changed := planned.read_changed(start)):
                 steps |= self._limit_steps(clients, changed, work.round)

@@ -247,7 +247,11 @@ class RoundRunner:
         if self._must_skip(uploads):
             return None
         self._measure_attack(uploads, notes.attack)
-        return self._merge(server, uploads, trained.proposed, hooks, notes)
+        row, unsent = self.client.row("global").data, self.client.unsent_positions
+        never_received = row[unsent]
+        report = self._merge(server, uploads, trained.proposed, hooks, notes)
+        row[unsent] = never_received  # not moved by noise, weight decay or forged uploads
+        return report
 
     def _measure_attack(self, uploads: Uploads, measures: AttackMeasures) -> None:
         """Compare the uploads of the round's attackers with the benign ones, without privacy."""

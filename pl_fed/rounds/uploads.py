@@ -101,28 +101,41 @@ class Uploads:
         )
 
     def normalize(self, client: Client, aggregator: Aggregator) -> "Uploads":
-        """Return the uploads times τ / τ_k, for algorithms with a ``normalizer``.
+        """Return the uploads times τ / τ_k or F_k / F, for algorithms that declare these factors.
 
-        τ is the mean of the clients' amounts τ_k of local work, with the weights of the aggregator.
-        If all amounts are equal, the uploads do not change.
+        τ_k are the clients' amounts of local work (``normalizer``), and F_k the weights of their
+        uploads (``weigher``). τ and F are means with the weights of the aggregator. If all numbers
+        are equal, the uploads do not change.
 
         Args:
             client: The algorithm.
             aggregator: The aggregator of the uploads.
         """
-        if not client.normalizer:
-            return self
+        uploads = self
+        for name, divides in ((client.normalizer, True), (client.weigher, False)):
+            if name:
+                uploads = uploads._scale_by_proposals(name, divides, weights_by_samples(aggregator))
+        return uploads
+
+    def _scale_by_proposals(self, name: str, divides: bool, by_samples: bool) -> "Uploads":
+        """Return the uploads times the clients' numbers over their mean, or the inverse.
+
+        Args:
+            name: The server state for which clients propose their numbers.
+            divides: Whether the factors are mean / number; otherwise number / mean.
+            by_samples: Whether the mean weighs clients by their samples.
+        """
         proposals = self.proposals
-        own = proposals.rows.get(client.normalizer, self.rows.new_empty(0, 1))
-        amounts = proposals.share.gather(own).flatten().double()
-        if not len(amounts):
+        own = proposals.rows.get(name, self.rows.new_empty(0, 1))
+        numbers = proposals.share.gather(own).flatten().double()
+        if not len(numbers):
             return self
-        by_samples = weights_by_samples(aggregator)
-        weights = self.weights.to(amounts) if by_samples else torch.ones_like(amounts)
-        smallest = amounts.min()
-        mean = smallest + ((amounts - smallest) * weights).sum() / weights.sum()
-        # an upload without a step is 0
-        factors = torch.where(amounts == 0, 1, mean / amounts).to(self.rows)
+        weights = self.weights.to(numbers) if by_samples else torch.ones_like(numbers)
+        smallest = numbers.min()
+        mean = smallest + ((numbers - smallest) * weights).sum() / weights.sum()
+        divisor = numbers if divides else mean
+        ratios = mean / numbers if divides else numbers / mean
+        factors = torch.where(divisor == 0, 1, ratios).to(self.rows)  # no step: the upload is 0
         own_factors = self.share.select_own(factors)[:, None]
         return replace(self, rows=self.rows * own_factors, may_change=True)
 

@@ -48,8 +48,11 @@ ARGUMENTS = {
     ],
     "DittoChoice": [{}, {"lams": [0.1, 0.5], "lam": 0.5, "regularizer": "kl"}],
     "DittoGreedy": [{}, {"lams": [0.1, 0.5], "lam": 0.5, "min_validation": 1}],
+    "FedDyn": [{}, {"alpha": 0.5, "weights": "samples"}],
     "FedPer": [{}, {"own": ["0.weight", "1"]}],
     "FedRep": [{}, {"own": ["0", "4.bias"], "head_steps": 3}, {"own": []}],
+    "FedALA": [{"first_epochs": 2}, {"mixed": ["0.weight", "1"], "mixing_share": 0.3}],
+    "FedBABU": [{"finetune_epochs": 1}, {"finetune_part": "head", "finetune_steps": 2}],
     "FedBN": [{}, {"own": ["1.bias"]}],
     "Finetuning": [
         {},
@@ -60,6 +63,7 @@ ARGUMENTS = {
     "Mapper": [{}, {"lams": [0.5, 0.9]}],
     "MeanRegularized": [{"lam": 0.5}, {"mean": "cohort"}],
     "Mocha": [{}, {"lam": 0.003, "decay": 0.1, "epsilon": 0.1, "sigma": 2.0}],
+    "Moon": [{}, {"mu": 5.0, "temperature": 1.0}],
     "PerFedAvg": [
         {},
         {"hessian": "exact", "local_steps": 4},
@@ -95,7 +99,7 @@ UNTRAINED_INFLUENCE = {  # step -> models that change the loss, but that this st
 }
 OWN_GRADIENTS = {"PerFedAvg", "PFedMe"}  # their gradients are not those of the reported loss
 SPLIT_MINIBATCHES = {"PerFedAvg"}  # the order of the samples in a minibatch matters
-ALTERNATING = {"FedRep"}  # a step trains only some parameters
+ALTERNATING = {"FedBABU", "FedRep"}  # a step trains only some parameters
 SIZES = [7, 3, 10, 1]
 OWN_NETS = {"FedExLoRA"}  # needs a net with adapters: see tests/models/test_lora.py
 CONFIGURATIONS = [

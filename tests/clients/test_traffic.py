@@ -49,6 +49,8 @@ def test_declared_uploads_are_the_numbers_that_cross(name, tmp_path, monkeypatch
     sent = int((rows != 0).any(0).sum())
     if name == "LpProj":  # lifted: as many numbers as the span has dimensions
         sent = int(torch.linalg.matrix_rank(rows, rtol=1e-4))
+    if name == "FedDyn":  # the server computes the mean of the drifts from the uploads
+        proposed = 0
     assert client.upload_numbers == sent + proposed
 
 

@@ -37,6 +37,7 @@ PAGE = Path(__file__).parents[2] / "pl_fed" / "privacy" / "README.md"
 BEGIN, END = "<!-- the table of releases begins -->", "<!-- the table of releases ends -->"
 OPTIONS = {  # arguments of algorithms that change what is sent
     "FLAME": [{"lagged_global": True}, {"weights": "samples"}],
+    "FedDyn": [{"weights": "samples"}],
     "FedADMM": [{"weights": "samples"}],
     "LpProj": [{"weights": "samples"}],
     "MeanRegularized": [{"mean": "cohort"}],

@@ -43,13 +43,14 @@ def test_algorithms_with_another_release_are_refused():
     rows = list(algorithm_rows())
     assert {name for name, refusal, _ in rows if refusal} == {
         *("FedExLoRA", "FedNova", "HierFedAvg", "IFCA", "Local", "Mocha"),
+        *("FedDyn", "FedDyn, weights: samples"),
         *("Scaffold", "Scaffold, control: start"),
         "FedAvg with BatchNorm",
         *("FLAME, lagged_global: True", "FLAME, weights: samples"),
         *("FedADMM, weights: samples", "LpProj, weights: samples"),
     }
     assert {name for name, refusal, fixed in rows if not (refusal or fixed)} == {
-        *("FedAvg", "FedProx", "Finetuning", "PerFedAvg", "SimpleTuning"),
+        *("FedAvg", "FedProx", "Finetuning", "PerFedAvg", "SimpleTuning", "FedBABU"),
     }
 
 

@@ -1,0 +1,169 @@
+"""Local training by an objective beside that of the local steps: adaptation and preparation."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Objective
+from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.data.batches import Batches, BatchRule
+from pl_fed.data.client_data import ClientData
+from pl_fed.engine.base import Chunk, LocalSettings
+from pl_fed.engine.choice import EngineChoice, Workload
+from pl_fed.types import Batch
+
+Poison = Callable[[Tensor, int], Mapping[int, Callable[[Batch], Batch]]]
+
+
+class ObjectiveTraining:
+    """Objective training: trains models of clients by an objective, on their training data.
+
+    Args:
+        client: The algorithm.
+        objective: The objective; its models are models of the algorithm.
+        seed: The seed of the minibatches.
+        poison: Returns the functions that change the data of clients, for client ids and a round.
+        augment: Applied to the inputs of each minibatch.
+        place: The stage of the run, for the note of an error, with the fields ``{round}`` and
+            ``{clients}``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        objective: Objective,
+        seed: int,
+        poison: Poison,
+        augment: Callable[[Tensor], Tensor] | None,
+        place: str,
+    ) -> None:
+        self.client = client
+        self.objective = objective
+        self.seed = seed
+        self.poison = poison
+        self.augment = augment
+        self.place = place
+        self._engine: EngineChoice | None = None
+        self._device: torch.device | None = None  # the device of the engine
+
+    def run(
+        self,
+        data: ClientData,
+        clients: Tensor,
+        start: ClientRound,
+        rule: BatchRule,
+        round_engine: EngineChoice,
+        settings: LocalSettings,
+        round: int = 0,
+        steps: Mapping[str, list[int]] | None = None,
+    ) -> None:
+        """Replace the objective's models of clients by trained models.
+
+        Args:
+            data: The data of the federation.
+            clients: Client ids, int64 [clients].
+            start: The rows of the clients; their models of the objective are replaced.
+            rule: How samples become minibatches.
+            round_engine: The engine of the rounds.
+            settings: Precision, gradient clipping and accumulation of the local steps.
+            round: The round; it determines the order of the samples.
+            steps: The number of steps of each client, by the objective's model; ``None`` for the
+                objective's work.
+        """
+        if rule.limit == 0:
+            return
+        steps = self.count_steps(data, clients, rule) if steps is None else steps
+        has_steps = torch.tensor([any(counts) for counts in zip(*steps.values())])
+        active_positions = has_steps.nonzero().flatten()
+        if not len(active_positions):
+            return
+        if not self.objective.accumulates:
+            settings = replace(settings, batches_per_step=1)
+        training, models = self.client.training, self.objective.trained
+        parameters = {name: list(self.client.row(name).tensors.values()) for name in models}
+        optimizer = self.objective.build_optimizer(parameters)
+        self.client.train()
+        try:
+            with torch.enable_grad(), ModelGuard(self.client, models):
+
+                def load_chunk(positions: Tensor) -> Chunk:
+                    return self._load_chunk(data, clients, start, positions, rule, round, steps)
+
+                workload = Workload(
+                    client=self.client,
+                    optimizer=optimizer,
+                    cohort=active_positions,
+                    load=load_chunk,
+                    rounds=0,
+                    seconds=math.inf,
+                    steps=dict,
+                    settings=settings,
+                )
+                engine = self._choose_engine(round_engine, workload)
+                for positions in active_positions.split(engine.size or 1):
+                    chunk = load_chunk(positions)
+                    engine.run(self.client, optimizer, chunk)
+                    for name in models:
+                        start.models[name][positions] = chunk.round.models[name]
+        finally:
+            self.client.train(training)
+
+    def count_steps(
+        self, data: ClientData, clients: Tensor, rule: BatchRule
+    ) -> dict[str, list[int]]:
+        """Return the number of steps of each client by the objective's work, by model.
+
+        Args:
+            data: The data of the federation.
+            clients: Client ids, int64 [clients].
+            rule: How samples become minibatches.
+        """
+        sizes, work = data.train.sizes[clients].tolist(), self.objective.work
+        return {
+            name: [rule.count(work(name), size) for size in sizes]
+            for name in self.objective.trained
+        }
+
+    def _choose_engine(self, round_engine: EngineChoice, workload: Workload) -> EngineChoice:
+        """Return the engine of the rounds; before its choice, the default engine."""
+        engine = round_engine.choose_for_evaluation(self.client.device)
+        moved = self._device != self.client.device
+        if self._engine is None or self._engine.options.name != engine.options.name or moved:
+            self._device = self.client.device
+            self._engine = engine
+        self._engine.choose(workload)
+        return self._engine
+
+    def _load_chunk(
+        self,
+        data: ClientData,
+        clients: Tensor,
+        start: ClientRound,
+        positions: Tensor,
+        rule: BatchRule,
+        round: int,
+        steps: Mapping[str, list[int]],
+    ) -> Chunk:
+        """Return a chunk of clients before the training.
+
+        Args:
+            data: The data of the federation.
+            clients: The ids of all clients, int64 [clients].
+            start: The rows of all clients.
+            positions: The positions of the chunk's clients, int64.
+            rule: How samples become minibatches.
+            round: The round.
+            steps: The number of steps of all clients, by model.
+        """
+        places = positions.tolist()
+        own_steps = {name: [counts[place] for place in places] for name, counts in steps.items()}
+        most_steps = [max(counts) for counts in zip(*own_steps.values())]
+        ids, own = clients[positions], start.select(positions)
+        poison = dict(self.poison(ids, round))
+        batches = Batches(data, ids, most_steps, rule, self.seed, round, poison, self.augment)
+        own.optimizer_states = {}  # those of the local steps
+        return Chunk(ids, self.objective, batches, own_steps, own, place=self.place)
