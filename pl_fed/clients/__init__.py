@@ -13,6 +13,7 @@ from pl_fed.clients.ditto_choice import DittoChoice as DittoChoice
 from pl_fed.clients.ditto_greedy import DittoGreedy as DittoGreedy
 from pl_fed.clients.fedadmm import FedADMM as FedADMM
 from pl_fed.clients.fedala import FedALA as FedALA
+from pl_fed.clients.fedas import FedAS as FedAS
 from pl_fed.clients.fedavg import FedAvg as FedAvg
 from pl_fed.clients.fedbabu import FedBABU as FedBABU
 from pl_fed.clients.fedbn import FedBN as FedBN

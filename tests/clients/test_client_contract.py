@@ -34,6 +34,7 @@ from pl_fed.aggregators import QFFL, FedMGDA, Krum, Median, Term, TiltedMean, Tr
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import FLAME, Client, FedAvg, Local, Mocha, Scaffold
 from pl_fed.engine.base import as_outputs
+from pl_fed.engine.own_samples import OwnSamples
 from pl_fed.engine.step_function import StepFunction
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch, Population
@@ -52,6 +53,7 @@ ARGUMENTS = {
     "FedPer": [{}, {"own": ["0.weight", "1"]}],
     "FedRep": [{}, {"own": ["0", "4.bias"], "head_steps": 3}, {"own": []}],
     "FedALA": [{"first_epochs": 2}, {"mixed": ["0.weight", "1"], "mixing_share": 0.3}],
+    "FedAS": [{}, {"alignment_epochs": 2, "fisher_weights": False}],
     "FedBABU": [{"finetune_epochs": 1}, {"finetune_part": "head", "finetune_steps": 2}],
     "FedBN": [{}, {"own": ["1.bias"]}],
     "Finetuning": [
@@ -136,6 +138,11 @@ def start_round(client, clients=3):
     rows = [name for name in new.states if not name.endswith(".statistics")]
     new.states |= {name: perturb(new.states[name]) for name in rows}
     new.server_states = {name: perturb(row) for name, row in new.server_states.items()}
+    own_data = shared_out(classes([5] * clients)).clients
+    own_data = own_data.to(torch.device("cpu"), torch.float64)
+    new.visit_samples = OwnSamples(client, own_data, own_data.batch).visit
+    if client.reads_class_counts:
+        new.class_counts = torch.full((clients, 3), 5 / 3, dtype=torch.float64)
     if client.reads_validation:
         new.validation_inputs = perturb(torch.zeros(clients, 5 * 4, dtype=torch.float64))
         new.validation_targets = (torch.arange(5) % 3).repeat(clients, 1)
