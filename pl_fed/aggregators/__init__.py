@@ -1,6 +1,7 @@
 """Aggregators: modules that merge the uploads of a round into one row."""
 
 from pl_fed.aggregators.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
+from pl_fed.aggregators.afl import AFL as AFL
 from pl_fed.aggregators.align_ins import AlignIns as AlignIns
 from pl_fed.aggregators.base import Aggregator as Aggregator
 from pl_fed.aggregators.base import PreAggregator as PreAggregator
@@ -13,6 +14,7 @@ from pl_fed.aggregators.caf import CAF as CAF
 from pl_fed.aggregators.centered_clipping import CenteredClipping as CenteredClipping
 from pl_fed.aggregators.chain import Chain as Chain
 from pl_fed.aggregators.client_memory import ClientMemory as ClientMemory
+from pl_fed.aggregators.client_mixture import ClientMixture as ClientMixture
 from pl_fed.aggregators.clipping import Clipping as Clipping
 from pl_fed.aggregators.crfl import CRFL as CRFL
 from pl_fed.aggregators.deep_sight import DeepSight as DeepSight

@@ -38,6 +38,7 @@ from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
 ARGUMENTS = {
+    "AFL": [{}, {"lr": 0.0}, {"lr": 1.0, "merge": "after"}],
     "AlignIns": [{}, {"top": 1.0, "weighting": "samples"}, {"cosine_radius": 3.0}],
     "Bulyan": [{}, {"num_byzantine": 1}],
     "CRFL": [{}, {"std": 0.0, "aggregator": Median()}, {"start": 0.1, "growth": 0.0}],
