@@ -1,5 +1,6 @@
 """Aggregators: modules that merge the uploads of a round into one row."""
 
+from pl_fed.aggregators.adafed import AdaFed as AdaFed
 from pl_fed.aggregators.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
 from pl_fed.aggregators.afl import AFL as AFL
 from pl_fed.aggregators.align_ins import AlignIns as AlignIns
@@ -19,6 +20,7 @@ from pl_fed.aggregators.clipping import Clipping as Clipping
 from pl_fed.aggregators.crfl import CRFL as CRFL
 from pl_fed.aggregators.deep_sight import DeepSight as DeepSight
 from pl_fed.aggregators.dnc import DnC as DnC
+from pl_fed.aggregators.fedfv import FedFV as FedFV
 from pl_fed.aggregators.fedmgda import FedMGDA as FedMGDA
 from pl_fed.aggregators.fl_detector import FLDetector as FLDetector
 from pl_fed.aggregators.fltrust import FLTrust as FLTrust

@@ -112,9 +112,7 @@ def test_afl_lowers_the_worst_loss_of_the_mean(merge):
     arrays.targets[:] = torch.where(arrays.client == 3, 1 - labels, labels)
 
     def worst_loss(aggregator):
-        client = FedAvg(
-            seeded(lambda: mlp(num_classes=2)), optimizer=sgd(0.2), local_steps=1
-        )
+        client = FedAvg(seeded(lambda: mlp(num_classes=2)), optimizer=sgd(0.2), local_steps=1)
         data = shared_out(arrays, batch_size=10)
         row = run_rounds(client, data, 40, sampler=All(), aggregator=aggregator).w
         net = seeded(lambda: mlp(num_classes=2)).double()

@@ -39,6 +39,7 @@ from pl_fed.types import RoundContext
 
 ARGUMENTS = {
     "AFL": [{}, {"lr": 0.0}, {"lr": 1.0, "merge": "after"}],
+    "AdaFed": [{}, {"gamma": 0.0}, {"gamma": 3.0}],
     "AlignIns": [{}, {"top": 1.0, "weighting": "samples"}, {"cosine_radius": 3.0}],
     "Bulyan": [{}, {"num_byzantine": 1}],
     "CRFL": [{}, {"std": 0.0, "aggregator": Median()}, {"start": 0.1, "growth": 0.0}],
@@ -53,6 +54,7 @@ ARGUMENTS = {
     "DeepSight": [{"num_inputs": 20}, {"num_inputs": 5, "num_sets": 1, "min_cluster_size": 2}],
     "DnC": [{}, {"num_byzantine": 2}, {"num_byzantine": 1, "num_iterations": 3},
             {"num_byzantine": 2, "num_coordinates": None}],
+    "FedFV": [{}, {"alpha": 0.0, "tau": 0}, {"alpha": 0.5, "tau": 3}],
     "FedMGDA": [{}, {"epsilon": 0.0}, {"epsilon": 1.0}],
     "FLDetector": [{}, {"window": 1, "then": Mean()}],
     "FoolsGold": [{}, {"output_share": 0.5}, {"divisor": "none"}, {"divisor": "clients"}],
@@ -99,12 +101,14 @@ EXEMPT = {  # law -> names
     # they depend on the lengths or signs of uploads; or rounding decides which outlier is farther;
     # GeometricMedian and TiltedMean may start at 0
     "translation": {
+        "AdaFed",
         "AlignIns",
         "CenteredClipping",
         "Chain",
         "CRFL",
         "DeepSight",
         "DnC",
+        "FedFV",
         "FedMGDA",
         "FLTrust",
         "FoolsGold",
@@ -121,6 +125,7 @@ EXEMPT = {  # law -> names
         "WeakDP",
     },
     "scaling": {
+        "AdaFed",
         "CenteredClipping",
         "Chain",
         "CRFL",
@@ -139,6 +144,7 @@ EXEMPT = {  # law -> names
     },
     # they choose the length of the result
     "equality": {
+        "AdaFed",
         "CenteredClipping",
         "Chain",
         "CRFL",
@@ -153,11 +159,13 @@ EXEMPT = {  # law -> names
     },
     # their result may be shorter than any upload, or point backwards
     "range": {
+        "AdaFed",
         "AlignIns",
         "CenteredClipping",
         "Chain",
         "CRFL",
         "DeepSight",
+        "FedFV",
         "FedMGDA",
         "FLTrust",
         "FoolsGold",
