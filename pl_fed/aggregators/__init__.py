@@ -1,5 +1,6 @@
 """Aggregators: modules that merge the uploads of a round into one row."""
 
+from pl_fed.aggregators.aaggff import AAggFF as AAggFF
 from pl_fed.aggregators.adafed import AdaFed as AdaFed
 from pl_fed.aggregators.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
 from pl_fed.aggregators.afl import AFL as AFL

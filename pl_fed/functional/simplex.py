@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from pl_fed.functional.min_norm import min_norm_weights
+
 
 def project_onto_simplex(values: Tensor) -> Tensor:
     """Return the point of the probability simplex nearest to some values.
@@ -28,3 +30,28 @@ def project_onto_simplex(values: Tensor) -> Tensor:
     thresholds = (ordered.cumsum(0) - 1) / counts
     positive = ordered > thresholds  # a prefix, which has the first one
     return (values - thresholds[positive.sum() - 1]).clamp(min=0)
+
+
+def minimize_on_simplex(quadratic: Tensor, linear: Tensor) -> Tensor:
+    """Return the point p of the simplex with the smallest linear · p + pᵀ quadratic p / 2.
+
+    As the sum of p is 1, the linear part and any constant become quadratic ones: the point has the
+    smallest pᵀ (quadratic + linear 1ᵀ + 1 linearᵀ + c 1 1ᵀ) p, whose matrix is positive definite
+    with c = ‖linear‖² / (smallest eigenvalue of quadratic).
+
+    Args:
+        quadratic: Symmetric and positive definite, float64 [n, n].
+        linear: Shape [n].
+
+    Returns:
+        Shape [n], at least 0, with sum 1.
+
+    Example:
+        >>> quadratic = torch.eye(2, dtype=torch.float64)
+        >>> minimize_on_simplex(quadratic, torch.tensor([0.0, 0.5], dtype=torch.float64))
+        tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+    linear = linear - linear.mean()  # a constant on the simplex
+    smallest = torch.linalg.eigvalsh(quadratic)[0]
+    products = quadratic + linear[:, None] + linear + linear @ linear / smallest
+    return min_norm_weights(products, 0.0, 1.0)

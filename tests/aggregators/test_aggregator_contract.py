@@ -38,6 +38,7 @@ from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
 ARGUMENTS = {
+    "AAggFF": [{}, {"setting": "cross_device"}, {"response": "normal"}],
     "AFL": [{}, {"lr": 0.0}, {"lr": 1.0, "merge": "after"}],
     "AdaFed": [{}, {"gamma": 0.0}, {"gamma": 3.0}],
     "AlignIns": [{}, {"top": 1.0, "weighting": "samples"}, {"cosine_radius": 3.0}],
