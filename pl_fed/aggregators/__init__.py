@@ -51,6 +51,7 @@ from pl_fed.aggregators.sign_guard import SignGuard as SignGuard
 from pl_fed.aggregators.smea import SMEA as SMEA
 from pl_fed.aggregators.term import Term as Term
 from pl_fed.aggregators.tilted_mean import TiltedMean as TiltedMean
+from pl_fed.aggregators.torchjd import TorchJD as TorchJD
 from pl_fed.aggregators.trimmed_mean import TrimmedMean as TrimmedMean
 from pl_fed.aggregators.weak_dp import WeakDP as WeakDP
 from pl_fed.aggregators.wrapper import AggregatorWrapper as AggregatorWrapper

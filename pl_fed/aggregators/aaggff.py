@@ -35,6 +35,7 @@ from that code:
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -48,7 +49,7 @@ from pl_fed.functional.aggregation import weighted_sum
 from pl_fed.functional.simplex import minimize_on_simplex
 from pl_fed.types import RoundContext
 
-_RESPONSES = {  # of losses relative to their mean
+_RESPONSES: dict[str, Callable[[Tensor], Tensor]] = {  # of losses relative to their mean
     "weibull": lambda x: 1 - (-x.square()).exp(),
     "exponential": lambda x: 1 - (-x).exp(),
     "frechet": lambda x: (-1 / x).exp(),

@@ -37,6 +37,21 @@ from pl_fed.aggregators import (
 from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
+
+class EqualWeights(torch.nn.Module):
+    """A method of torchjd's kind: the mean."""
+
+    def forward(self, products):
+        return torch.full((len(products),), 1 / len(products))
+
+
+class LengthWeights(torch.nn.Module):
+    """A method of torchjd's kind: weights by length, and negative ones for conflicts."""
+
+    def forward(self, products):
+        return (products.diagonal() + products.sum(1)) / len(products) ** 2
+
+
 ARGUMENTS = {
     "AAggFF": [{}, {"setting": "cross_device"}, {"response": "normal"}],
     "AFL": [{}, {"lr": 0.0}, {"lr": 1.0, "merge": "after"}],
@@ -82,6 +97,7 @@ ARGUMENTS = {
     "SignGuard": [{}, {"coordinates": 1.0}, {"coordinates": 1.0, "similarity": True}],
     "Term": [{}, {"t": 0.0}, {"t": -2.0}, {"t": math.inf}],
     "TiltedMean": [{}, {"q": 3.0}, {"q": -2.0, "steps": 3}, {"q": math.inf}],
+    "TorchJD": [{"method": EqualWeights()}, {"method": LengthWeights()}],
     "TrimmedMean": [{}, {"num_trimmed": 2}],
     "WeakDP": [{}, {"max_norm": None, "std": 0.0, "aggregator": Median()},
                {"max_norm": 1.0, "std": 0.1, "aggregator": Mean("samples")}],
@@ -123,6 +139,7 @@ EXEMPT = {  # law -> names
         "RobustLearningRate",
         "SignGuard",
         "TiltedMean",
+        "TorchJD",
         "WeakDP",
     },
     "scaling": {
@@ -141,6 +158,7 @@ EXEMPT = {  # law -> names
         "QFFL",
         "RobustLearningRate",
         "SignGuard",
+        "TorchJD",
         "WeakDP",
     },
     # they choose the length of the result
@@ -156,6 +174,7 @@ EXEMPT = {  # law -> names
         "NguyenFlame",
         "QFFL",
         "RobustLearningRate",
+        "TorchJD",
         "WeakDP",
     },
     # their result may be shorter than any upload, or point backwards
@@ -175,6 +194,7 @@ EXEMPT = {  # law -> names
         "QFFL",
         "RobustLearningRate",
         "SignGuard",
+        "TorchJD",
         "WeakDP",
     },
 }

@@ -51,7 +51,7 @@ def test_algorithms_with_another_release_are_refused():
         *("FedADMM, weights: samples", "LpProj, weights: samples"),
     }
     assert {name for name, refusal, fixed in rows if not (refusal or fixed)} == {
-        *("FedAvg", "FedProx", "Finetuning", "PerFedAvg", "SimpleTuning", "FedBABU"),
+        *("FedAvg", "FedProx", "Finetuning", "PerFedAvg", "SimpleTuning", "FedBABU", "PropFair"),
     }
 
 
