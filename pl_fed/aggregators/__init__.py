@@ -1,6 +1,9 @@
 """Aggregators: modules that merge the uploads of a round into one row."""
 
+from pl_fed.aggregators.aaggff import AAggFF as AAggFF
+from pl_fed.aggregators.adafed import AdaFed as AdaFed
 from pl_fed.aggregators.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
+from pl_fed.aggregators.afl import AFL as AFL
 from pl_fed.aggregators.align_ins import AlignIns as AlignIns
 from pl_fed.aggregators.base import Aggregator as Aggregator
 from pl_fed.aggregators.base import PreAggregator as PreAggregator
@@ -13,10 +16,12 @@ from pl_fed.aggregators.caf import CAF as CAF
 from pl_fed.aggregators.centered_clipping import CenteredClipping as CenteredClipping
 from pl_fed.aggregators.chain import Chain as Chain
 from pl_fed.aggregators.client_memory import ClientMemory as ClientMemory
+from pl_fed.aggregators.client_mixture import ClientMixture as ClientMixture
 from pl_fed.aggregators.clipping import Clipping as Clipping
 from pl_fed.aggregators.crfl import CRFL as CRFL
 from pl_fed.aggregators.deep_sight import DeepSight as DeepSight
 from pl_fed.aggregators.dnc import DnC as DnC
+from pl_fed.aggregators.fedfv import FedFV as FedFV
 from pl_fed.aggregators.fedmgda import FedMGDA as FedMGDA
 from pl_fed.aggregators.fl_detector import FLDetector as FLDetector
 from pl_fed.aggregators.fltrust import FLTrust as FLTrust
@@ -46,6 +51,7 @@ from pl_fed.aggregators.sign_guard import SignGuard as SignGuard
 from pl_fed.aggregators.smea import SMEA as SMEA
 from pl_fed.aggregators.term import Term as Term
 from pl_fed.aggregators.tilted_mean import TiltedMean as TiltedMean
+from pl_fed.aggregators.torchjd import TorchJD as TorchJD
 from pl_fed.aggregators.trimmed_mean import TrimmedMean as TrimmedMean
 from pl_fed.aggregators.weak_dp import WeakDP as WeakDP
 from pl_fed.aggregators.wrapper import AggregatorWrapper as AggregatorWrapper

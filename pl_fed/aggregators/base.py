@@ -203,6 +203,16 @@ class Aggregator(Configurable, Memory, ABC):
             )
         return losses
 
+    def require_nonnegative_losses(self, uploads: Tensor, context: RoundContext) -> Tensor:
+        """Return ``context.start_losses``, or raise ``ValueError`` unless all are at least 0."""
+        losses = self.require_start_losses(uploads, context)
+        if losses.amin() < 0:
+            raise ValueError(
+                f"Expected `context.start_losses` to be at least 0 for {type(self).__name__}, which"
+                f" computes powers of them, but got {losses.tolist()}."
+            )
+        return losses
+
 
 class PreparedUploads(NamedTuple):
     """The output of a :class:`PreAggregator`: uploads for the next stage of a chain.

@@ -67,12 +67,7 @@ class QFFL(Aggregator):
         self.require_uploads(uploads)
         if self.q == 0:
             return uploads.mean(dim=0, dtype=merging_dtype(uploads))
-        losses = self.require_start_losses(uploads, context)
-        if losses.amin() < 0:
-            raise ValueError(
-                "Expected `context.start_losses` to be at least 0 for QFFL, which computes powers"
-                f" of them, but got {losses.tolist()}."
-            )
+        losses = self.require_nonnegative_losses(uploads, context)
         losses = losses.clamp(min=_SMALLEST_LOSS)
         shares = tilted_weights(losses.log(), self.q)
         norms = context.sum(squared_norms(uploads))

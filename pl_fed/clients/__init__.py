@@ -38,6 +38,7 @@ from pl_fed.clients.moon import Moon as Moon
 from pl_fed.clients.per_fedavg import PerFedAvg as PerFedAvg
 from pl_fed.clients.pfedme import PFedMe as PFedMe
 from pl_fed.clients.pfedme_epochs import PFedMeEpochs as PFedMeEpochs
+from pl_fed.clients.propfair import PropFair as PropFair
 from pl_fed.clients.pulled import Pulled as Pulled
 from pl_fed.clients.scaffold import Scaffold as Scaffold
 from pl_fed.clients.simple_tuning import SimpleTuning as SimpleTuning

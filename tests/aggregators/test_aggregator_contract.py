@@ -37,7 +37,25 @@ from pl_fed.aggregators import (
 from pl_fed.nets.rows import RowLayout
 from pl_fed.types import RoundContext
 
+
+class EqualWeights(torch.nn.Module):
+    """A method of torchjd's kind: the mean."""
+
+    def forward(self, products):
+        return torch.full((len(products),), 1 / len(products))
+
+
+class LengthWeights(torch.nn.Module):
+    """A method of torchjd's kind: weights by length, and negative ones for conflicts."""
+
+    def forward(self, products):
+        return (products.diagonal() + products.sum(1)) / len(products) ** 2
+
+
 ARGUMENTS = {
+    "AAggFF": [{}, {"setting": "cross_device"}, {"response": "normal"}],
+    "AFL": [{}, {"lr": 0.0}, {"lr": 1.0, "merge": "after"}],
+    "AdaFed": [{}, {"gamma": 0.0}, {"gamma": 3.0}],
     "AlignIns": [{}, {"top": 1.0, "weighting": "samples"}, {"cosine_radius": 3.0}],
     "Bulyan": [{}, {"num_byzantine": 1}],
     "CRFL": [{}, {"std": 0.0, "aggregator": Median()}, {"start": 0.1, "growth": 0.0}],
@@ -52,6 +70,7 @@ ARGUMENTS = {
     "DeepSight": [{"num_inputs": 20}, {"num_inputs": 5, "num_sets": 1, "min_cluster_size": 2}],
     "DnC": [{}, {"num_byzantine": 2}, {"num_byzantine": 1, "num_iterations": 3},
             {"num_byzantine": 2, "num_coordinates": None}],
+    "FedFV": [{}, {"alpha": 0.0, "tau": 0}, {"alpha": 0.5, "tau": 3}],
     "FedMGDA": [{}, {"epsilon": 0.0}, {"epsilon": 1.0}],
     "FLDetector": [{}, {"window": 1, "then": Mean()}],
     "FoolsGold": [{}, {"output_share": 0.5}, {"divisor": "none"}, {"divisor": "clients"}],
@@ -78,6 +97,7 @@ ARGUMENTS = {
     "SignGuard": [{}, {"coordinates": 1.0}, {"coordinates": 1.0, "similarity": True}],
     "Term": [{}, {"t": 0.0}, {"t": -2.0}, {"t": math.inf}],
     "TiltedMean": [{}, {"q": 3.0}, {"q": -2.0, "steps": 3}, {"q": math.inf}],
+    "TorchJD": [{"method": EqualWeights()}, {"method": LengthWeights()}],
     "TrimmedMean": [{}, {"num_trimmed": 2}],
     "WeakDP": [{}, {"max_norm": None, "std": 0.0, "aggregator": Median()},
                {"max_norm": 1.0, "std": 0.1, "aggregator": Mean("samples")}],
@@ -98,12 +118,14 @@ EXEMPT = {  # law -> names
     # they depend on the lengths or signs of uploads; or rounding decides which outlier is farther;
     # GeometricMedian and TiltedMean may start at 0
     "translation": {
+        "AdaFed",
         "AlignIns",
         "CenteredClipping",
         "Chain",
         "CRFL",
         "DeepSight",
         "DnC",
+        "FedFV",
         "FedMGDA",
         "FLTrust",
         "FoolsGold",
@@ -117,9 +139,11 @@ EXEMPT = {  # law -> names
         "RobustLearningRate",
         "SignGuard",
         "TiltedMean",
+        "TorchJD",
         "WeakDP",
     },
     "scaling": {
+        "AdaFed",
         "CenteredClipping",
         "Chain",
         "CRFL",
@@ -134,10 +158,12 @@ EXEMPT = {  # law -> names
         "QFFL",
         "RobustLearningRate",
         "SignGuard",
+        "TorchJD",
         "WeakDP",
     },
     # they choose the length of the result
     "equality": {
+        "AdaFed",
         "CenteredClipping",
         "Chain",
         "CRFL",
@@ -148,15 +174,18 @@ EXEMPT = {  # law -> names
         "NguyenFlame",
         "QFFL",
         "RobustLearningRate",
+        "TorchJD",
         "WeakDP",
     },
     # their result may be shorter than any upload, or point backwards
     "range": {
+        "AdaFed",
         "AlignIns",
         "CenteredClipping",
         "Chain",
         "CRFL",
         "DeepSight",
+        "FedFV",
         "FedMGDA",
         "FLTrust",
         "FoolsGold",
@@ -165,6 +194,7 @@ EXEMPT = {  # law -> names
         "QFFL",
         "RobustLearningRate",
         "SignGuard",
+        "TorchJD",
         "WeakDP",
     },
 }

@@ -71,6 +71,7 @@ ARGUMENTS = {
         {"hessian": "exact", "local_steps": 4},
         {"hessian": "none", "adaptation_lr": 0.2, "local_steps": 4},
     ],
+    "PropFair": [{}, {"ceiling": 2.5, "epsilon": 1.0}, {"ceiling": 2.0, "tail": "huber"}],
     "Scaffold": [{"optimizer": sgd(0.1)}, {"optimizer": sgd(0.1), "control": "start"}],
     "SimpleTuning": [
         {},

@@ -30,6 +30,7 @@ def test_only_the_uniform_mean_of_one_sum_is_allowed():
 def test_with_buckets_all_but_means_and_readers_of_clients_data_are_allowed():
     assert {name for name, _, refusal in aggregator_rows() if refusal is not None} == {
         *("Mean", "Mean, weighting: samples", "GeometricMedian, weighting: samples"),
+        *("AAggFF", "AFL", "AdaFed", "FedFV"),
         *("TiltedMean", "KLoss", "QFFL", "Term", "FLTrust", "FoolsGold"),
         *("DeepSight", "FLDetector"),
     }
@@ -50,7 +51,7 @@ def test_algorithms_with_another_release_are_refused():
         *("FedADMM, weights: samples", "LpProj, weights: samples"),
     }
     assert {name for name, refusal, fixed in rows if not (refusal or fixed)} == {
-        *("FedAvg", "FedProx", "Finetuning", "PerFedAvg", "SimpleTuning", "FedBABU"),
+        *("FedAvg", "FedProx", "Finetuning", "PerFedAvg", "SimpleTuning", "FedBABU", "PropFair"),
     }
 
 
