@@ -9,12 +9,13 @@ mean over samples, which is ``accuracy_weighted`` here. Departs from FLAME's cod
 over the population (n, not n − 1), and of the client's mean loss, not of the sum over its samples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from pl_fed.functional.client_figures import ClientFigure
 from pl_fed.functional.fairness import (
     best_mean,
     class_std,
@@ -73,6 +74,8 @@ class ClientMetrics(Metric):
         sampled: Share of the clients that are drawn at random for the evaluation. With it, each
             mean over clients has a standard error: ``accuracy_se``. ``None`` if all clients are
             evaluated.
+        figures: Further statistics over clients of accuracy, loss and each metric of the task. A
+            figure that needs worst clients is left out for a metric of unknown direction.
 
     Shape of :meth:`update`, with C = max(1, num_classes):
         - ``clients``: ids, int64 [n]; an id may occur more than once.
@@ -118,6 +121,7 @@ class ClientMetrics(Metric):
         trained: Tensor | None = None,
         has_loss: bool = True,
         sampled: float | None = None,
+        figures: Sequence[ClientFigure] = (),
     ) -> None:
         super().__init__()
         if num_clients < 1:
@@ -133,6 +137,7 @@ class ClientMetrics(Metric):
         self.backdoor = backdoor
         self.has_loss = has_loss
         self.sampled = sampled
+        self.figures = tuple(figures)
         self.measures = dict(measures or {})
         for name, mask in (("benign", benign), ("trained", trained)):
             self.register_buffer(name, _copy_mask(name, mask, num_clients), persistent=False)
@@ -203,14 +208,15 @@ class ClientMetrics(Metric):
         ]
         if self.sampled is not None:
             measures += [f"{name}{STANDARD_ERROR}" for name in self._directions]
+        figures = [name for name, *_ in self._list_figures()]
         if self.num_classes == 0:
-            losses = dict.fromkeys((*_LOSSES, *(f"loss{suffix}" for suffix in STATISTICS)))
-            return (*measures, *(losses if self.has_loss else ()))
+            losses = (*_LOSSES, *(f"loss{suffix}" for suffix in STATISTICS))
+            return _join_names(measures, losses if self.has_loss else (), figures)
         accuracies = (f"accuracy{suffix}" for suffix in STATISTICS)
         endings = ("", "_worst10", "_max") if self.backdoor else ()
         success = tuple(f"{SUCCESS}{ending}" for ending in endings)
         class_stds = ("class_std_mean", "class_std_std")
-        return (*accuracies, *_LOSSES, *class_stds, *measures, *success)
+        return _join_names(accuracies, _LOSSES, class_stds, measures, success, figures)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the metrics by name, float64 scalars; empty if no benign client was evaluated.
@@ -225,6 +231,8 @@ class ClientMetrics(Metric):
         clients = {name: column[included] for name, column in clients.items()}
         statistics = self._statistics_of_all(clients)
         statistics |= self._standard_errors(clients)
+        for name, value in self._compute_figures(clients).items():
+            statistics.setdefault(name, value)
         return statistics | self._statistics_of_trained(clients, trained)
 
     @property
@@ -234,13 +242,30 @@ class ClientMetrics(Metric):
         losses: dict[str, bool | None] = {"loss": False} if self.has_loss else {}
         return {**accuracies, **losses, **self.measures}
 
+    def _list_figures(self) -> Iterator[tuple[str, str, ClientFigure]]:
+        """Yield the name of each further statistic, its metric, and the figure."""
+        for metric, higher_is_better in self._directions.items():
+            for figure in self.figures:
+                if higher_is_better is not None or not figure.is_ranked:
+                    yield f"{metric}_{figure.name}", metric, figure
+
+    def _compute_figures(self, clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the further statistics over the clients with a defined value of the metric."""
+        numbers = {}
+        for name, metric, figure in self._list_figures():
+            values = clients[metric] if metric == "loss" else _drop_undefined(clients[metric])
+            if len(values):
+                number = figure.compute(values.numpy(), self._directions[metric])
+                numbers[name] = torch.tensor(number, dtype=torch.float64)
+        return numbers
+
     def _standard_errors(self, clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the standard errors of the means over a sample of at least two clients."""
         if self.sampled is None:
             return {}
         errors = {}
         for name in self._directions:
-            values = clients[name] if name == "loss" else clients[name][~clients[name].isnan()]
+            values = clients[name] if name == "loss" else _drop_undefined(clients[name])
             if len(values) > 1:
                 errors[f"{name}{STANDARD_ERROR}"] = standard_error(values, self.sampled)
         return errors
@@ -372,6 +397,16 @@ def _copy_mask(name: str, mask: Tensor | None, num_clients: int) -> Tensor:
             f"but got shape {list(mask.shape)}."
         )
     return mask.clone()
+
+
+def _join_names(*groups: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of several groups without repetition, in order."""
+    return tuple(dict.fromkeys(name for group in groups for name in group))
+
+
+def _drop_undefined(values: Tensor) -> Tensor:
+    """Return the values that are not NaN."""
+    return values[~values.isnan()]
 
 
 def _statistics(

@@ -9,6 +9,7 @@ from pl_fed.reports import (
     communication,
     comparisons,
     defences,
+    equality,
     systems,
     worst_clients,
 )
@@ -53,6 +54,16 @@ def _candidates(groups: Sequence[Group]) -> Iterator[Answer]:
         "Differences from local training of the same clients with the same seed and data. Where"
         " few clients are better, federation does not pay.",
         list(comparisons.compare_to_local(groups)),
+    )
+    yield Answer(
+        "equality",
+        "How equal are the clients?",
+        "Test results of the benign clients by figures of fairness, from per_client.csv; means over"
+        " the seeds. Worst k %: the mean over so many clients. Gini, coefficient of variation (cv)"
+        " and entropy are about shares of a sum: they are undefined, and left out, where the result"
+        " of a client is negative, or those of all clients are 0. Loss gap: the largest minus the"
+        " smallest mean loss of a client.",
+        list(equality.measure_equality(groups)),
     )
     yield Answer(
         "own_model",

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from pl_fed.functional.client_figures import split_figure
 from pl_fed.reports.group import task_metrics
 
 RESULTS = {  # titles of the metrics in a fit's summary and in a report
@@ -53,8 +54,21 @@ def result_titles(names: Collection[str], first: str | None = None) -> dict[str,
         if "accuracy" in names:
             means[f"{name}_worst10"] = f"{name}, worst 10 % of clients"
     own = {name: name for name in find_own_statistics(names)}
-    titles = {**accuracies, **statistics, **means, **remaining, **statistics, **own}
+    figures = _find_figures(names, "accuracy" if "accuracy" in names else main)
+    titles = {**accuracies, **statistics, **figures, **means, **remaining, **statistics, **own}
     return {name: title for name, title in titles.items() if name in names}
+
+
+def _find_figures(names: Collection[str], main: str) -> dict[str, str]:
+    """Return the titles of the further statistics of the main metric and of the loss."""
+    titles = {}
+    for metric in dict.fromkeys((main, "loss")):
+        for name in sorted(names):
+            parts = split_figure(name)
+            if parts is not None and parts[0] == metric and name not in RESULTS:
+                prefix = "" if metric == main == "accuracy" else f"{metric}, "
+                titles[name] = prefix + parts[1].title
+    return titles
 
 
 def find_own_statistics(names: Collection[str]) -> list[str]:
@@ -73,5 +87,7 @@ def find_own_statistics(names: Collection[str]) -> list[str]:
 def _is_statistic(name: str, names: Collection[str]) -> bool:
     """Return whether pl_fed itself computes a number: a metric, or its statistic over clients."""
     bases = [name, *(name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending))]
+    if (parts := split_figure(name)) is not None:
+        bases.append(parts[0])
     metrics = {*_KNOWN, *(base for base in bases if any(base + e in names for e in _ENDINGS))}
     return any(base in metrics for base in bases)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pl_fed.functional.client_figures import split_figure
 from pl_fed.studies.readers import read_mapping, read_text, refuse
 from pl_fed.tasks.directions import guess_direction
 
@@ -53,12 +54,18 @@ def find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool |
         False
         >>> find_direction("test/personal/backdoor_success_max", {})
         False
+        >>> [find_direction(f"test/global/loss_{end}", {}) for end in ("gini", "entropy", "worst5")]
+        [False, True, False]
     """
     name = metric.replace("/held_out/", "/", 1).split("/", 2)[-1]
     if name.endswith(_LOWER_SUFFIXES):
         return False
     if name.endswith(_HIGHER_SUFFIXES):
         return True
+    if (parts := split_figure(name)) is not None:
+        name, figure = parts
+        if figure.higher_is_better is not None:
+            return figure.higher_is_better
     for suffix in _SHARED_SUFFIXES:
         name = name.removesuffix(suffix)
     return directions.get(name, _OF_ATTACKS.get(name, guess_direction(name)))
