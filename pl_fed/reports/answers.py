@@ -50,9 +50,12 @@ def _candidates(groups: Sequence[Group]) -> Iterator[Answer]:
     )
     yield Answer(
         "local",
-        "Is local training enough?",
+        "Is local training enough, and for whom?",
         "Differences from local training of the same clients with the same seed and data. Where"
-        " few clients are better, federation does not pay.",
+        " few clients gain, federation does not pay. Mean gain and mean loss are over the clients"
+        " that gain and lose; the largest loss is that of one client. Correlations are Spearman's,"
+        " of a client's gain: a negative one says that clients with few training samples, or with"
+        " poor local models, gain most. Figures of gains are means over the seeds.",
         list(comparisons.compare_to_local(groups)),
     )
     yield Answer(

@@ -229,12 +229,20 @@ def list_models(groups: Sequence[Group], part: str) -> list[str]:
 
 
 def main_metric(groups: Sequence[Group], part: str) -> str:
-    """Return the metric that a report shows.
+    """Return the metric that a report shows: that of all runs, by :func:`choose_metric`."""
+    return choose_metric([run for group in groups for run in group.runs], part)
+
+
+def choose_metric(runs: Sequence[Run], part: str) -> str:
+    """Return the metric by which runs are compared.
 
     The candidates are ``federation.monitor`` if it is the same in all configs, accuracy, the
     metrics of tasks by the alphabet, and loss. The first that any run has is returned.
+
+    Args:
+        runs: The runs.
+        part: ``"val"`` or ``"test"``.
     """
-    runs = [run for group in groups for run in group.runs]
     names = {
         name.split("/", 2)[2]
         for name in set().union(*(run.metrics for run in runs))
