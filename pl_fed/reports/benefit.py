@@ -121,26 +121,27 @@ def measure_benefit(
         benefit = measure_benefit("runs/ditto/seed=0", "runs/local/seed=0")
         print(benefit.clients[benefit.gains < 0], benefit.share_gaining)
     """
-    runs = read_run(Path(folder)), read_run(Path(local))
-    for name, run in zip(("folder", "local"), runs):
+    federation, alone = read_run(Path(folder)), read_run(Path(local))
+    for name, run in (("folder", federation), ("local", alone)):
         if not run.clients:
             raise ValueError(
                 f"Expected argument `{name}` to be the folder of a run with a test but got"
                 f" {run.folder}: run `python -m pl_fed test` for it first."
             )
-    name = choose_metric(runs, "test") if metric is None else metric
-    columns = [_find_column(run, name, chosen) for run, chosen in zip(runs, (model, None))]
-    if reason := find_difference_of_clients(*runs):
+    name = choose_metric([federation, alone], "test") if metric is None else metric
+    columns = find_column(federation, name, model), find_column(alone, name, None)
+    if reason := find_difference_of_clients(federation, alone):
         raise ValueError(
             "Expected arguments `folder` and `local` to be runs of the same clients but got other"
-            f" {reason} in {runs[1].folder} than in {runs[0].folder}: give both runs the same seed"
-            " and the same `data`."
+            f" {reason} in {alone.folder} than in {federation.folder}: give both runs the same"
+            " seed and the same `data`."
         )
-    benefit = compare_runs(*runs, (columns[0], columns[1]), is_lower_better(runs, name))
+    lower_is_better = is_lower_better([federation, alone], name)
+    benefit = compare_runs(federation, alone, columns, lower_is_better)
     if benefit is None:
         raise ValueError(
             f"Expected arguments `folder` and `local` to have benign clients with a test {name} in"
-            f" both runs but got none in {runs[0].folder} and {runs[1].folder}."
+            f" both runs but got none in {federation.folder} and {alone.folder}."
         )
     return benefit
 
@@ -182,9 +183,32 @@ def find_difference_of_clients(run: Run, other: Run) -> str:
         return f"numbers of clients ({len(other.benign)} instead of {len(run.benign)})"
     for name in _COLUMNS:
         both = [table.clients[name] for table in (run, other) if name in table.clients]
-        if len(both) == 2 and not np.array_equal(*both):
+        if len(both) == 2 and not np.array_equal(both[0], both[1]):
             return f"values of `{name}`"
     return ""
+
+
+def find_column(run: Run, metric: str, model: str | None) -> str:
+    """Return the column of a model's results; by default of the model that clients use.
+
+    Args:
+        run: The run.
+        metric: The metric.
+        model: The model; ``None`` for the personal one, or else the global one.
+
+    Raises:
+        ValueError: If ``per_client.csv`` has no such column.
+    """
+    models = sort_models(
+        name.removesuffix(f"_{metric}") for name in run.clients if name.endswith(f"_{metric}")
+    )
+    if (model is None and not models) or (model is not None and model not in models):
+        names = ", ".join(name for name in run.clients if "_" in name)
+        raise ValueError(
+            f"Expected a column of the test {metric} of the model {model or 'personal or global'}"
+            f" in per_client.csv of {run.folder} but got {names}: set `metric` or `model`."
+        )
+    return f"{model or models[0]}_{metric}"
 
 
 def _find_seed(run: Run) -> int | None:
@@ -222,21 +246,3 @@ def describe_benefit(benefit: Benefit) -> dict[str, Any]:
             -benefit.alone if benefit.lower_is_better else benefit.alone
         ),
     }
-
-
-def _find_column(run: Run, metric: str, model: str | None) -> str:
-    """Return the column of a model's results; by default of the model that clients use.
-
-    Raises:
-        ValueError: If ``per_client.csv`` has no such column.
-    """
-    models = sort_models(
-        name.removesuffix(f"_{metric}") for name in run.clients if name.endswith(f"_{metric}")
-    )
-    if (model is None and not models) or (model is not None and model not in models):
-        names = ", ".join(name for name in run.clients if "_" in name)
-        raise ValueError(
-            f"Expected a column of the test {metric} of the model {model or 'personal or global'}"
-            f" in per_client.csv of {run.folder} but got {names}: set `metric` or `model`."
-        )
-    return f"{model or models[0]}_{metric}"
