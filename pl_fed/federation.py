@@ -51,6 +51,7 @@ from pl_fed.preflight.rules import (
     check_samples,
     check_server_step,
     check_validation_loss,
+    describe_unused_groups,
 )
 from pl_fed.preflight.step_facts import StepFacts
 from pl_fed.preflight.step_rules import (
@@ -423,6 +424,8 @@ class Federation(Configurable):
         check_validation_loss(client, self.monitor)
         check_class_counts(client, data)
         check_samples(data, aggregator, self.evaluate_clients)
+        if sentence := describe_unused_groups(client, data):
+            rank_zero_info(sentence)
         check_held_out_clients(client, datamodule.held_out)
         check_mean(client, aggregator, self.server.only_adds)
         check_server_step(aggregator, self.server.only_adds)

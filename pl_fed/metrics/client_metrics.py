@@ -25,6 +25,7 @@ from pl_fed.functional.fairness import (
     standard_error,
     worst_mean,
 )
+from pl_fed.functional.group_fairness import GROUP_FIGURES, measure_groups
 
 SUCCESS = "backdoor_success"
 """Name of the success of a backdoor."""
@@ -35,6 +36,7 @@ TAKEN_NAMES = ("accuracy", "loss", "class_std", "samples", SUCCESS)
 _LOSSES = ("loss", "loss_var")
 STATISTICS = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
 """Endings of the names of statistics over clients."""
+_OF_GAPS = ("", "_worst10", "_undefined")  # endings of the statistics of clients' own gaps
 _RANKED = ("_worst10", "_best10")
 TRAINED_STATISTICS = ("_trained", "_trained_std", "_trained_worst10")
 """Endings of the names of the statistics over the clients that took part in a round."""
@@ -76,6 +78,11 @@ class ClientMetrics(Metric):
             evaluated.
         figures: Further statistics over clients of accuracy, loss and each metric of the task. A
             figure that needs worst clients is left out for a metric of unknown direction.
+        num_groups: Number of groups of samples, or 0. With groups and classes, there are gaps
+            between groups: ``group/equalized_odds`` over the samples of all included clients
+            together, and ``group/client_equalized_odds``, the mean of the clients' own gaps, with
+            ``_worst10`` and the number of clients without a gap, ``_undefined``. The other figures
+            are those of :data:`pl_fed.functional.group_fairness.GROUP_FIGURES`.
 
     Shape of :meth:`update`, with C = max(1, num_classes):
         - ``clients``: ids, int64 [n]; an id may occur more than once.
@@ -83,6 +90,7 @@ class ClientMetrics(Metric):
         - ``loss_sum``: sum of the losses over the samples, [n].
         - ``measures``: each client's own value of each metric, [n]; NaN if it is undefined.
         - ``misled``, ``triggered``: samples misled by a trigger, and samples with a trigger, [n].
+        - ``groups``: counts by group and class, [n, 3, groups, C]; needed with groups.
 
     Raises:
         TypeError: If ``benign`` or ``trained`` is not a bool tensor.
@@ -110,6 +118,7 @@ class ClientMetrics(Metric):
     misled: Tensor
     triggered: Tensor
     values: Tensor
+    group_counts: Tensor
 
     def __init__(
         self,
@@ -122,6 +131,7 @@ class ClientMetrics(Metric):
         has_loss: bool = True,
         sampled: float | None = None,
         figures: Sequence[ClientFigure] = (),
+        num_groups: int = 0,
     ) -> None:
         super().__init__()
         if num_clients < 1:
@@ -138,6 +148,7 @@ class ClientMetrics(Metric):
         self.has_loss = has_loss
         self.sampled = sampled
         self.figures = tuple(figures)
+        self.num_groups = num_groups if num_classes else 0
         self.measures = dict(measures or {})
         for name, mask in (("benign", benign), ("trained", trained)):
             self.register_buffer(name, _copy_mask(name, mask, num_clients), persistent=False)
@@ -150,6 +161,9 @@ class ClientMetrics(Metric):
         if self.measures:
             values = losses.new_zeros(num_clients, len(self.measures))
             self.add_state("values", default=values, dist_reduce_fx="sum")
+        if self.num_groups:
+            counts = torch.zeros(num_clients, 3, num_groups, num_classes, dtype=torch.int64)
+            self.add_state("group_counts", default=counts, dist_reduce_fx="sum")
         if backdoor:
             samples = torch.zeros(num_clients, dtype=torch.int64)
             self.add_state("misled", default=samples, dist_reduce_fx="sum")
@@ -164,6 +178,7 @@ class ClientMetrics(Metric):
         misled: Tensor | None = None,
         triggered: Tensor | None = None,
         measures: Mapping[str, Tensor] | None = None,
+        groups: Tensor | None = None,
     ) -> None:
         """Add the results of evaluated clients; the class documents the shapes."""
         expected = (len(clients), max(1, self.num_classes))
@@ -180,6 +195,8 @@ class ClientMetrics(Metric):
                     f"Expected argument `{name}` to be of shape {list(expected[:1])} "
                     f"but got shape {list(values.shape)}."
                 )
+        if self.num_groups:
+            self._add_groups(clients, groups)
         self.correct.index_add_(0, clients, correct.to(torch.int64))
         self.count.index_add_(0, clients, count.to(torch.int64))
         self.loss_sum.index_add_(0, clients, loss_sum.double())
@@ -189,6 +206,16 @@ class ClientMetrics(Metric):
         if misled is not None and triggered is not None:
             self.misled.index_add_(0, clients, misled.to(torch.int64))
             self.triggered.index_add_(0, clients, triggered.to(torch.int64))
+
+    def _add_groups(self, clients: Tensor, groups: Tensor | None) -> None:
+        """Add the counts of clients by group and class."""
+        expected = (len(clients), *self.group_counts.shape[1:])
+        if groups is None or groups.shape != expected:
+            got = None if groups is None else f"shape {list(groups.shape)}"
+            raise ValueError(
+                f"Expected argument `groups` to be of shape {list(expected)} but got {got}."
+            )
+        self.group_counts.index_add_(0, clients, groups)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -216,7 +243,13 @@ class ClientMetrics(Metric):
         endings = ("", "_worst10", "_max") if self.backdoor else ()
         success = tuple(f"{SUCCESS}{ending}" for ending in endings)
         class_stds = ("class_std_mean", "class_std_std")
-        return _join_names(accuracies, _LOSSES, class_stds, measures, success, figures)
+        groups = [f"group/{name}" for name in GROUP_FIGURES] if self.num_groups else []
+        groups += [
+            f"group/client_{name.removeprefix('group/')}{ending}"
+            for name in list(groups)
+            for ending in _OF_GAPS
+        ]
+        return _join_names(accuracies, _LOSSES, class_stds, measures, success, figures, groups)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the metrics by name, float64 scalars; empty if no benign client was evaluated.
@@ -233,6 +266,8 @@ class ClientMetrics(Metric):
         statistics |= self._standard_errors(clients)
         for name, value in self._compute_figures(clients).items():
             statistics.setdefault(name, value)
+        if self.num_groups:
+            statistics |= self._group_statistics(clients)
         return statistics | self._statistics_of_trained(clients, trained)
 
     @property
@@ -241,6 +276,20 @@ class ClientMetrics(Metric):
         accuracies: dict[str, bool | None] = {"accuracy": True} if self.num_classes else {}
         losses: dict[str, bool | None] = {"loss": False} if self.has_loss else {}
         return {**accuracies, **losses, **self.measures}
+
+    def _group_statistics(self, clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gaps over all samples of the included clients, and over clients."""
+        pooled = measure_groups(self.group_counts[self.benign].sum(0))
+        statistics = {f"group/{name}": value.cpu() for name, value in pooled.items()}
+        for name in GROUP_FIGURES:
+            values, title = clients[f"group_{name}"], f"group/client_{name}"
+            is_higher_better = name == GROUP_FIGURES[-1]
+            found = _statistics(title, values, clients["samples"], is_higher_better)
+            found[f"{title}_undefined"] = values.isnan().sum().double()
+            statistics |= {
+                f"{title}{end}": found[f"{title}{end}"] for end in _OF_GAPS if title + end in found
+            }
+        return statistics
 
     def _list_figures(self) -> Iterator[tuple[str, str, ClientFigure]]:
         """Yield the name of each further statistic, its metric, and the figure."""
@@ -329,8 +378,9 @@ class ClientMetrics(Metric):
             Columns on the CPU: ``samples`` and ``byzantine`` (int64; 1 for an attacker),
             ``accuracy``, ``loss`` and ``class_std`` (float64), each [num_clients]; NaN for a client
             without evaluated samples. Accuracy and ``class_std`` are also NaN for targets without
-            classes. A column for each metric of the task. With ``backdoor``, the column
-            ``backdoor_success``; NaN if no sample could be misled.
+            classes. A column for each metric of the task. With groups, ``group_equalized_odds`` and
+            the other gaps; NaN if undefined. With ``backdoor``, the column ``backdoor_success``;
+            NaN if no sample could be misled.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             columns = self._columns()
@@ -350,6 +400,21 @@ class ClientMetrics(Metric):
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             correct, count = self.correct[:, : self.num_classes], self.count[:, : self.num_classes]
             return correct.double() / count, count.clone()
+
+    def per_group(self) -> tuple[Tensor, Tensor]:
+        """Return the accuracy of all clients, benign and Byzantine, in each group.
+
+        Every process must call this method, like :meth:`compute`; it sums over the processes.
+
+        Returns:
+            Accuracy (float64; NaN if a client has no evaluated sample of a group) and number of
+            samples (int64), each [num_clients, num_groups]; no columns without groups.
+        """
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn):
+            if not self.num_groups:
+                return self.loss_sum.new_zeros(self.num_clients, 0), self.count[:, :0].clone()
+            samples, _, correct = self.group_counts.sum(-1).unbind(1)
+            return correct.double() / samples, samples
 
     def _columns(self) -> dict[str, Tensor]:
         """Return the columns of the clients' table, on the CPU."""
@@ -375,6 +440,9 @@ class ClientMetrics(Metric):
         }
         for column, name in enumerate(self.measures):
             columns[name] = self.values[:, column].masked_fill(samples == 0, torch.nan)
+        if self.num_groups:
+            gaps = measure_groups(self.group_counts)
+            columns |= {f"group_{name}": values for name, values in gaps.items()}
         if self.backdoor:
             columns[SUCCESS] = self.misled.double() / self.triggered
         return columns

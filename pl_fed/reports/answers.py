@@ -10,6 +10,7 @@ from pl_fed.reports import (
     comparisons,
     defences,
     equality,
+    group_gaps,
     systems,
     worst_clients,
 )
@@ -112,6 +113,24 @@ def _candidates(groups: Sequence[Group]) -> Iterator[Answer]:
         " rounds with its test result. The last column counts the clients that are in the lowest"
         " quarter of rounds in every seed: by a trace, as each seed draws its own speeds.",
         list(systems.measure_participation(groups)),
+    )
+    yield Answer(
+        "group_gaps",
+        "Is the model fair to groups of samples?",
+        "Gaps between the groups of `data.dataset.group` on test samples: the largest minus the"
+        " smallest rate of the groups, in the largest gap of a class against all others. Over all"
+        " samples, of benign clients together; then the means over clients of each client's own"
+        " gap. A group without samples of a class has no true positive rate: the gap of such a"
+        " client is undefined, not 0, and the last columns count these clients. Means over the"
+        " seeds.",
+        list(group_gaps.measure_gaps(groups)),
+    )
+    yield Answer(
+        "group_accuracy",
+        "Which groups of samples are served worst?",
+        "Accuracy on the test samples of each group, over all samples of benign clients; means over"
+        " the seeds. Clients: benign clients with samples of the group, in the first seed.",
+        list(group_gaps.measure_groups(groups)),
     )
     yield Answer(
         "attributes",

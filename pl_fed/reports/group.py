@@ -266,8 +266,10 @@ def task_metrics(names: Iterable[str]) -> list[str]:
     Example:
         >>> task_metrics(["mae_worst10", "mae", "mae_trained_worst10", "accuracy_worst10"])
         ['mae']
+        >>> task_metrics(["group/client_accuracy_gap_worst10"])
+        []
     """
-    names = set(names)
+    names = {name for name in names if not name.startswith("group/")}  # gaps between groups
     endings = ("_worst10", "_jain")  # without a direction, a metric has no worst clients
     metrics = {name.removesuffix(e) for e in endings for name in names if name.endswith(e)}
     over_trained_clients = {f"{name}_trained" for name in names}

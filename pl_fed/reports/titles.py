@@ -20,6 +20,14 @@ RESULTS = {  # titles of the metrics in a fit's summary and in a report
     "backdoor_success_max": "backdoor success rate, worst client",
 }
 
+GROUP_RESULTS = {
+    "group/demographic_parity": "demographic parity gap of groups",
+    "group/equalized_odds": "equalized odds gap of groups",
+    "group/accuracy_gap": "accuracy gap of groups",
+    "group/accuracy_worst": "accuracy of the worst group",
+}
+"""Titles of the gaps between groups over the samples of all clients."""
+
 _KNOWN = (*RESULTS, "class_std_mean", "class_std_std")
 _ENDINGS = (
     *("_weighted", "_std", "_var", "_worst10", "_best10", "_jain"),
@@ -55,7 +63,8 @@ def result_titles(names: Collection[str], first: str | None = None) -> dict[str,
             means[f"{name}_worst10"] = f"{name}, worst 10 % of clients"
     own = {name: name for name in find_own_statistics(names)}
     figures = _find_figures(names, "accuracy" if "accuracy" in names else main)
-    titles = {**accuracies, **statistics, **figures, **means, **remaining, **statistics, **own}
+    gaps = {**GROUP_RESULTS, **remaining}
+    titles = {**accuracies, **statistics, **figures, **means, **gaps, **statistics, **own}
     return {name: title for name, title in titles.items() if name in names}
 
 
@@ -86,6 +95,8 @@ def find_own_statistics(names: Collection[str]) -> list[str]:
 
 def _is_statistic(name: str, names: Collection[str]) -> bool:
     """Return whether pl_fed itself computes a number: a metric, or its statistic over clients."""
+    if name.startswith("group/"):
+        return True
     bases = [name, *(name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending))]
     if (parts := split_figure(name)) is not None:
         bases.append(parts[0])

@@ -88,6 +88,7 @@ class FederatedEvaluation:
             data, benign = self.states.loaded, ~self.byzantine_clients.is_byzantine
             sample = self._sample_of(part)
             classes = self.client.count_classes(data)
+            groups = 0 if self.client.task.runs_steps else len(data.group_names)
             with torch.inference_mode(False):
                 self._metrics[part] = {
                     model: ClientMetrics(
@@ -100,6 +101,7 @@ class FederatedEvaluation:
                         self.client.task.has_loss(part),
                         None if sample is None else sample.share,
                         self.figures,
+                        groups,
                     )
                     for model in (*self.client.evaluated, *self._hybrid_models(part))
                 }
