@@ -14,6 +14,7 @@ import pl_fed
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import FederatedData
+from pl_fed.functional.client_figures import read_figures
 from pl_fed.functional.group_fairness import GROUP_FIGURES
 from pl_fed.metrics import ClientMetrics
 from pl_fed.reports.answers import find_answers
@@ -126,6 +127,9 @@ def test_table_of_groups_and_the_report(tmp_path):
     answers = {a.name: a.rows for a in find_answers(group_runs(find_runs([tmp_path])[0]))}
     metrics = read_metrics(tmp_path / "run")
     (row,) = answers["group_gaps"]
+    table = pl_fed.read_run(tmp_path / "run").groups
+    assert table["group"].tolist() == [row["group"] for row in rows]
+    assert table["samples"].tolist() == [float(row["samples"]) for row in rows]
     assert row["equalized odds gap"] == pytest.approx(metrics["global/group/equalized_odds"])
     assert row["clients without accuracy gap"] == 1
     samples = list_samples(client, data.clients, range(4))
@@ -194,3 +198,22 @@ def test_groups_of_real_valued_targets_are_named_as_unused(tmp_path, caplog):
         fit_and_test(tmp_path, arrays)
     assert "Gaps between the groups 0, 1 are not measured" in caplog.text
     assert not any("group" in name for name in read_metrics(tmp_path))
+
+
+def test_further_statistics_of_a_run_are_those_of_its_table(tmp_path):
+    names = ["gini", "gap", "worst50", "q25"]
+    fit_and_test(tmp_path, make_arrays(3), statistics=names, held_out_clients=1)
+    metrics, rows = read_metrics(tmp_path), read_rows(tmp_path / "per_client.csv")
+    for place, flag in (("", "0"), ("held_out/", "1")):
+        table = [row for row in rows if row["held_out"] == flag]
+        for metric in ("accuracy", "loss"):
+            values = np.array([float(row[f"personal_{metric}"]) for row in table])
+            for figure in read_figures(names):
+                found = metrics[f"{place}personal/{metric}_{figure.name}"]
+                expected = figure.compute(values, metric == "accuracy")
+                assert found == pytest.approx(expected, rel=1e-6), (place, metric, figure.name)
+
+
+def test_unknown_statistics_are_refused_before_training():
+    with pytest.raises(ValueError, match=r"`federation\.statistics` to hold gini, .* got 'ginny'"):
+        pl_fed.Federation(statistics=["ginny"])
