@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pl_fed.federation import Federation as Federation
     from pl_fed.lightning.trainer import Trainer as Trainer
     from pl_fed.privacy.differential_privacy import DifferentialPrivacy as DifferentialPrivacy
+    from pl_fed.reports.benefit import measure_benefit as measure_benefit
     from pl_fed.reports.record import read_run as read_run
     from pl_fed.rounds.storage import StorageOptions as StorageOptions
     from pl_fed.studies.study import Study as Study
@@ -29,6 +30,7 @@ _OBJECTS = {
     "Systems": "systems.settings",
     "Trainer": "lightning.trainer",
     "load": "command.trained_run",
+    "measure_benefit": "reports.benefit",
     "read_run": "reports.record",
 }
 _ROOMS = (

@@ -32,6 +32,7 @@ from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.monitor import Monitor
+from pl_fed.functional.client_figures import read_figures
 from pl_fed.metrics import ClientMetrics
 from pl_fed.metrics.named import name_metrics
 from pl_fed.nets.weights import fit_names, read_weights
@@ -50,6 +51,7 @@ from pl_fed.preflight.rules import (
     check_samples,
     check_server_step,
     check_validation_loss,
+    describe_unused_groups,
 )
 from pl_fed.preflight.step_facts import StepFacts
 from pl_fed.preflight.step_rules import (
@@ -150,6 +152,12 @@ class Federation(Configurable):
             are drawn once: each validation of a run sees the same clients. Each mean over clients
             then has a standard error, such as ``val/global/accuracy_se``. Tests always evaluate all
             clients. ``None`` validates all clients.
+        statistics: Further statistics over clients of accuracy, loss and each metric, in all
+            metrics of a run: ``gini``, ``cv`` (coefficient of variation), ``entropy``,
+            ``normalized_entropy``, ``kl``, ``angle``, ``gap`` (largest minus smallest client),
+            ``worst<k>``, ``best<k>`` and ``q<k>`` (quantiles) with any percentage k. ``[gini,
+            worst5]`` adds ``accuracy_gini``, ``loss_gini`` and so on. Those of shares are NaN if a
+            client's value is negative, or all are 0.
         privacy: Client-level differential privacy of the global model; ``None`` for no privacy.
         initial_model: A file with the weights with which the global model begins: a checkpoint of
             Lightning, a state dict (``torch.save``), safetensors, or a checkpoint of pl_fed, of
@@ -212,6 +220,7 @@ class Federation(Configurable):
         seed: int | None = None,
         held_out_rounds: int = 1,
         match_clients: bool = False,
+        statistics: list[str] | None = None,
     ) -> None:
         pre_aggregators = pre_aggregators or []
         check_instances(Sampler, sampler=sampler)
@@ -275,6 +284,7 @@ class Federation(Configurable):
                 check_instances(str, **{name: pattern})
         self.directions = Directions(tuple(lower_is_better or ()), tuple(higher_is_better or ()))
         self.further_metrics = name_metrics(metrics)
+        self.figures = read_figures(statistics)
         self.seed = global_seed() if seed is None else seed
         self._session: Session | None = None
         self._spent_privacy: RoundPrivacy | None = None  # of a replaced session
@@ -414,6 +424,8 @@ class Federation(Configurable):
         check_validation_loss(client, self.monitor)
         check_class_counts(client, data)
         check_samples(data, aggregator, self.evaluate_clients)
+        if sentence := describe_unused_groups(client, data):
+            rank_zero_info(sentence)
         check_held_out_clients(client, datamodule.held_out)
         check_mean(client, aggregator, self.server.only_adds)
         check_server_step(aggregator, self.server.only_adds)
@@ -515,6 +527,7 @@ class Federation(Configurable):
             self.monitor,
             self.untrained_models,
             sample,
+            self.figures,
             before=previous_evaluation,
         )
         privacy = self._build_privacy(states, previous)
@@ -620,6 +633,7 @@ class Federation(Configurable):
             self.model_selection,
             self.monitor,
             sample=self._draw_sample(data),
+            figures=self.figures,
             before=before,
         )
         return HeldOutClients(

@@ -13,7 +13,7 @@ WRITTEN_BY_A_RUN = {  # files of a run's folder, or of the reader's own
     *("config.yaml", "python_config.yaml", "metrics.csv", "per_client.csv", "per_class.csv"),
     *("per_client_validation.csv", "predictions.csv", "patients.csv", "split.csv"),
     *("metrics_before.csv", "results.csv", "tuning.csv", "tuned.csv", "cells.csv"),
-    "comparisons.csv",
+    *("per_group.csv", "group.npy", "comparisons.csv", "benefit.csv", "benefit_clients.csv"),
 }
 
 

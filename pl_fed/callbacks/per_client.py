@@ -22,7 +22,8 @@ from pl_fed.text import csv_cell
 class PerClient(Callback):
     """Client tables: one row per client after every evaluation, in a file and in W&B.
 
-    A test of a classification task also has one row per client and class with test samples. The
+    A test of a classification task also has one row per client and class with test samples, and one
+    per client and group if the data has groups. The
     last validation has a file of its own, from which a run can be chosen for each client.
 
     Args:
@@ -42,7 +43,11 @@ class PerClient(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Write the clients' test results, and log them."""
-        tables = {"per_client": self.columns("test"), "per_class": self.class_columns("test")}
+        tables = {
+            "per_client": self.columns("test"),
+            "per_class": self.class_columns("test"),
+            "per_group": self.group_columns("test"),
+        }
         self._write(trainer, "test", tables)
 
     def _write(
@@ -153,6 +158,31 @@ class PerClient(Callback):
                     columns["class_name"] = [data.class_names[c] for c in classes.tolist()]
             if columns:
                 columns[f"{model}_accuracy"] = accuracy[clients, classes].tolist()
+        return columns
+
+    def group_columns(self, part: str) -> dict[str, list[Any]]:
+        """Return the columns of the table with one row per client and group with samples.
+
+        Held-out clients are not in it.
+
+        Returns:
+            The columns ``client``, ``byzantine``, ``group`` (the name) and ``samples``, and the
+            accuracy of each model. Empty without groups.
+        """
+        data = self.federation.data
+        columns: dict[str, list[Any]] = {}
+        for model, metrics in self.federation.metrics(part).items():
+            accuracy, samples = metrics.per_group()
+            clients, groups = samples.nonzero(as_tuple=True)
+            if not columns and samples.shape[1]:
+                columns = {
+                    "client": clients.tolist(),
+                    "byzantine": self.federation.is_byzantine[clients.cpu()].int().tolist(),
+                    "group": [data.group_names[group] for group in groups.tolist()],
+                    "samples": samples[clients, groups].tolist(),
+                }
+            if columns:
+                columns[f"{model}_accuracy"] = accuracy[clients, groups].tolist()
         return columns
 
 

@@ -31,6 +31,8 @@ class CelebA(DataSource):
         max_clients: Maximum number of celebrities, taken in the order of their ids. ``None`` uses
             all. Memory holds all images: 200,000 take 4.3 GB at 84×84.
         download: Whether to download missing files.
+        group: The attribute that divides the images into two groups, such as ``Male``: evaluations
+            then measure gaps between them. ``None`` for no groups.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class CelebA(DataSource):
         min_samples: int = 5,
         max_clients: int | None = None,
         download: bool = False,
+        group: str | None = None,
     ) -> None:
         check_integers(1, size=size, min_samples=min_samples)
         if max_clients is not None:
             check_integers(1, max_clients=max_clients)
         self.root = data_root(root)
         self.attribute = attribute
+        self.group = group
         self.size = size
         self.min_samples = min_samples
         self.max_clients = max_clients
@@ -62,11 +66,12 @@ class CelebA(DataSource):
         """
         parts = self._parts()
         names = [name for name in parts[0].attr_names if name]
-        if self.attribute not in names:
-            raise ValueError(
-                f"Expected argument `attribute` to be one of {', '.join(names)} but got"
-                f" {self.attribute!r}."
-            )
+        for argument, value in (("attribute", self.attribute), ("group", self.group)):
+            if value not in names and (argument == "attribute" or value is not None):
+                raise ValueError(
+                    f"Expected argument `{argument}` to be one of {', '.join(names)} but got"
+                    f" {value!r}."
+                )
         column = names.index(self.attribute)
         files = [name for part in parts for name in part.filename]
         y = torch.cat([part.attr[:, column] for part in parts]).long()
@@ -76,7 +81,19 @@ class CelebA(DataSource):
         selected = self._select_samples(identity)
         images = self.root / "celeba" / "img_align_celeba"
         x = np.stack([self._read_image(images / files[sample]) for sample in selected.tolist()])
-        return Arrays(torch.from_numpy(x), y[selected], identity[selected], split[selected], 2)
+        groups = None
+        if self.group is not None:
+            place = names.index(self.group)
+            groups = torch.cat([part.attr[:, place] for part in parts]).long()[selected]
+        return Arrays(
+            torch.from_numpy(x),
+            y[selected],
+            identity[selected],
+            split[selected],
+            2,
+            groups=groups,
+            group_names=() if self.group is None else (f"not {self.group}", self.group),
+        )
 
     def _parts(self) -> list[Any]:
         """Return torchvision's data set of each official part."""

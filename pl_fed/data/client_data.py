@@ -115,6 +115,9 @@ class ClientData:
             own batches, whose rows are the inputs.
         official: The parts that the data set itself gives; others are cut from train.
         class_names: Names of the classes; empty without names.
+        groups: Group of each sample, int64 [samples], for the figures of evaluations; ``None``
+            without groups.
+        group_names: Names of the groups; empty without groups.
         keeps_parts: Whether later samples of an owner leave its earlier ones in their parts: they
             are cut by ``data.stable_cut``, or all parts are official.
     """
@@ -137,6 +140,8 @@ class ClientData:
     official: tuple[str, ...] = ()
     class_names: Sequence[str] = ()
     keeps_parts: bool = False
+    groups: Tensor | None = None
+    group_names: Sequence[str] = ()
 
     @property
     def num_clients(self) -> int:
@@ -229,6 +234,7 @@ class ClientData:
             self,
             inputs=select(self.inputs, index),
             targets=select(self.targets, index),
+            groups=None if self.groups is None else self.groups[index],
             ids=index,
             train=train,
             val=val,
@@ -369,6 +375,7 @@ class ClientData:
             self,
             inputs=inputs,
             targets=targets,
+            groups=None if self.groups is None else self.groups.to(device),
             train=train,
             val=val,
             test=test,

@@ -48,7 +48,7 @@ class ClientFolder(DataSource):
     these names, and numbers in names are compared as numbers: ``client_2`` precedes ``client_10``.
     The files are either all of one of two kinds:
 
-    - ``.npz`` with the arrays ``x`` and ``y`` and, optionally, ``split``: see
+    - ``.npz`` with the arrays ``x`` and ``y`` and, optionally, ``split`` and ``group``: see
       :class:`pl_fed.data.Npz`.
     - Tables (``.csv``, ``.tsv`` or ``.parquet``) with the same columns: see
       :class:`pl_fed.data.Table` for the arguments that name columns. Categories and classes are
@@ -70,6 +70,8 @@ class ClientFolder(DataSource):
             ``.tsv`` files.
         num_classes: Number of classes in ``.npz`` files. ``None`` uses the largest class id + 1.
         categories: The values of columns of categories: see :class:`pl_fed.data.Table`.
+        group: The column of the group of each sample: see :class:`pl_fed.data.Table`. Files
+            ``.npz`` have an array ``group`` of integers instead.
 
     Raises:
         TypeError: If an argument is no name, or no list of names.
@@ -99,6 +101,7 @@ class ClientFolder(DataSource):
         delimiter: str | None = None,
         num_classes: int | None = None,
         categories: dict[str, list[str | int | float | bool]] | None = None,
+        group: str | None = None,
     ) -> None:
         check_delimiter(delimiter)
         if num_classes is not None:
@@ -108,7 +111,9 @@ class ClientFolder(DataSource):
         self.num_classes = num_classes
         self.roles: ColumnRoles | None = None
         if target is not None:
-            self.roles = ColumnRoles(target, None, inputs, exclude, one_hot, ids, split, classes)
+            self.roles = ColumnRoles(
+                target, None, inputs, exclude, one_hot, ids, split, classes, group
+            )
             check_categories(categories, self.roles)
         self.categories = categories
         self._has_classes = classes is not False  # :meth:`load` reads it from the column
@@ -164,16 +169,24 @@ class ClientFolder(DataSource):
         joined = {name: torch.cat([c[name] for c in contents]) for name in contents[0]}
         classes = count_classes(joined["y"]) if self.num_classes is None else self.num_classes
         with report_read_errors(folder, "a folder of clients", {"inputs": "x", "targets": "y"}):
-            arrays = Arrays(joined["x"], joined["y"], None, joined.get("split"), classes)
+            arrays = Arrays(
+                joined["x"],
+                joined["y"],
+                None,
+                joined.get("split"),
+                classes,
+                groups=joined.get("group"),
+            )
         return arrays, [len(content["x"]) for content in contents]
 
     def _read_arrays(self, file: _ClientFile, first: Path) -> dict[str, Tensor]:
-        optional = ("split",) if file.part is None else ()
+        optional = ("split", "group") if file.part is None else ("group",)
         arrays = read_npz(file.path, ("x", "y"), optional)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         classes = count_classes(tensors["y"]) if self.num_classes is None else self.num_classes
         with report_read_errors(file.path, "samples", {"inputs": "x", "targets": "y"}):
-            Arrays(tensors["x"], tensors["y"], None, tensors.get("split"), classes)
+            split, groups = tensors.get("split"), tensors.get("group")
+            Arrays(tensors["x"], tensors["y"], None, split, classes, groups=groups)
         return tensors
 
     def _load_tables(self, folder: Path, files: Sequence[_ClientFile]) -> tuple[Arrays, list[int]]:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_ROLES = ("target", "client", "split", "inputs", "exclude", "one_hot", "ids", "group")
+
 
 def quote_hint(values: Any) -> str:
     """Return the remedy for names that YAML reads as booleans; else an empty text.
@@ -31,6 +33,8 @@ class ColumnRoles:
         ids: Input columns of categories that become ids, for embeddings.
         split: The column of the official part of each sample.
         classes: Whether the target is a class; ``None`` for yes unless it is real-valued.
+        group: The column of the group of each sample, for group fairness. It is an input only if
+            ``inputs``, ``one_hot`` or ``ids`` name it.
 
     Raises:
         TypeError: If an argument is no name or list of names.
@@ -45,10 +49,11 @@ class ColumnRoles:
     ids: Sequence[str] | None = None
     split: str | None = None
     classes: bool | None = None
+    group: str | None = None
 
     def __post_init__(self) -> None:
         """Check the names."""
-        for role in ("client", "split"):
+        for role in ("client", "split", "group"):
             name = getattr(self, role)
             if name is not None and not isinstance(name, str):
                 raise TypeError(
@@ -64,6 +69,7 @@ class ColumnRoles:
             ("target", "client", "split", "exclude"),
             ("target", "split", "exclude", "inputs"),  # the owner may be an input
             ("one_hot", "ids"),
+            ("target", "split", "group"),  # the group may be an input, the owner, or excluded
         )
         for roles in groups:
             self._check_disjoint(roles)
@@ -88,7 +94,7 @@ class ColumnRoles:
     def input_columns(self, names: Sequence[str]) -> list[str]:
         """Return the columns of the inputs, in the order of ``inputs`` or of the table."""
         if self.inputs is None:
-            used = {*self._columns("target", "client", "split", "exclude")}
+            used = {*self._columns("target", "client", "split", "exclude", "group")}
             used -= {*self._columns("one_hot", "ids")}
             return [name for name in names if name not in used]
         extra = [name for name in self._columns("one_hot", "ids") if name not in self.inputs]
@@ -96,12 +102,12 @@ class ColumnRoles:
 
     def list_columns(self) -> set[str]:
         """Return the columns that an argument names."""
-        return {*self._columns("target", "client", "split", "inputs", "exclude", "one_hot", "ids")}
+        return {*self._columns(*_ROLES)}
 
     def name_columns(self) -> list[str]:
-        """Return the columns whose values are names: owners, parts, categories and classes."""
+        """Return the columns of names: owners, parts, groups, categories and classes."""
         targets = [] if self.classes is False or len(self.targets) > 1 else self.targets
-        return [*self._columns("client", "split", "one_hot", "ids"), *targets]
+        return [*self._columns("client", "split", "group", "one_hot", "ids"), *targets]
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Raise ``ValueError`` if a table lacks a column, or has two columns of one name."""
@@ -111,7 +117,7 @@ class ColumnRoles:
             raise ValueError(
                 f"Expected a table to name each column once but got {doubled[0]!r} twice: rename it"
             )
-        for role in ("target", "client", "split", "inputs", "exclude", "one_hot", "ids"):
+        for role in _ROLES:
             for name in self._columns(role):
                 if name not in names:
                     raise ValueError(

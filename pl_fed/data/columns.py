@@ -195,12 +195,13 @@ def check_categories(categories: Any, roles: ColumnRoles) -> None:
             "Expected argument `categories` to hold a list of values for each column but got"
             f" {categories!r}: write, for example, {{animal: [cat, dog]}}."
         )
-    columns = [*(roles.one_hot or ()), *(roles.ids or ()), *roles.targets]
+    groups = () if roles.group is None else (roles.group,)
+    columns = [*(roles.one_hot or ()), *(roles.ids or ()), *groups, *roles.targets]
     for name, values in categories.items():
         if name not in columns:
             raise ValueError(
-                "Expected argument `categories` to name columns of `one_hot` or `ids`, or the"
-                f" target, but got {name!r}: add it to `one_hot` or `ids`."
+                "Expected argument `categories` to name columns of `one_hot` or `ids`, the group"
+                f" or the target, but got {name!r}: add it to `one_hot` or `ids`."
             )
         names = list(map(_write_value, values))
         if len({*names}) < len(names):
@@ -214,6 +215,8 @@ def find_shared_categories(
     roles: ColumnRoles, categories: Mapping[str, Sequence[Any]] | None, has_classes: bool
 ) -> dict[str, str]:
     """Return the columns whose values are numbered over all clients, by the argument to set.
+
+    A column of groups that is no input is not among them: no model depends on it.
 
     Args:
         roles: The use of each column.
@@ -255,12 +258,25 @@ def build_arrays(
     targets, classes = _build_targets(table, roles, categories)
     client, names = None, None
     if roles.client is not None:
-        client, names = _build_clients(table, roles.client)
+        client, names = _build_owners(table, "client", roles.client)
+    groups: Tensor | None = None
+    group_names: list[str] = []
+    if roles.group is not None:
+        groups, group_names = _build_owners(table, "group", roles.group, categories)
+        words.append(f"groups by {roles.group}: {', '.join(group_names)}")
     split = None if roles.split is None else _build_split(table, roles.split)
     if classes:
         words.append(f"classes: {', '.join(classes)}")
     arrays = Arrays(
-        inputs, targets, client, split, len(classes), names, class_names=tuple(map(str, classes))
+        inputs,
+        targets,
+        client,
+        split,
+        len(classes),
+        names,
+        class_names=tuple(map(str, classes)),
+        groups=groups,
+        group_names=group_names,
     )
     return TableArrays(arrays, escape_controls("; ".join(words)))
 
@@ -309,11 +325,21 @@ def _build_targets(
     return torch.from_numpy(np.stack(columns, 1)), []
 
 
-def _build_clients(table: Any, name: str) -> tuple[Tensor, list[str]]:
+def _build_owners(
+    table: Any, role: str, name: str, categories: Mapping[str, Sequence[Any]] | None = None
+) -> tuple[Tensor, list[str]]:
+    """Return the id of each row's client or group, and their names.
+
+    Args:
+        table: The table.
+        role: The argument that names the column, ``client`` or ``group``.
+        name: The column.
+        categories: The values of columns in the order of their ids; other values share one more.
+    """
     _check_complete(table, name)
     if _is_real(table.schema.field(name).type):
-        _refuse(table, name, "integers or text for `client`", "round it, or write it as text")
-    ids, names = _encode(table, name)
+        _refuse(table, name, f"integers or text for `{role}`", "round it, or write it as text")
+    ids, names = _encode_category(table, name, (categories or {}).get(name))
     return torch.from_numpy(ids), names
 
 

@@ -372,6 +372,7 @@ class FederatedData(Configurable, LightningDataModule):
         data = ClientData(inputs, targets, train, val, test, arrays.num_classes, root, owners)
         data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped, entries=arrays.entries)
         data = replace(data, class_names=tuple(map(str, arrays.class_names)))
+        data = replace(data, groups=arrays.groups, group_names=arrays.list_group_names())
         official = split.official if len(split.official) > 1 else ()
         keeps_parts = self.stable_cut or len(official) == 3
         data = replace(data, official=official, keeps_parts=keeps_parts)
@@ -413,6 +414,7 @@ class FederatedData(Configurable, LightningDataModule):
                 inputs=inputs,
                 targets=arrays.targets,
                 ids=None,
+                groups=None,
                 mapped=arrays.mapped,
                 fingerprint=fingerprint_of(arrays.inputs),
             )

@@ -9,7 +9,8 @@ from pl_fed.arguments import check_integers
 from pl_fed.data.reading import read_npy, report_read_errors
 from pl_fed.data.source import Arrays, DataSource, count_classes
 
-_FILES = ("y", "client", "split", "labels")
+_FILES = ("y", "client", "split", "labels", "group")
+_TEXTS = ("client", "group")  # may hold strings
 _KIND = "an .npy file of numbers"
 
 
@@ -28,6 +29,8 @@ class NpyFolder(DataSource):
     - ``split.npy`` [samples], optional: 0 train, 1 val, 2 test.
     - ``labels.npy`` [samples], optional: the class of each sample for partitioners, as integers, if
       ``y.npy`` holds no class ids.
+    - ``group.npy`` [samples], optional: the group of each sample, as integers from 0 or strings:
+      evaluations then measure gaps between groups.
 
     ``data.transforms``, ``data.normalize`` and ``data.skew`` would make a copy in memory and are
     refused. Normalize in the net, or before writing. Inputs of real numbers are read once at the
@@ -73,18 +76,29 @@ class NpyFolder(DataSource):
         with report_read_errors(path, _KIND):
             inputs = np.load(path, mmap_mode="r", allow_pickle=False)
         arrays = {
-            name: read_npy(folder / f"{name}.npy", name, allow_text=name == "client")
+            name: read_npy(folder / f"{name}.npy", name, allow_text=name in _TEXTS)
             for name in _FILES
             if (folder / f"{name}.npy").exists()
         }
-        names = None
-        if "client" in arrays and arrays["client"].dtype.kind == "U":
-            owners, arrays["client"] = np.unique(arrays["client"], return_inverse=True)
-            names = owners.tolist()
+        names: dict[str, list[str]] = {}
+        for name in _TEXTS:
+            if name in arrays and arrays[name].dtype.kind == "U":
+                values, arrays[name] = np.unique(arrays[name], return_inverse=True)
+                names[name] = values.tolist()
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        y, client, split, labels = (tensors.get(name) for name in _FILES)
+        y, client, split, labels, groups = (tensors.get(name) for name in _FILES)
         classes = self.num_classes
         if classes is None:
             classes = count_classes(tensors["y"])
         with report_read_errors(folder, "a folder of samples", {"inputs": "x", "targets": "y"}):
-            return Arrays(inputs, y, client, split, classes, names, labels)
+            return Arrays(
+                inputs,
+                y,
+                client,
+                split,
+                classes,
+                names.get("client"),
+                labels,
+                groups=groups,
+                group_names=names.get("group", ()),
+            )

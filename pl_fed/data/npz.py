@@ -24,6 +24,8 @@ class Npz(DataSource):
       Without it, each client's samples are cut by the fractions.
     - ``labels`` [samples], optional: the class of each sample for partitioners, as integers, if
       ``y`` is not a class id.
+    - ``group`` [samples], optional: the group of each sample, as integers from 0 or strings:
+      evaluations then measure gaps between groups.
 
     Args:
         path: The path of the file.
@@ -58,13 +60,25 @@ class Npz(DataSource):
                 " client if there is a partitioner; a comment in each shipped config names the"
                 " source of its data."
             )
-        arrays = read_npz(path, ("x", "y"), ("client", "split", "labels"), texts=("client",))
-        names = None
-        if "client" in arrays and arrays["client"].dtype.kind == "U":
-            owners, arrays["client"] = np.unique(arrays["client"], return_inverse=True)
-            names = owners.tolist()
+        optional = ("client", "split", "labels", "group")
+        arrays = read_npz(path, ("x", "y"), optional, texts=("client", "group"))
+        names: dict[str, list[str]] = {}
+        for name in ("client", "group"):
+            if name in arrays and arrays[name].dtype.kind == "U":
+                values, arrays[name] = np.unique(arrays[name], return_inverse=True)
+                names[name] = values.tolist()
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         classes = count_classes(tensors["y"]) if self.num_classes is None else self.num_classes
         client, split, labels = (tensors.get(name) for name in ("client", "split", "labels"))
         with report_read_errors(path, "samples", {"inputs": "x", "targets": "y"}):
-            return Arrays(tensors["x"], tensors["y"], client, split, classes, names, labels)
+            return Arrays(
+                tensors["x"],
+                tensors["y"],
+                client,
+                split,
+                classes,
+                names.get("client"),
+                labels,
+                groups=tensors.get("group"),
+                group_names=names.get("group", ()),
+            )

@@ -14,6 +14,7 @@ from pl_fed.trees import Tree, count_samples, describe, foreign_leaf, leaves
 from pl_fed.types import SampleEntries
 
 TRAIN, VAL, TEST = 0, 1, 2
+_MOST_GROUPS = 1000
 _BLOCK = 1 << 24  # numbers that are checked at once
 
 
@@ -49,6 +50,10 @@ class Arrays:
             LightningModule, or the data set's own batches; ``None`` if the samples have no other
             structure.
         class_names: Names of the classes 0..C-1, for tables of results; empty without names.
+        groups: Group of each sample [samples], any integers from 0, such as an age band: gaps
+            between groups are measured in evaluations. No algorithm and no net sees them. ``None``
+            without groups.
+        group_names: Names of the groups 0..G-1; without names they are numbers.
 
     Raises:
         TypeError: If inputs, targets, ``client`` or ``split`` are no tensors.
@@ -72,6 +77,8 @@ class Arrays:
     redraw: Callable[[list[int], list[int]], tuple[Tree, Tree]] | None = None
     entries: SampleEntries | OwnBatches | None = None
     class_names: Sequence[str] = ()
+    groups: Tensor | None = None
+    group_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""
@@ -82,14 +89,14 @@ class Arrays:
             raise ValueError(
                 f"Expected `inputs` to hold at least one sample but got shape {list(first.shape)}."
             )
-        for name in ("inputs", "targets", "client", "split", "labels"):
+        for name in ("inputs", "targets", "client", "split", "labels", "groups"):
             for leaf in leaves(getattr(self, name)):
                 if leaf.shape[:1] != (len(self),):
                     raise ValueError(
                         f"Expected `{name}` to have {len(self)} rows, as many as `inputs`, but got"
                         f" shape {list(leaf.shape)}."
                     )
-        for name in ("targets", "client", "split", "labels"):
+        for name in ("targets", "client", "split", "labels", "groups"):
             tensor = getattr(self, name)
             if isinstance(tensor, Tensor):
                 object.__setattr__(self, name, _to_int64(name, tensor))
@@ -105,6 +112,9 @@ class Arrays:
             _check_ids("client", self.client, range(len(self.names)), "positions in `names`")
         _check_ids("split", self.split, range(3), "0 (train), 1 (val) or 2 (test)")
         _check_ids("labels", self.labels, range(2**31), "class ids from 0")
+        _check_names(self.group_names, "groups")
+        num_groups = len(self.group_names) or _MOST_GROUPS
+        _check_ids("groups", self.groups, range(num_groups), f"ids from 0 to below {num_groups}")
         self._check_targets()
         self._check_class_names()
 
@@ -122,7 +132,7 @@ class Arrays:
             object.__setattr__(self, "mapped", True)
 
     def _check_tensors(self) -> None:
-        for name in ("client", "split", "labels"):
+        for name in ("client", "split", "labels", "groups"):
             tensor = getattr(self, name)
             if tensor is not None and not isinstance(tensor, Tensor):
                 raise TypeError(_expect_tensor(name, type(tensor).__name__))
@@ -168,6 +178,12 @@ class Arrays:
         if isinstance(targets, Tensor) and (targets.is_floating_point() or targets.dim() == 1):
             return targets
         return torch.zeros(len(self))
+
+    def list_group_names(self) -> tuple[str, ...]:
+        """Return the names of the groups; their numbers without names, and none without groups."""
+        if self.groups is None or self.group_names:
+            return tuple(map(str, self.group_names))
+        return tuple(map(str, range(int(self.groups.max()) + 1)))
 
     def owner_name(self, id: int) -> str:
         """Return the name of the owner with an id in ``client``."""

@@ -50,7 +50,10 @@ class Table(DataSource):
         categories: The values of the columns in ``one_hot`` and ``ids``, and of classes, by column
             and in the order of their ids. Other and missing values of inputs then share one more
             id, the last. ``None`` numbers the values of all clients, which
-            ``federation.privacy`` refuses.
+            ``federation.privacy`` refuses. It also takes those of the column in ``group``.
+        group: The column of the group of each sample, such as a sex or an age band: evaluations
+            then measure gaps between groups. It is an
+            input only if ``inputs``, ``one_hot`` or ``ids`` name it.
 
     Raises:
         TypeError: If an argument is no name, or no list of names.
@@ -80,6 +83,7 @@ class Table(DataSource):
         classes: bool | None = None,
         delimiter: str | None = None,
         categories: dict[str, list[str | int | float | bool]] | None = None,
+        group: str | None = None,
     ) -> None:
         if table_suffix(Path(path)) not in TABLE_KINDS:
             raise ValueError(
@@ -88,7 +92,9 @@ class Table(DataSource):
         check_delimiter(delimiter)
         self.path = path
         self.delimiter = delimiter
-        self.roles = ColumnRoles(target, client, inputs, exclude, one_hot, ids, split, classes)
+        self.roles = ColumnRoles(
+            target, client, inputs, exclude, one_hot, ids, split, classes, group
+        )
         check_categories(categories, self.roles)
         self.categories = categories
         self._has_classes = classes is not False  # :meth:`load` reads it from the column

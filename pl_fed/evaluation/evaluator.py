@@ -17,6 +17,7 @@ from pl_fed.evaluation.model_runner import ModelRunner, sort_by_size
 from pl_fed.evaluation.monitor import Monitor, Tables, metric_directions, prefer_second
 from pl_fed.evaluation.restored_values import RestoredValues
 from pl_fed.evaluation.step_evaluation import StepEvaluation
+from pl_fed.functional.group_fairness import add_group_counts
 from pl_fed.metrics import ClientMetrics
 from pl_fed.nets.dropout import unkey_dropouts
 from pl_fed.nets.modes import evaluation_mode
@@ -98,19 +99,26 @@ class Evaluator:
             first, second = (selection[model] for model in pair)
             prefers_second = prefer_second(first, second, self.monitor(data))
             for results in filter(None, (tables, triggered_tables)):
-                columns = zip(*(results[model] for model in pair))
-                results[name] = Tables(*(_select(prefers_second, *both) for both in columns))
+                results[name] = _select_tables(prefers_second, *(results[m] for m in pair))
         measure_names = list(metric_directions(self.client.task))
         for model, metric in metrics.items():
-            correct, count, loss, values = tables[model]
-            measures = {name: values[:, column] for column, name in enumerate(measure_names)}
-            ids, triggers = clients.to(loss.device), {}
+            own = tables[model]
+            measures = {name: own.measures[:, column] for column, name in enumerate(measure_names)}
+            ids, triggers = clients.to(own.loss.device), {}
             if triggered_tables:
                 triggers = {
                     "misled": triggered_tables[model].correct.sum(1),
                     "triggered": triggered_tables[model].samples.sum(1),
                 }
-            metric.update(ids, correct, count, loss, **triggers, measures=measures)
+            metric.update(
+                ids,
+                own.correct,
+                own.samples,
+                own.loss,
+                **triggers,
+                measures=measures,
+                groups=own.groups,
+            )
 
     def _compute_tables(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
@@ -376,6 +384,10 @@ class _Sums:
         self._correct = torch.zeros_like(self._count)
         self._losses = ClientLosses.create(client, sizes, device)
         self._measures = ClientMeasures(client.task, sizes, device) if measures else None
+        self._groups: Tensor | None = None
+        if measures and self._classes and data.groups is not None:
+            shape = (len(sizes), 3, len(data.group_names), self._classes)
+            self._groups = self._count.new_zeros(shape)
 
     def add(self, position: Tensor, index: Tensor, outputs: Tree) -> None:
         """Add samples: their clients' positions, their ids, and the outputs for them."""
@@ -386,8 +398,18 @@ class _Sums:
         cell = position
         if self._classes:
             cell = position * self._shape[1] + targets
-            self._correct.index_add_(0, cell, (outputs.argmax(1) == targets).to(torch.int64))
+            predicted = outputs.argmax(1)
+            self._correct.index_add_(0, cell, (predicted == targets).to(torch.int64))
+            self._count_groups(position, index, targets, predicted)
         self._count.index_add_(0, cell, torch.ones_like(cell))
+
+    def _count_groups(
+        self, position: Tensor, index: Tensor, targets: Tensor, predicted: Tensor
+    ) -> None:
+        """Count samples by group and class, if the data has groups."""
+        if self._groups is not None and self._data.groups is not None:
+            groups = self._data.groups[index]
+            add_group_counts(self._groups, position, groups, targets, predicted)
 
     @property
     def tables(self) -> Tables:
@@ -396,10 +418,24 @@ class _Sums:
         loss = self._losses.means * count.sum(1)
         no_measures = loss.new_empty(len(loss), 0)
         measures = no_measures if self._measures is None else self._measures.values
-        return Tables(self._correct.view(self._shape), count, loss, measures)
+        return Tables(self._correct.view(self._shape), count, loss, measures, self._groups)
+
+
+def _select_tables(prefers_second: Tensor, first: Tables, second: Tables) -> Tables:
+    """Return the results of the preferred model, by a mask of clients, bool [clients]."""
+    groups = None
+    if first.groups is not None and second.groups is not None:
+        groups = _select(prefers_second, first.groups, second.groups)
+    return Tables(
+        _select(prefers_second, first.correct, second.correct),
+        _select(prefers_second, first.samples, second.samples),
+        _select(prefers_second, first.loss, second.loss),
+        _select(prefers_second, first.measures, second.measures),
+        groups,
+    )
 
 
 def _select(prefers_second: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Return the rows of the preferred model, by a mask of clients, bool [clients]."""
-    mask = prefers_second if first.dim() == 1 else prefers_second[:, None]
+    mask = prefers_second.view(-1, *(1 for _ in first.shape[1:]))
     return torch.where(mask, second, first)

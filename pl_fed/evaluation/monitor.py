@@ -18,12 +18,15 @@ class Tables(NamedTuple):
         samples: Number of samples of each class, [clients, classes].
         loss: The mean loss, as in training, times the number of samples, [clients].
         measures: The task's metrics of each client, [clients, metrics]; NaN where undefined.
+        groups: Counts of samples by group and class, int64 [clients, 3, groups, classes], as in
+            :mod:`pl_fed.functional.group_fairness`; ``None`` without groups.
     """
 
     correct: Tensor
     samples: Tensor
     loss: Tensor
     measures: Tensor
+    groups: Tensor | None = None
 
 
 @dataclass(frozen=True)

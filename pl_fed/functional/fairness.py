@@ -6,6 +6,7 @@ Sanjabi, A. Beirami and V. Smith, "Fair Resource Allocation in Federated Learnin
 Fairness and Discrimination for Resource Allocation in Shared Computer Systems", DEC TR-301, 1984.
 Over classes: the client data fairness of B. Zhang, L. Mares De La Cruz and B. Wang, "FedTilt:
 Towards Multi-Level Fairness-Preserving and Robust Federated Learning", arXiv 2503.13537.
+Further figures over clients, such as Gini's, are in :mod:`pl_fed.functional.inequality`.
 """
 
 import torch
@@ -50,10 +51,11 @@ def best_mean(values: Tensor, percent: int = 10) -> Tensor:
 def jain_index(values: Tensor) -> Tensor:
     """Return Jain's index (Σ a)² / (n Σ a²): 1 for equal values, 1/n if one client has everything.
 
-    If all values are 0 the clients are equal, and the index is 1.
+    If all values are 0 the clients are equal, and the index is 1. It is undefined, and NaN, if a
+    value is negative: such a value is no share of a sum.
 
     Args:
-        values: At least 0, shape [clients].
+        values: One value for each client, shape [clients].
 
     Raises:
         ValueError: If there is no client.
@@ -66,7 +68,8 @@ def jain_index(values: Tensor) -> Tensor:
     largest = values.max()
     shares = values / torch.where(largest == 0, 1, largest)  # their squares do not underflow
     index = shares.sum().square() / (len(shares) * shares.square().sum())
-    return torch.where(largest == 0, 1, index)
+    index = torch.where(largest == 0, 1, index)
+    return torch.where(values.min() < 0, torch.nan, index)
 
 
 def population_var(values: Tensor) -> Tensor:

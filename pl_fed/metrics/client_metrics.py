@@ -9,12 +9,13 @@ mean over samples, which is ``accuracy_weighted`` here. Departs from FLAME's cod
 over the population (n, not n − 1), and of the client's mean loss, not of the sum over its samples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from pl_fed.functional.client_figures import ClientFigure
 from pl_fed.functional.fairness import (
     best_mean,
     class_std,
@@ -24,6 +25,7 @@ from pl_fed.functional.fairness import (
     standard_error,
     worst_mean,
 )
+from pl_fed.functional.group_fairness import GROUP_FIGURES, measure_groups
 
 SUCCESS = "backdoor_success"
 """Name of the success of a backdoor."""
@@ -34,6 +36,7 @@ TAKEN_NAMES = ("accuracy", "loss", "class_std", "samples", SUCCESS)
 _LOSSES = ("loss", "loss_var")
 STATISTICS = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
 """Endings of the names of statistics over clients."""
+_OF_GAPS = ("", "_worst10", "_undefined")  # endings of the statistics of clients' own gaps
 _RANKED = ("_worst10", "_best10")
 TRAINED_STATISTICS = ("_trained", "_trained_std", "_trained_worst10")
 """Endings of the names of the statistics over the clients that took part in a round."""
@@ -73,6 +76,13 @@ class ClientMetrics(Metric):
         sampled: Share of the clients that are drawn at random for the evaluation. With it, each
             mean over clients has a standard error: ``accuracy_se``. ``None`` if all clients are
             evaluated.
+        figures: Further statistics over clients of accuracy, loss and each metric of the task. A
+            figure that needs worst clients is left out for a metric of unknown direction.
+        num_groups: Number of groups of samples, or 0. With groups and classes, there are gaps
+            between groups: ``group/equalized_odds`` over the samples of all included clients
+            together, and ``group/client_equalized_odds``, the mean of the clients' own gaps, with
+            ``_worst10`` and the number of clients without a gap, ``_undefined``. The other figures
+            are those of :data:`pl_fed.functional.group_fairness.GROUP_FIGURES`.
 
     Shape of :meth:`update`, with C = max(1, num_classes):
         - ``clients``: ids, int64 [n]; an id may occur more than once.
@@ -80,6 +90,7 @@ class ClientMetrics(Metric):
         - ``loss_sum``: sum of the losses over the samples, [n].
         - ``measures``: each client's own value of each metric, [n]; NaN if it is undefined.
         - ``misled``, ``triggered``: samples misled by a trigger, and samples with a trigger, [n].
+        - ``groups``: counts by group and class, [n, 3, groups, C]; needed with groups.
 
     Raises:
         TypeError: If ``benign`` or ``trained`` is not a bool tensor.
@@ -107,6 +118,7 @@ class ClientMetrics(Metric):
     misled: Tensor
     triggered: Tensor
     values: Tensor
+    group_counts: Tensor
 
     def __init__(
         self,
@@ -118,6 +130,8 @@ class ClientMetrics(Metric):
         trained: Tensor | None = None,
         has_loss: bool = True,
         sampled: float | None = None,
+        figures: Sequence[ClientFigure] = (),
+        num_groups: int = 0,
     ) -> None:
         super().__init__()
         if num_clients < 1:
@@ -133,6 +147,8 @@ class ClientMetrics(Metric):
         self.backdoor = backdoor
         self.has_loss = has_loss
         self.sampled = sampled
+        self.figures = tuple(figures)
+        self.num_groups = num_groups if num_classes else 0
         self.measures = dict(measures or {})
         for name, mask in (("benign", benign), ("trained", trained)):
             self.register_buffer(name, _copy_mask(name, mask, num_clients), persistent=False)
@@ -145,6 +161,9 @@ class ClientMetrics(Metric):
         if self.measures:
             values = losses.new_zeros(num_clients, len(self.measures))
             self.add_state("values", default=values, dist_reduce_fx="sum")
+        if self.num_groups:
+            counts = torch.zeros(num_clients, 3, num_groups, num_classes, dtype=torch.int64)
+            self.add_state("group_counts", default=counts, dist_reduce_fx="sum")
         if backdoor:
             samples = torch.zeros(num_clients, dtype=torch.int64)
             self.add_state("misled", default=samples, dist_reduce_fx="sum")
@@ -159,6 +178,7 @@ class ClientMetrics(Metric):
         misled: Tensor | None = None,
         triggered: Tensor | None = None,
         measures: Mapping[str, Tensor] | None = None,
+        groups: Tensor | None = None,
     ) -> None:
         """Add the results of evaluated clients; the class documents the shapes."""
         expected = (len(clients), max(1, self.num_classes))
@@ -175,6 +195,8 @@ class ClientMetrics(Metric):
                     f"Expected argument `{name}` to be of shape {list(expected[:1])} "
                     f"but got shape {list(values.shape)}."
                 )
+        if self.num_groups:
+            self._add_groups(clients, groups)
         self.correct.index_add_(0, clients, correct.to(torch.int64))
         self.count.index_add_(0, clients, count.to(torch.int64))
         self.loss_sum.index_add_(0, clients, loss_sum.double())
@@ -184,6 +206,16 @@ class ClientMetrics(Metric):
         if misled is not None and triggered is not None:
             self.misled.index_add_(0, clients, misled.to(torch.int64))
             self.triggered.index_add_(0, clients, triggered.to(torch.int64))
+
+    def _add_groups(self, clients: Tensor, groups: Tensor | None) -> None:
+        """Add the counts of clients by group and class."""
+        expected = (len(clients), *self.group_counts.shape[1:])
+        if groups is None or groups.shape != expected:
+            got = None if groups is None else f"shape {list(groups.shape)}"
+            raise ValueError(
+                f"Expected argument `groups` to be of shape {list(expected)} but got {got}."
+            )
+        self.group_counts.index_add_(0, clients, groups)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -203,14 +235,21 @@ class ClientMetrics(Metric):
         ]
         if self.sampled is not None:
             measures += [f"{name}{STANDARD_ERROR}" for name in self._directions]
+        figures = [name for name, *_ in self._list_figures()]
         if self.num_classes == 0:
-            losses = dict.fromkeys((*_LOSSES, *(f"loss{suffix}" for suffix in STATISTICS)))
-            return (*measures, *(losses if self.has_loss else ()))
+            losses = (*_LOSSES, *(f"loss{suffix}" for suffix in STATISTICS))
+            return _join_names(measures, losses if self.has_loss else (), figures)
         accuracies = (f"accuracy{suffix}" for suffix in STATISTICS)
         endings = ("", "_worst10", "_max") if self.backdoor else ()
         success = tuple(f"{SUCCESS}{ending}" for ending in endings)
         class_stds = ("class_std_mean", "class_std_std")
-        return (*accuracies, *_LOSSES, *class_stds, *measures, *success)
+        groups = [f"group/{name}" for name in GROUP_FIGURES] if self.num_groups else []
+        groups += [
+            f"group/client_{name.removeprefix('group/')}{ending}"
+            for name in list(groups)
+            for ending in _OF_GAPS
+        ]
+        return _join_names(accuracies, _LOSSES, class_stds, measures, success, figures, groups)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the metrics by name, float64 scalars; empty if no benign client was evaluated.
@@ -225,6 +264,10 @@ class ClientMetrics(Metric):
         clients = {name: column[included] for name, column in clients.items()}
         statistics = self._statistics_of_all(clients)
         statistics |= self._standard_errors(clients)
+        for name, value in self._compute_figures(clients).items():
+            statistics.setdefault(name, value)
+        if self.num_groups:
+            statistics |= self._group_statistics(clients)
         return statistics | self._statistics_of_trained(clients, trained)
 
     @property
@@ -234,13 +277,44 @@ class ClientMetrics(Metric):
         losses: dict[str, bool | None] = {"loss": False} if self.has_loss else {}
         return {**accuracies, **losses, **self.measures}
 
+    def _group_statistics(self, clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gaps over all samples of the included clients, and over clients."""
+        pooled = measure_groups(self.group_counts[self.benign].sum(0))
+        statistics = {f"group/{name}": value.cpu() for name, value in pooled.items()}
+        for name in GROUP_FIGURES:
+            values, title = clients[f"group_{name}"], f"group/client_{name}"
+            is_higher_better = name == GROUP_FIGURES[-1]
+            found = _statistics(title, values, clients["samples"], is_higher_better)
+            found[f"{title}_undefined"] = values.isnan().sum().double()
+            statistics |= {
+                f"{title}{end}": found[f"{title}{end}"] for end in _OF_GAPS if title + end in found
+            }
+        return statistics
+
+    def _list_figures(self) -> Iterator[tuple[str, str, ClientFigure]]:
+        """Yield the name of each further statistic, its metric, and the figure."""
+        for metric, higher_is_better in self._directions.items():
+            for figure in self.figures:
+                if higher_is_better is not None or not figure.is_ranked:
+                    yield f"{metric}_{figure.name}", metric, figure
+
+    def _compute_figures(self, clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the further statistics over the clients with a defined value of the metric."""
+        numbers = {}
+        for name, metric, figure in self._list_figures():
+            values = clients[metric] if metric == "loss" else _drop_undefined(clients[metric])
+            if len(values):
+                number = figure.compute(values.numpy(), self._directions[metric])
+                numbers[name] = torch.tensor(number, dtype=torch.float64)
+        return numbers
+
     def _standard_errors(self, clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the standard errors of the means over a sample of at least two clients."""
         if self.sampled is None:
             return {}
         errors = {}
         for name in self._directions:
-            values = clients[name] if name == "loss" else clients[name][~clients[name].isnan()]
+            values = clients[name] if name == "loss" else _drop_undefined(clients[name])
             if len(values) > 1:
                 errors[f"{name}{STANDARD_ERROR}"] = standard_error(values, self.sampled)
         return errors
@@ -304,8 +378,9 @@ class ClientMetrics(Metric):
             Columns on the CPU: ``samples`` and ``byzantine`` (int64; 1 for an attacker),
             ``accuracy``, ``loss`` and ``class_std`` (float64), each [num_clients]; NaN for a client
             without evaluated samples. Accuracy and ``class_std`` are also NaN for targets without
-            classes. A column for each metric of the task. With ``backdoor``, the column
-            ``backdoor_success``; NaN if no sample could be misled.
+            classes. A column for each metric of the task. With groups, ``group_equalized_odds`` and
+            the other gaps; NaN if undefined. With ``backdoor``, the column ``backdoor_success``;
+            NaN if no sample could be misled.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             columns = self._columns()
@@ -325,6 +400,21 @@ class ClientMetrics(Metric):
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             correct, count = self.correct[:, : self.num_classes], self.count[:, : self.num_classes]
             return correct.double() / count, count.clone()
+
+    def per_group(self) -> tuple[Tensor, Tensor]:
+        """Return the accuracy of all clients, benign and Byzantine, in each group.
+
+        Every process must call this method, like :meth:`compute`; it sums over the processes.
+
+        Returns:
+            Accuracy (float64; NaN if a client has no evaluated sample of a group) and number of
+            samples (int64), each [num_clients, num_groups]; no columns without groups.
+        """
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn):
+            if not self.num_groups:
+                return self.loss_sum.new_zeros(self.num_clients, 0), self.count[:, :0].clone()
+            samples, _, correct = self.group_counts.sum(-1).unbind(1)
+            return correct.double() / samples, samples
 
     def _columns(self) -> dict[str, Tensor]:
         """Return the columns of the clients' table, on the CPU."""
@@ -350,6 +440,9 @@ class ClientMetrics(Metric):
         }
         for column, name in enumerate(self.measures):
             columns[name] = self.values[:, column].masked_fill(samples == 0, torch.nan)
+        if self.num_groups:
+            gaps = measure_groups(self.group_counts)
+            columns |= {f"group_{name}": values for name, values in gaps.items()}
         if self.backdoor:
             columns[SUCCESS] = self.misled.double() / self.triggered
         return columns
@@ -372,6 +465,16 @@ def _copy_mask(name: str, mask: Tensor | None, num_clients: int) -> Tensor:
             f"but got shape {list(mask.shape)}."
         )
     return mask.clone()
+
+
+def _join_names(*groups: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of several groups without repetition, in order."""
+    return tuple(dict.fromkeys(name for group in groups for name in group))
+
+
+def _drop_undefined(values: Tensor) -> Tensor:
+    """Return the values that are not NaN."""
+    return values[~values.isnan()]
 
 
 def _statistics(

@@ -285,6 +285,16 @@ def check_server_step(aggregator: Aggregator, only_adds: bool) -> None:
         )
 
 
+def describe_unused_groups(client: Client, data: ClientData) -> str | None:
+    """Return a sentence if evaluations cannot measure the groups of the data; else ``None``."""
+    if not data.group_names or (client.count_classes(data) and not client.task.runs_steps):
+        return None
+    return (
+        f"Gaps between the groups {', '.join(data.group_names)} are not measured: they need a task"
+        f" of pl_fed with one class for each sample, and {type(client.task).__name__} is another."
+    )
+
+
 def check_samples(
     data: ClientData, aggregator: Aggregator, evaluate_clients: int | float | None
 ) -> None:

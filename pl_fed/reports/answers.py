@@ -9,6 +9,8 @@ from pl_fed.reports import (
     communication,
     comparisons,
     defences,
+    equality,
+    group_gaps,
     systems,
     worst_clients,
 )
@@ -49,10 +51,23 @@ def _candidates(groups: Sequence[Group]) -> Iterator[Answer]:
     )
     yield Answer(
         "local",
-        "Is local training enough?",
+        "Is local training enough, and for whom?",
         "Differences from local training of the same clients with the same seed and data. Where"
-        " few clients are better, federation does not pay.",
+        " few clients gain, federation does not pay. Mean gain and mean loss are over the clients"
+        " that gain and lose; the largest loss is that of one client. Correlations are Spearman's,"
+        " of a client's gain: a negative one says that clients with few training samples, or with"
+        " poor local models, gain most. Figures of gains are means over the seeds.",
         list(comparisons.compare_to_local(groups)),
+    )
+    yield Answer(
+        "equality",
+        "How equal are the clients?",
+        "Test results of the benign clients by figures of fairness, from per_client.csv; means over"
+        " the seeds. Worst k %: the mean over so many clients. Gini, coefficient of variation (cv)"
+        " and entropy are about shares of a sum: they are undefined, and left out, where the result"
+        " of a client is negative, or those of all clients are 0. Loss gap: the largest minus the"
+        " smallest mean loss of a client.",
+        list(equality.measure_equality(groups)),
     )
     yield Answer(
         "own_model",
@@ -98,6 +113,24 @@ def _candidates(groups: Sequence[Group]) -> Iterator[Answer]:
         " rounds with its test result. The last column counts the clients that are in the lowest"
         " quarter of rounds in every seed: by a trace, as each seed draws its own speeds.",
         list(systems.measure_participation(groups)),
+    )
+    yield Answer(
+        "group_gaps",
+        "Is the model fair to groups of samples?",
+        "Gaps between the groups of `data.dataset.group` on test samples: the largest minus the"
+        " smallest rate of the groups, in the largest gap of a class against all others. Over all"
+        " samples, of benign clients together; then the means over clients of each client's own"
+        " gap. A group without samples of a class has no true positive rate: the gap of such a"
+        " client is undefined, not 0, and the last columns count these clients. Means over the"
+        " seeds.",
+        list(group_gaps.measure_gaps(groups)),
+    )
+    yield Answer(
+        "group_accuracy",
+        "Which groups of samples are served worst?",
+        "Accuracy on the test samples of each group, over all samples of benign clients; means over"
+        " the seeds. Clients: benign clients with samples of the group, in the first seed.",
+        list(group_gaps.measure_groups(groups)),
     )
     yield Answer(
         "attributes",

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from pl_fed.reports.comparisons import list_benefits
 from pl_fed.reports.group import (
     Group,
     is_lower_better,
@@ -39,6 +40,17 @@ class Ranks(NamedTuple):
     """
 
     values: NDArray[np.float64]
+
+    @classmethod
+    def stretch(cls, rows: Sequence[NDArray[np.float64]]) -> "Ranks":
+        """Return the ranks of runs, stretched to the largest number of clients.
+
+        Args:
+            rows: The sorted results of each run, [clients] each; at least one run.
+        """
+        num_ranks = max(map(len, rows))
+        shares = (np.arange(num_ranks) + 0.5) / num_ranks
+        return cls(np.stack([values[(shares * len(values)).astype(int)] for values in rows]))
 
     @property
     def mean(self) -> NDArray[np.float64]:
@@ -92,6 +104,32 @@ def draw_distributions(groups: Sequence[Group]) -> Iterator[Picture]:
         )
 
 
+def draw_gains(groups: Sequence[Group]) -> Iterator[Picture]:
+    """Yield the picture of clients' gains over local training: a line for each other group."""
+    metric = main_metric(groups, "test")
+    panels = []
+    for group, benefits in list_benefits(groups):
+        rows = [np.sort(benefit.gains) for benefit in benefits]
+        panels.append((group, Ranks.stretch(rows)))
+    if not panels:
+        return
+    title = f"Clients' gains in test {metric} over local training"
+    caption = (
+        "Differences from local training of the same client, sorted from the largest loss to the"
+        " largest gain. A client below the line at 0 is better off alone."
+    )
+    alt = "; ".join(f"{group.title}: {_describe(ranks)}" for group, ranks in panels)
+    yield Picture(
+        "gains",
+        title,
+        caption,
+        f"{title}. {alt}.",
+        [row for group, ranks in panels for row in _rows(group, ranks, f"gain in {metric}")],
+        _draw(panels, f"gain in {metric}", [group for group, _ in panels], zero=True),
+        describe_equal_lines({group.number: ranks.mean.tolist() for group, ranks in panels}),
+    )
+
+
 def benign_results(run: Run, column: str) -> NDArray[np.float64]:
     """Return a column of ``per_client.csv`` sorted from worst to best.
 
@@ -117,11 +155,7 @@ def rank_clients(group: Group, column: str) -> Ranks | None:
     """
     runs = [run for run in group.tested_runs if len(benign_results(run, column))]
     rows = [benign_results(run, column) for run in group.first_of_seeds(runs)]
-    if not rows:
-        return None
-    num_ranks = max(map(len, rows))
-    shares = (np.arange(num_ranks) + 0.5) / num_ranks
-    return Ranks(np.stack([values[(shares * len(values)).astype(int)] for values in rows]))
+    return Ranks.stretch(rows) if rows else None
 
 
 def _describe(ranks: Ranks) -> str:
@@ -130,10 +164,15 @@ def _describe(ranks: Ranks) -> str:
 
 
 @apply_style
-def _draw(panels: Sequence[tuple[Group, Ranks]], metric: str, named: Sequence[Group]) -> Figure:
+def _draw(
+    panels: Sequence[tuple[Group, Ranks]], metric: str, named: Sequence[Group], zero: bool = False
+) -> Figure:
+    """Return the figure of the lines of groups, with a line at 0 on demand."""
     figure, (axes,) = make_panels(1, 2.9, named)
     for group, ranks in panels:
         _draw_quantiles(axes, ranks, line_style(group.number - 1))
+    if zero:
+        axes.axhline(0, color=GREY, lw=0.8)
     axes.axvspan(0, _TAIL, color=GREY, alpha=0.15, lw=0)
     axes.set_xlim(0, 100)
     axes.set(xlabel="share of clients, worst first (%)", ylabel=metric)

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from pl_fed.reports import configs
+from pl_fed.reports.benefit import Benefit, compare_runs, describe_benefit
 from pl_fed.reports.group import Group, is_lower_better, main_metric
-from pl_fed.reports.pairs import pair_clients, pair_models
+from pl_fed.reports.pairs import match_runs, pair_clients, pair_models
 from pl_fed.reports.robustness import build_lines, comparable_groups
 from pl_fed.reports.run import sort_models
 
@@ -29,23 +30,59 @@ def compare_to_first(groups: Sequence[Group]) -> _Rows:
 
 def compare_to_local(groups: Sequence[Group]) -> _Rows:
     """Yield the differences of each group from local training, if there is a group of it."""
+    benefits = {group.number: items for group, items in list_benefits(groups)}
+    for local in _find_local(groups):
+        others = [group for group in groups if group is not local]
+        for row in _compare_to(local, others, main_metric(groups, "test")):
+            yield row | _mean_figures(benefits[row["group"]])
+
+
+def list_benefits(groups: Sequence[Group]) -> Iterator[tuple[Group, list[Benefit]]]:
+    """Yield the benefit over local training for each seed, by group; nothing without local runs."""
     metric = main_metric(groups, "test")
-    for local in groups:
-        if local.config and configs.algorithm(local.config) == _LOCAL:
-            others = [group for group in groups if group is not local]
-            yield from _compare_to(local, others, metric)
-            return
+    for local in _find_local(groups):
+        others = [group for group in groups if group is not local]
+        for group, _, (alone, joined) in _pair_columns(local, others, metric):
+            lower = is_lower_better([*local.runs, *group.runs], metric)
+            found = [
+                compare_runs(run, local_run, (joined, alone), lower)
+                for local_run, run in match_runs(local, group, (alone, joined))
+            ]
+            if benefits := [benefit for benefit in found if benefit is not None]:
+                yield group, benefits
+
+
+def _find_local(groups: Sequence[Group]) -> Sequence[Group]:
+    """Return the first group of local training; none if there is none."""
+    names = [configs.algorithm(group.config) if group.config else "" for group in groups]
+    return [groups[names.index(_LOCAL)]] if _LOCAL in names else []
 
 
 def _compare_to(reference: Group, groups: Sequence[Group], metric: str) -> _Rows:
+    for group, model, columns in _pair_columns(reference, groups, metric):
+        if pairs := pair_clients(reference, group, columns, metric):
+            yield {"group": group.number, "name": group.label, "model": model, **pairs.describe()}
+
+
+def _pair_columns(
+    reference: Group, groups: Sequence[Group], metric: str
+) -> Iterator[tuple[Group, str, tuple[str, str]]]:
+    """Yield each group, its model, and the columns of the reference and the group."""
     own = main_model(reference)
     for group in groups:
         model = main_model(group)
-        if own is None or model is None:
-            continue
-        columns = (f"{own}_{metric}", f"{model}_{metric}")
-        if pairs := pair_clients(reference, group, columns, metric):
-            yield {"group": group.number, "name": group.label, "model": model, **pairs.describe()}
+        if own is not None and model is not None:
+            yield group, model, (f"{own}_{metric}", f"{model}_{metric}")
+
+
+def _mean_figures(benefits: Sequence[Benefit]) -> dict[str, float | None]:
+    """Return the figures of a benefit by their headings; means over the seeds that have them."""
+    rows = [describe_benefit(benefit) for benefit in benefits]
+    means: dict[str, float | None] = {}
+    for name in rows[0]:
+        numbers = [row[name] for row in rows if row[name] is not None]
+        means[name] = float(np.mean(numbers)) if numbers else None
+    return means
 
 
 def compare_own_to_global(groups: Sequence[Group]) -> _Rows:

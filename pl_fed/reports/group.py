@@ -229,12 +229,20 @@ def list_models(groups: Sequence[Group], part: str) -> list[str]:
 
 
 def main_metric(groups: Sequence[Group], part: str) -> str:
-    """Return the metric that a report shows.
+    """Return the metric that a report shows: that of all runs, by :func:`choose_metric`."""
+    return choose_metric([run for group in groups for run in group.runs], part)
+
+
+def choose_metric(runs: Sequence[Run], part: str) -> str:
+    """Return the metric by which runs are compared.
 
     The candidates are ``federation.monitor`` if it is the same in all configs, accuracy, the
     metrics of tasks by the alphabet, and loss. The first that any run has is returned.
+
+    Args:
+        runs: The runs.
+        part: ``"val"`` or ``"test"``.
     """
-    runs = [run for group in groups for run in group.runs]
     names = {
         name.split("/", 2)[2]
         for name in set().union(*(run.metrics for run in runs))
@@ -258,8 +266,10 @@ def task_metrics(names: Iterable[str]) -> list[str]:
     Example:
         >>> task_metrics(["mae_worst10", "mae", "mae_trained_worst10", "accuracy_worst10"])
         ['mae']
+        >>> task_metrics(["group/client_accuracy_gap_worst10"])
+        []
     """
-    names = set(names)
+    names = {name for name in names if not name.startswith("group/")}  # gaps between groups
     endings = ("_worst10", "_jain")  # without a direction, a metric has no worst clients
     metrics = {name.removesuffix(e) for e in endings for name in names if name.endswith(e)}
     over_trained_clients = {f"{name}_trained" for name in names}

@@ -145,6 +145,7 @@ def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
         _SPREAD: spread.draw_spread(drawn),
         _ROBUSTNESS: robustness.draw_robustness(groups),
         _CLIENTS: clients.draw_distributions(drawn),
+        "Gains over local training": clients.draw_gains(drawn),
         _CLASSES: classes.draw_class_accuracy(drawn),
         "Validation over rounds": curves.draw_validation(drawn),
         "Validation over simulated time": systems.draw_simulated_time(drawn),

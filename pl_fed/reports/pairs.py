@@ -98,19 +98,31 @@ def pair_models(group: Group, columns: tuple[str, str], metric: str) -> Pairs | 
 def _match_results(
     reference: Group, group: Group, columns: tuple[str, str]
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield the results of the same benign clients in each pair of runs of equal seed and data.
+    """Yield the results of the same benign clients in each pair of runs of equal seed and data."""
+    for run, other in match_runs(reference, group, columns):
+        before, after = run.clients[columns[0]], other.clients[columns[1]]
+        valid = run.benign & other.benign & np.isfinite(before) & np.isfinite(after)
+        yield before[valid], after[valid]
+
+
+def match_runs(
+    reference: Group, group: Group, columns: tuple[str, str]
+) -> Iterator[tuple[Run, Run]]:
+    """Yield the pairs of runs of equal seed and data with results of their clients.
 
     Of several runs of one seed, the first one is compared: its clients are not counted twice.
+
+    Args:
+        reference: The reference.
+        group: The other group.
+        columns: The columns of ``per_client.csv`` of the reference and of the other group.
     """
     runs = [run for run in reference.tested_runs if columns[0] in run.clients]
     for run in reference.first_of_seeds(runs):
         for other in group.tested_runs:
-            if columns[1] not in other.clients or not _have_same_clients(run, other):
-                continue
-            before, after = run.clients[columns[0]], other.clients[columns[1]]
-            valid = run.benign & other.benign & np.isfinite(before) & np.isfinite(after)
-            yield before[valid], after[valid]
-            break
+            if columns[1] in other.clients and _have_same_clients(run, other):
+                yield run, other
+                break
 
 
 def _have_same_clients(run: Run, other: Run) -> bool:

@@ -29,6 +29,8 @@ class RunRecord(NamedTuple):
             the last ones of ``metrics.csv``.
         held_out: The columns of ``per_client.csv`` of held-out clients; ``clients`` has the
             others. It is empty if all clients train.
+        groups: The columns of ``per_group.csv``, float64 [rows], and the names of the groups, text
+            [rows]; empty without groups of samples.
     """
 
     config: dict[str, Any]
@@ -37,6 +39,7 @@ class RunRecord(NamedTuple):
     classes: Table
     summary: dict[str, Any]
     held_out: Table = {}
+    groups: Table = {}
 
 
 def read_run(folder: str | Path) -> RunRecord:
@@ -72,6 +75,9 @@ def read_run(folder: str | Path) -> RunRecord:
         for name in ("owner", "class_name"):
             if name in table:
                 table[name] = _read_names(folder / file, name)
+    groups: Table = dict(run.sample_groups)
+    if groups:
+        groups["group"] = np.array(run.group_names)
     held_out: Table = dict(run.held_out)
     if "owner" in clients:  # held-out clients follow the training clients
         owners, number = clients["owner"], len(run.benign)
@@ -85,6 +91,7 @@ def read_run(folder: str | Path) -> RunRecord:
         classes,
         _read_summary(folder / "summary.json") or {"metrics": _last_metrics(run.rows)},
         held_out,
+        groups,
     )
 
 

@@ -22,7 +22,7 @@ Columns = Mapping[str, NDArray[np.float64]]
 csv.field_size_limit(2**31 - 1)  # a client may have many owners in one cell
 
 _MAIN_METRICS = (["accuracy"], ["loss"])  # every model has one of them
-_OWNER = "owner"
+_OWNER, _GROUP = "owner", "group"
 CENTRAL = "central"
 """The place of the server's samples in the names of metrics, where others have the model."""
 _TRAINED = "_trained"  # within the names of metrics over the clients that took part
@@ -66,6 +66,8 @@ class Run:
         earlier_configs: The configs before a resume with a changed config, by the round up to
             which the run had them: ``config_to_round_<n>.yaml``.
         damage: Descriptions of damaged or missing data, which are left out.
+        sample_groups: The columns of ``per_group.csv``, each [rows]; empty without the file.
+        group_names: The column ``group`` of ``per_group.csv``: the name of each row's group.
     """
 
     folder: Path
@@ -81,6 +83,8 @@ class Run:
     attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
     held_out: Columns = field(default_factory=dict)
+    sample_groups: Columns = field(default_factory=dict)
+    group_names: tuple[str, ...] = ()
 
     @property
     def counts(self) -> Mapping[str, Any]:
@@ -330,6 +334,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     table = _read_metrics(folder / "metrics.csv", damage)
     clients: Columns = {}
     classes: Columns = {}
+    sample_groups: Columns = {}
+    group_names: tuple[str, ...] = ()
     texts: dict[str, tuple[str, ...]] = {}
     config = _read_config(folder / "config.yaml") or _read_config(folder / configs.PYTHON_CONFIG)
     has_test = _has_test(table)
@@ -343,6 +349,9 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     if has_test:
         path = folder / "per_class.csv"
         classes = _read_columns(path, damage, "byzantine", "class", texts=(_OWNER, "class_name"))
+        path = folder / "per_group.csv"
+        sample_groups = _read_columns(path, damage, "byzantine", "samples", texts=(_GROUP,))
+        group_names = _read_column(path, _GROUP) if sample_groups else ()
     return Run(
         folder=folder,
         name=name or folder.name,
@@ -352,6 +361,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         benign=validated.get("byzantine", np.empty(0)) == 0,
         classes=classes,
         held_out=held_out,
+        sample_groups=sample_groups,
+        group_names=group_names,
         engine=_read_engine(folder, damage),
         earlier_configs=dict(_read_earlier_configs(folder)),
         damage=tuple(damage),
@@ -465,6 +476,15 @@ def _read_texts(path: Path) -> dict[str, tuple[str, ...]]:
             if name == _OWNER or all(map(is_damaged, cells)):
                 columns[name] = cells
     return columns
+
+
+def _read_column(path: Path, column: str) -> tuple[str, ...]:
+    """Return the texts in a column of a table, of its complete rows."""
+    with _open_csv(path) as file:
+        reader = csv.reader(file)
+        names = next(reader, [])
+        place = names.index(column)
+        return tuple(row[place].removeprefix("'") for row in reader if len(row) == len(names))
 
 
 def _read_summary(path: Path, damage: list[str]) -> dict[str, Any]:

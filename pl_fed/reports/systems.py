@@ -18,7 +18,7 @@ from pl_fed.reports.picture import (
     round_numbers,
 )
 from pl_fed.reports.run import Run
-from pl_fed.reports.worst_clients import rank_correlation
+from pl_fed.statistics.rank_correlation import rank_correlation
 
 _CLOCK = "systems/seconds"
 

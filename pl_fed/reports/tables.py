@@ -7,6 +7,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+from pl_fed.functional.client_figures import split_figure
 from pl_fed.reports import configs
 from pl_fed.reports.answers import Answer
 from pl_fed.reports.group import (
@@ -187,7 +188,11 @@ def _best_group(groups: Sequence[Group], model: str, metric: str) -> int | None:
     runs = [run for group in groups for run in group.runs]
     base, _, statistic = metric.partition("_")
     is_spread = statistic.endswith(("std", "var")) or metric.startswith("backdoor_success")
-    is_higher = False if is_spread else is_higher_better(runs, base)
+    figure = None if (parts := split_figure(metric)) is None else parts[1]
+    if figure is not None and figure.higher_is_better is not None:
+        is_higher: bool | None = figure.higher_is_better
+    else:
+        is_higher = False if is_spread else is_higher_better(runs, base)
     if is_higher is None:
         return None
     sign = 1 if is_higher else -1

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from pl_fed.functional.client_figures import split_figure
 from pl_fed.reports.group import task_metrics
 
 RESULTS = {  # titles of the metrics in a fit's summary and in a report
@@ -18,6 +19,14 @@ RESULTS = {  # titles of the metrics in a fit's summary and in a report
     "backdoor_success_worst10": "backdoor success rate, worst 10 % of clients",
     "backdoor_success_max": "backdoor success rate, worst client",
 }
+
+GROUP_RESULTS = {
+    "group/demographic_parity": "demographic parity gap of groups",
+    "group/equalized_odds": "equalized odds gap of groups",
+    "group/accuracy_gap": "accuracy gap of groups",
+    "group/accuracy_worst": "accuracy of the worst group",
+}
+"""Titles of the gaps between groups over the samples of all clients."""
 
 _KNOWN = (*RESULTS, "class_std_mean", "class_std_std")
 _ENDINGS = (
@@ -53,8 +62,22 @@ def result_titles(names: Collection[str], first: str | None = None) -> dict[str,
         if "accuracy" in names:
             means[f"{name}_worst10"] = f"{name}, worst 10 % of clients"
     own = {name: name for name in find_own_statistics(names)}
-    titles = {**accuracies, **statistics, **means, **remaining, **statistics, **own}
+    figures = _find_figures(names, "accuracy" if "accuracy" in names else main)
+    gaps = {**GROUP_RESULTS, **remaining}
+    titles = {**accuracies, **statistics, **figures, **means, **gaps, **statistics, **own}
     return {name: title for name, title in titles.items() if name in names}
+
+
+def _find_figures(names: Collection[str], main: str) -> dict[str, str]:
+    """Return the titles of the further statistics of the main metric and of the loss."""
+    titles = {}
+    for metric in dict.fromkeys((main, "loss")):
+        for name in sorted(names):
+            parts = split_figure(name)
+            if parts is not None and parts[0] == metric and name not in RESULTS:
+                prefix = "" if metric == main == "accuracy" else f"{metric}, "
+                titles[name] = prefix + parts[1].title
+    return titles
 
 
 def find_own_statistics(names: Collection[str]) -> list[str]:
@@ -72,6 +95,10 @@ def find_own_statistics(names: Collection[str]) -> list[str]:
 
 def _is_statistic(name: str, names: Collection[str]) -> bool:
     """Return whether pl_fed itself computes a number: a metric, or its statistic over clients."""
+    if name.startswith("group/"):
+        return True
     bases = [name, *(name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending))]
+    if (parts := split_figure(name)) is not None:
+        bases.append(parts[0])
     metrics = {*_KNOWN, *(base for base in bases if any(base + e in names for e in _ENDINGS))}
     return any(base in metrics for base in bases)

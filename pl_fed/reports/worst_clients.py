@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pl_fed.reports.comparisons import main_model
 from pl_fed.reports.group import Group, is_lower_better, main_metric
 from pl_fed.reports.run import Run
+from pl_fed.statistics.rank_correlation import rank_correlation
 
 
 def explain_results(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
@@ -56,24 +57,3 @@ def count_classes(run: Run) -> NDArray[np.float64]:
     fits = clients < len(counts)
     np.add.at(counts, (clients[fits], classes[fits]), run.classes["samples"][fits])
     return counts
-
-
-def rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    """Return Spearman's rank correlation; NaN if all values of one are equal.
-
-    Equal values have the mean of their ranks.
-
-    Example:
-        >>> rank_correlation(np.array([1.0, 2.0, 9.0]), np.array([3.0, 4.0, 5.0]))
-        1.0
-    """
-    ranks = [_mean_ranks(values) for values in (first, second)]
-    deviations = [rank - rank.mean() for rank in ranks]
-    scale = float(np.sqrt((deviations[0] ** 2).sum() * (deviations[1] ** 2).sum()))
-    return float((deviations[0] * deviations[1]).sum() / scale) if scale else float("nan")
-
-
-def _mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    return np.asarray((last - (counts - 1) / 2)[inverse])

@@ -1,6 +1,6 @@
 """The evaluation of a federation: metrics and predictions of the clients' models."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor, metric_directions
+from pl_fed.functional.client_figures import ClientFigure
 from pl_fed.metrics import ClientMetrics
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.centers import Centers
@@ -40,6 +41,7 @@ class FederatedEvaluation:
         untrained_models: The model that replaces untrained personal models: see
             :class:`pl_fed.Federation`.
         sample: The clients that validations evaluate; ``None`` for all clients.
+        figures: Further statistics over clients.
         before: The previous evaluation of the same clients, or ``None``. Its results stay readable.
     """
 
@@ -55,6 +57,7 @@ class FederatedEvaluation:
         monitor: str | None = None,
         untrained_models: UntrainedModels = None,
         sample: ClientSample | None = None,
+        figures: Sequence[ClientFigure] = (),
         before: "FederatedEvaluation | None" = None,
     ) -> None:
         self.states = states
@@ -67,6 +70,7 @@ class FederatedEvaluation:
         self.model_selection = model_selection
         self.untrained_models = untrained_models
         self.sample = sample
+        self.figures = tuple(figures)
         stacked = None if before is None else before.evaluator.runner.stacked
         self.evaluator: Evaluator = Evaluator(self.client, self._begin, stacked, monitor)
         self.centers = Centers(states, self.evaluator, settings)
@@ -84,6 +88,7 @@ class FederatedEvaluation:
             data, benign = self.states.loaded, ~self.byzantine_clients.is_byzantine
             sample = self._sample_of(part)
             classes = self.client.count_classes(data)
+            groups = 0 if self.client.task.runs_steps else len(data.group_names)
             with torch.inference_mode(False):
                 self._metrics[part] = {
                     model: ClientMetrics(
@@ -95,6 +100,8 @@ class FederatedEvaluation:
                         ~self.states.is_untrained,
                         self.client.task.has_loss(part),
                         None if sample is None else sample.share,
+                        self.figures,
+                        groups,
                     )
                     for model in (*self.client.evaluated, *self._hybrid_models(part))
                 }

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pl_fed.functional.client_figures import split_figure
 from pl_fed.studies.readers import read_mapping, read_text, refuse
 from pl_fed.tasks.directions import guess_direction
 
@@ -13,12 +14,18 @@ _MODES = {"max": True, "min": False}
 _LOWER_SUFFIXES = ("_std", "_var", "_undefined")
 _HIGHER_SUFFIXES = ("_jain",)
 _SHARED_SUFFIXES = ("_worst10", "_best10", "_weighted", "_trained", "_max")
-_OF_ATTACKS = {
+_OF_EVALUATIONS = {
     "backdoor_success": False,
     "detection_precision": True,
     "detection_recall": True,
     "global_durability": False,
     "personal_durability": False,
+    **{f"group/{kind}accuracy_worst": True for kind in ("", "client_")},
+    **{
+        f"group/{kind}{name}": False
+        for kind in ("", "client_")
+        for name in ("demographic_parity", "equalized_odds", "accuracy_gap")
+    },
 }
 
 
@@ -53,15 +60,23 @@ def find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool |
         False
         >>> find_direction("test/personal/backdoor_success_max", {})
         False
+        >>> find_direction("test/global/group/client_equalized_odds_worst10", {})
+        False
+        >>> [find_direction(f"test/global/loss_{end}", {}) for end in ("gini", "entropy", "worst5")]
+        [False, True, False]
     """
     name = metric.replace("/held_out/", "/", 1).split("/", 2)[-1]
     if name.endswith(_LOWER_SUFFIXES):
         return False
     if name.endswith(_HIGHER_SUFFIXES):
         return True
+    if (parts := split_figure(name)) is not None:
+        name, figure = parts
+        if figure.higher_is_better is not None:
+            return figure.higher_is_better
     for suffix in _SHARED_SUFFIXES:
         name = name.removesuffix(suffix)
-    return directions.get(name, _OF_ATTACKS.get(name, guess_direction(name)))
+    return directions.get(name, _OF_EVALUATIONS.get(name, guess_direction(name)))
 
 
 def require_direction(path: str, metric: str, directions: Mapping[str, bool | None]) -> bool:

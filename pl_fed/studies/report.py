@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_fed.reports.picture import encode_csv
+from pl_fed.studies import benefit
 from pl_fed.studies.cell_folder import CellFolder, State
 from pl_fed.studies.comparison import (
     Layout,
@@ -67,18 +68,23 @@ def write_report(study: Study) -> Path:
     tables = [make_metric_table(item, name_files(item.metric)) for item in comparisons]
     tests = [make_test_table(item, f"{name_files(item.metric)}_tests") for item in comparisons]
     tuned = _read_tuning(study)
+    gains, clients = _measure_benefit(study, rows, layout, comparisons)
     pictures = list(draw_pictures(comparisons))
     notes = _describe(study, rows, layout, comparisons, from_table, bool(tuned))
     cells = _list_open_cells(study, rows)
     files: dict[str, bytes] = {}
-    for table in [*tables, *(table for table in tests if table.rows), *tuned]:
+    for table in [*tables, *(table for table in tests if table.rows), *tuned, *gains]:
         files |= _encode(table)
     files["comparisons.csv"] = encode_csv([record for table in tests for record in table.records])
+    if clients:
+        files[f"tables/{benefit.NAME}_clients.csv"] = encode_csv(clients)
     if cells:
         files[_OPEN] = encode_csv(cells)
     for picture in pictures:
         files |= {f"pictures/{name}": content for name, content in picture.files().items()}
-    page = render_report(study.spec.name, notes, comparisons, tables, tests, tuned, pictures, cells)
+    page = render_report(
+        study.spec.name, notes, comparisons, tables, tests, tuned, pictures, cells, gains
+    )
     files[PAGE] = page.encode()
     return _replace_files(study.folder / REPORT, files) / PAGE
 
@@ -118,6 +124,27 @@ def _read_tuning(study: Study) -> list[Table]:
     if not {plan.per, plan.metric, *arguments} <= columns:  # of another plan, or a part of it
         return []
     return [make_tuning_table(plan, trials)]
+
+
+def _measure_benefit(
+    study: Study,
+    rows: Sequence[Row],
+    layout: Layout,
+    comparisons: Sequence[MetricComparison],
+) -> tuple[list[Table], list[dict[str, Any]]]:
+    """Return the table of gains over local training and its clients; none without local runs."""
+    tested = [item for item in comparisons if item.metric.startswith("test/")]
+    tested = [item for item in tested if "/held_out/" not in item.metric]
+    if not tested:
+        return [], []
+    cells = [
+        (cell, row, CellFolder(study.folder, cell.path)) for cell, row in zip(study.cells, rows)
+    ]
+    measured = benefit.measure_study(cells, layout, tested[0])
+    if measured is None:
+        return [], []
+    table = benefit.make_benefit_table(measured, layout)
+    return [table], list(benefit.list_clients(measured, cells, layout))
 
 
 def _list_open_cells(study: Study, rows: Sequence[Row]) -> list[dict[str, str]]:

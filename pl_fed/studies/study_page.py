@@ -102,6 +102,7 @@ def render_report(
     tuned: Sequence[Table],
     pictures: Sequence[Picture],
     cells: Sequence[Mapping[str, str]],
+    gains: Sequence[Table] = (),
 ) -> str:
     """Return the page of a study.
 
@@ -114,6 +115,7 @@ def render_report(
         tuned: The table of tuning, if the study tunes.
         pictures: The pictures of all metrics.
         cells: The cells that are not done, with their states.
+        gains: The table of gains over local training, if the study has local runs.
     """
     results = "".join(
         _mark_metric(item, _render_table(table, item, place == 0) + _render_tests(test, item))
@@ -130,6 +132,7 @@ def render_report(
         "Cells without a number": _render_cells(cells),
         "Choose": _render_choosers(comparisons),
         "Results": results,
+        "Gains over local training": "".join(_render_table(g, comparisons[0]) for g in gains),
         "Pictures": drawn,
         "Tuned equally": "".join(_render_table(table, None) for table in tuned),
     }

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pl_fed.functional.client_figures import split_figure
 from pl_fed.statistics import Interval, format_p_value
 from pl_fed.studies.comparison import ALPHA, NO_VALUE, Difference, Entry, MetricComparison
 from pl_fed.studies.plans import ALL, Choices, Tuning
@@ -260,11 +261,15 @@ def describe_metric(metric: str) -> str:
         'accuracy, mean of the worst 10 % of clients (test, personal model)'
         >>> describe_metric("test/held_out/global/loss")
         'loss (test, global model of held-out clients)'
+        >>> describe_metric("test/global/loss_gap")
+        'loss, largest minus smallest (test, global model)'
     """
     stage, model, name = split_metric(metric)
     for suffix, text in _STATISTICS.items():
         if name.endswith(suffix):
             name = f"{name.removesuffix(suffix)}, {text}"
+    if (parts := split_figure(name)) is not None:
+        name = f"{parts[0]}, {parts[1].title}"
     clients = " of held-out clients" if model.startswith("held_out/") else ""
     model = model.removeprefix("held_out/")
     return f"{name} ({stage}, {model} model{clients})" if name else metric

@@ -13,6 +13,7 @@ import re
 import socket
 import tempfile
 import traceback
+from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
@@ -248,6 +249,17 @@ def scenarios():
     for name, case in cases.items():
         case.tolerance = 1e-5 if "float32" in name else 1e-9
     return cases
+
+
+def evaluations():
+    """Return an evaluation with gaps between groups of samples, and figures of fairness."""
+
+    def grouped():
+        arrays = classes([40, 60, 30])
+        return given(replace(arrays, groups=torch.arange(len(arrays)) % 2))
+
+    figures = ["gini", "entropy", "gap", "worst50", "q25"]
+    return {"groups of samples": partial(run, data=grouped, tests=True, statistics=figures)}
 
 
 def samplers():
@@ -515,7 +527,7 @@ def join(rank, connection, aggregator):
 GROUPS = {
     "algorithms": [algorithms],
     "defences and attacks": [defences, attacks],
-    "scenarios": [scenarios],
+    "scenarios": [scenarios, evaluations],
     "pieces": [samplers, tasks, nets, engines, codecs],
     "modules": [modules, adapters],
     "storage and processes": [processes, storage],

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import table_test
 
+from pl_fed.functional.client_figures import read_figures
 from pl_fed.metrics import ClientMetrics
 
 LOSSES = ["loss", "loss_var"]
@@ -397,3 +398,49 @@ def test_arguments_out_of_range_are_refused(arguments, error, message):
 def test_updates_of_another_shape_are_refused(shapes, message):
     with pytest.raises(ValueError, match=message):
         ClientMetrics(4, 2).update(torch.tensor([0]), *(torch.zeros(shape) for shape in shapes))
+
+
+def make_metric_of_figures(*names, **options):
+    """A metric of four clients with 10 samples each: accuracies of the sheet, and their losses."""
+    metric = ClientMetrics(4, 1, figures=read_figures(names), **options)
+    count, correct = torch.full((4, 1), 10), torch.tensor([[9], [8], [5], [7]])
+    measures = {name: torch.tensor([1.0, -2.0, torch.nan, 4.0]) for name in metric.measures}
+    losses = torch.tensor([1.0, 2.0, 5.0, 3.0])
+    metric.update(torch.arange(4), correct, count, losses, measures=measures)
+    return metric
+
+
+def test_further_statistics_over_clients():
+    metric = make_metric_of_figures("gini", "gap", "worst50", "q50", "worst10")
+    values = metric.compute()
+    assert list(values) == list(metric.names)
+    endings = ("gini", "gap", "worst50", "q50")
+    assert [name for name in values if name not in NAMES] == [
+        *(f"accuracy_{ending}" for ending in endings),
+        *(f"loss_{ending}" for ending in (*endings, "worst10")),
+    ]
+    assert values["accuracy_gini"].item() == pytest.approx(0.1120689655, abs=1e-10)
+    assert values["accuracy_worst50"].item() == pytest.approx(0.6)
+    assert values["accuracy_q50"].item() == pytest.approx(0.75)
+    assert values["loss_gap"].item() == pytest.approx(0.4)
+    assert values["loss_worst50"].item() == pytest.approx(0.4), "the largest losses"
+    assert all(value.dtype == torch.float64 and value.ndim == 0 for value in values.values())
+
+
+def test_further_statistics_leave_out_clients_without_a_value_and_unknown_directions():
+    metric = make_metric_of_figures("gap", "gini", "worst50", measures={"skill": None})
+    values = metric.compute()
+    assert values["skill_gap"].item() == 6
+    assert values["skill_gini"].isnan(), "a client has a negative value"
+    assert values["skill_jain"].isnan()
+    assert "skill_worst50" not in values
+    assert list(values) == list(metric.names)
+
+
+def test_further_statistics_without_classes():
+    metric = ClientMetrics(2, 0, figures=read_figures(["gap", "worst10"]))
+    ones = torch.ones(2, 1, dtype=torch.int64)
+    metric.update(torch.arange(2), ones, ones, torch.tensor([1.0, 3.0]))
+    values = metric.compute()
+    assert list(values) == list(metric.names)
+    assert values["loss_gap"].item() == 2

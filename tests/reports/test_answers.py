@@ -98,6 +98,26 @@ def test_losses_favour_smaller_results(answer):
     assert (row["better"], row["worse"]) == ("2 of 4", "1 of 4")
 
 
+def test_equality_of_clients_is_a_mean_over_seeds(answer):
+    rows = answer(
+        "equality",
+        ({}, {"accuracy": (0.9, 0.8, 0.5, 0.7, 0.0), "byzantine": [4]}),
+        ({"seed_everything": 1}, {"accuracy": (0.5, 0.5, 0.5, 0.5, 0.0), "byzantine": [4]}),
+    )
+    assert [row["model"] for row in rows] == ["personal", "global"]
+    row = rows[0]
+    assert row["gini"] == pytest.approx(0.1120689655 / 2)
+    assert row["entropy / ln n"] == pytest.approx((0.9843275675 + 1) / 2)
+    assert (row["worst 20 %"], row["median"]) == (0.5, pytest.approx((0.75 + 0.5) / 2))
+    assert row["loss gap"] == pytest.approx(0.2)
+
+
+def test_inequality_of_negative_results_is_left_out(answer):
+    (row, _) = answer("equality", ({}, {"accuracy": (0.5, -0.25, 0.5, 0.5)}))
+    assert (row["gini"], row["cv"], row["entropy / ln n"]) == (None, None, None)
+    assert (row["gap"], row["worst 1 %"]) == (0.75, -0.25)
+
+
 def test_clients_worse_off_with_their_own_model(answer):
     answer("own_model", ({}, {"accuracy": (0.5, 0.5, 0.5, 0.5), "byzantine": [3]}))
     change_columns(
@@ -221,7 +241,7 @@ def test_gaps_between_values_of_a_column_of_text(answer):
 def test_single_run_without_an_attack_has_few_answers(answer):
     answer("differences", ({}, {}))
     names = [a.name for a in find_answers(group_runs(find_runs([answer.folder])[0]))]
-    assert names == ["own_model", "communication"]
+    assert names == ["equality", "own_model", "communication"]
 
 
 def test_metrics_over_trained_clients_default_to_those_over_all(tmp_path):

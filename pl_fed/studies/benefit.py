@@ -1,0 +1,209 @@
+"""The benefit of a study's methods over local training, from the run folders of its cells."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pl_fed.reports.benefit import (
+    Benefit,
+    compare_runs,
+    describe_benefit,
+    find_column,
+    find_difference_of_clients,
+)
+from pl_fed.reports.group import is_lower_better
+from pl_fed.reports.run import NoFitError, Run, read_run
+from pl_fed.statistics import t_interval
+from pl_fed.studies.cell_folder import CellFolder, State
+from pl_fed.studies.cells import Cell
+from pl_fed.studies.comparison import Layout, MetricComparison, Row
+from pl_fed.studies.selection import SEED
+from pl_fed.studies.tables import (
+    CellPlace,
+    Table,
+    choose_decimals,
+    format_estimate,
+    format_number,
+    join_columns,
+    split_metric,
+)
+
+NAME = "benefit"
+"""Name of the table's files."""
+
+_LOCAL = "pl_fed.clients.local.Local", "pl_fed.clients.Local"
+_SHARES = ("share that gains", "share that loses")
+_NONE = "–"
+
+
+@dataclass(frozen=True)
+class StudyBenefit:
+    """Study benefit: the gains of the clients of all methods over local training.
+
+    Attributes:
+        local: The method of local training.
+        metric: The metric of the results, without a model.
+        by_cell: The benefit for each method, condition and seed.
+        missing: The numbers of finished runs that are left out, by reason.
+    """
+
+    local: str
+    metric: str
+    by_cell: Mapping[tuple[str, str, str], Benefit]
+    missing: Mapping[str, int]
+
+
+def measure_study(
+    cells: Sequence[tuple[Cell, Row, CellFolder]], layout: Layout, comparison: MetricComparison
+) -> StudyBenefit | None:
+    """Return the benefit of a study; ``None`` without finished runs of local training.
+
+    A run is compared with that of local training under the same condition and seed, if both have
+    the same clients with the same samples.
+
+    Args:
+        cells: The cells, with their rows and folders.
+        layout: The methods and conditions of the study.
+        comparison: The comparison by the metric that the gains are about.
+    """
+    done = [(row, folder) for _, row, folder in cells if row["status"] == State.DONE]
+    local = _find_local(done, layout)
+    if local is None:
+        return None
+    runs, missing = {}, {"without files": 0, "of other clients than local training": 0}
+    for row, folder in done:
+        key = layout.find_method(row), layout.find_condition(row), str(row[SEED])
+        try:
+            runs[key] = read_run(folder.path)
+        except (NoFitError, OSError):
+            missing["without files"] += 1
+    name = _find_metric(comparison.metric, [run for key, run in runs.items() if key[0] == local])
+    by_cell = {}
+    for (method, condition, seed), run in runs.items():
+        alone = runs.get((local, condition, seed))
+        if method == local or alone is None or name is None:
+            continue
+        if find_difference_of_clients(run, alone):
+            missing["of other clients than local training"] += 1
+        elif benefit := _compare(run, alone, comparison, name):
+            by_cell[method, condition, seed] = benefit
+    return StudyBenefit(local, name, by_cell, missing) if by_cell and name else None
+
+
+def _find_local(done: Sequence[tuple[Row, CellFolder]], layout: Layout) -> str | None:
+    """Return the first method of local training: all its finished runs are of the class Local."""
+    are_local: dict[str, list[bool]] = {}
+    for row, folder in done:
+        classes = folder.read_summary().get("classes")
+        path = classes.get("client") if isinstance(classes, Mapping) else None
+        are_local.setdefault(layout.find_method(row), []).append(path in _LOCAL)
+    return next((m for m in layout.methods if all(are_local.get(m, [False]))), None)
+
+
+def _find_metric(metric: str, runs: Sequence[Run]) -> str | None:
+    """Return the metric of clients behind a metric of the study: accuracy of accuracy_worst10."""
+    name = split_metric(metric)[2]
+    while name and not any(column.endswith(f"_{name}") for run in runs for column in run.clients):
+        name = name.rpartition("_")[0]
+    return name or None
+
+
+def _compare(run: Run, alone: Run, comparison: MetricComparison, metric: str) -> Benefit | None:
+    """Return the benefit of a run; ``None`` if no client has a result of the metric in both."""
+    model = split_metric(comparison.metric)[1]
+    has_model = model == "global" and f"{model}_{metric}" in run.clients
+    try:
+        joined = find_column(run, metric, model if has_model else None)
+        columns = joined, find_column(alone, metric, None)
+    except ValueError:
+        return None
+    return compare_runs(run, alone, columns, is_lower_better([run, alone], metric))
+
+
+def make_benefit_table(benefit: StudyBenefit, layout: Layout) -> Table:
+    """Return the table of gains over local training: a row for each method and condition.
+
+    Args:
+        benefit: The benefit of the study.
+        layout: The methods and conditions of the study.
+    """
+    groups: dict[tuple[str, str], list[Benefit]] = {}
+    for (method, condition, _), item in benefit.by_cell.items():
+        groups.setdefault((method, condition), []).append(item)
+    has_conditions = len(layout.conditions) > 1
+    rows: list[tuple[str, ...]] = []
+    records: list[dict[str, Any]] = []
+    cells: dict[tuple[int, int], CellPlace] = {}
+    for method in layout.methods:
+        for condition in layout.conditions:
+            if not (items := groups.get((method, condition))):
+                continue
+            names = (condition,) if has_conditions else ()
+            record = _average(items)
+            texts = (*names, *_describe(items))
+            for place in range(1, len(texts) + 1):
+                cells[len(rows), place] = CellPlace((method,), condition)
+            rows.append((method, *texts))
+            labels = {"method": method, **({"condition": condition} if has_conditions else {})}
+            records.append(labels | record)
+    figures = [*describe_benefit(next(iter(benefit.by_cell.values())))]
+    header = (
+        ", ".join(layout.method_axes) or "study",
+        *([", ".join(layout.condition_axes)] if has_conditions else []),
+        *("seeds", "mean gain", *figures),
+    )
+    title = f"Gains in test {benefit.metric} over {benefit.local}: who should join?"
+    return Table(NAME, title, header, tuple(rows), _explain(benefit), records, cells)
+
+
+def _average(items: Sequence[Benefit]) -> dict[str, Any]:
+    """Return the figures of a method under a condition: means over the seeds that have them."""
+    figures = [{"mean gain": item.mean, **describe_benefit(item)} for item in items]
+    means: dict[str, Any] = {"seeds": len(items), "clients": sum(len(i.clients) for i in items)}
+    for name in figures[0]:
+        numbers = [row[name] for row in figures if row[name] is not None]
+        means[name] = statistics.fmean(numbers) if numbers else ""
+    return means
+
+
+def _describe(items: Sequence[Benefit]) -> list[str]:
+    """Return the cells of a row; the mean gain with its interval over seeds."""
+    interval = t_interval([item.mean for item in items])
+    texts = [str(len(items)), format_estimate(interval, max(3, choose_decimals([interval])), True)]
+    means = _average(items)
+    for name in describe_benefit(items[0]):
+        number = means[name]
+        is_share = name in _SHARES
+        texts.append(
+            _NONE if number == "" else f"{number:.0%}" if is_share else format_number(number, 3)
+        )
+    return texts
+
+
+def _explain(benefit: StudyBenefit) -> tuple[str, ...]:
+    """Return the sentences below the table."""
+    notes = [
+        f"Differences of the test {benefit.metric} of each benign client from that by"
+        f" {benefit.local} under the same condition and seed: of its personal model, or of the"
+        " global one without any. Positive numbers are gains.",
+        "Figures are means over seeds; mean gain ± half of the 95 % interval over seeds. The"
+        " largest loss is that of one client. Correlations are Spearman's, of a client's gain.",
+    ]
+    texts = [f"{number} {reason}" for reason, number in benefit.missing.items() if number]
+    return (*notes, *([f"Finished runs that are left out: {', '.join(texts)}."] if texts else []))
+
+
+def list_clients(
+    benefit: StudyBenefit, cells: Sequence[tuple[Cell, Row, CellFolder]], layout: Layout
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each client: its results with and without the federation, and its gain."""
+    for cell, row, _ in cells:
+        key = layout.find_method(row), layout.find_condition(row), str(row[SEED])
+        if row["status"] != State.DONE or key not in benefit.by_cell:
+            continue
+        item = benefit.by_cell[key]
+        columns = (item.clients, item.train_samples, item.alone, item.joined, item.gains)
+        for numbers in zip(*(column.tolist() for column in columns)):
+            names = ("client", "train_samples", "alone", "joined", "gain")
+            yield join_columns({**cell.values, SEED: str(cell.seed)}, dict(zip(names, numbers)))
