@@ -188,13 +188,13 @@ class _Pass:
             expands: Whether tensors that all clients share get a first dimension for clients.
         """
         index = positions.to(batch.device)
-        everyone = len(positions) == len(self.round)
+        all_clients = len(positions) == len(self.round)
 
         def select(tensor: Tensor, is_shared: bool) -> Tensor:
             """Select the rows of the clients."""
             if is_shared:
                 return tensor[None] if expands else tensor
-            return tensor if everyone else tensor[index]
+            return tensor if all_clients else tensor[index]
 
         tensors = {name: select(t, name in self.shared) for name, t in self.tensors.items()}
         rows = {name: select(row, row.dim() == 1) for name, row in self.rows.items()}
