@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from pl_fed.command.messages import first_refusal, summarize
@@ -70,16 +71,16 @@ def check_config(arguments: list[str]) -> CheckCLI:
         *(AttributeError, MisconfigurationException),
     ) as error:
         raise InvalidCellError(summarize(str(error))) from error
-    _check_processes(checked.complete_config.get("trainer") or {})
+    _check_processes(checked.config.trainer)
     return checked
 
 
-def _check_processes(trainer: dict[str, Any]) -> None:
+def _check_processes(trainer: Namespace) -> None:
     """Refuse runs of several processes: a worker is one process."""
-    devices, nodes = trainer.get("devices"), trainer.get("num_nodes") or 1
+    devices, nodes = trainer.devices, trainer.num_nodes or 1
     count = len(devices) if isinstance(devices, list) else devices
     is_one = count in ("auto", "1", "-1", None, 1)
-    strategy = str(trainer.get("strategy"))
+    strategy = str(trainer.strategy)
     if not is_one or nodes != 1 or any(name in strategy for name in _SEVERAL_PROCESSES):
         raise InvalidCellError(
             "Expected argument `trainer.devices` of a study's run to be 1 but got devices"
