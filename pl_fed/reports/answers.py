@@ -56,7 +56,9 @@ def _candidates(groups: Sequence[Group]) -> Iterator[Answer]:
         " few clients gain, federation does not pay. Mean gain and mean loss are over the clients"
         " that gain and lose; the largest loss is that of one client. Correlations are Spearman's,"
         " of a client's gain: a negative one says that clients with few training samples, or with"
-        " poor local models, gain most. Figures of gains are means over the seeds.",
+        " poor local models, gain most. The one with local results is below 0 by chance alone where"
+        " test sets are small: luck in the local result counts as a loss. Figures of gains are"
+        " means over the seeds.",
         list(comparisons.compare_to_local(groups)),
     )
     yield Answer(

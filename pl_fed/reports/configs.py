@@ -15,10 +15,11 @@ Config = Mapping[str, Any]
 PYTHON_CONFIG = "python_config.yaml"  # describes the objects of a run from Python
 
 _SEEDS = {"seed_everything": "", "data.seed": "data ", "federation.seed": "federation "}
-_OUTPUTS = (  # folders, loggers and displays: they change no result
+_OUTPUTS = (  # folders, loggers, displays and further statistics: they change no result
     *("trainer.default_root_dir", "trainer.logger", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary"),
-    *("federation.storage.folder", "ckpt_path", "weights_only", "config"),
+    *("federation.storage.folder", "federation.statistics"),
+    *("ckpt_path", "weights_only", "config"),
 )
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # five times as fast with libyaml
 _SECTION_START = re.compile(r"(?m)^(?=[A-Za-z_]\w*:(?:\s|$))")

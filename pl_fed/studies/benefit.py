@@ -188,7 +188,8 @@ def _explain(benefit: StudyBenefit) -> tuple[str, ...]:
         f" {benefit.local} under the same condition and seed: of its personal model, or of the"
         " global one without any. Positive numbers are gains.",
         "Figures are means over seeds; mean gain ± half of the 95 % interval over seeds. The"
-        " largest loss is that of one client. Correlations are Spearman's, of a client's gain.",
+        " largest loss is that of one client. Correlations are Spearman's, of a client's gain; the"
+        " one with local results is below 0 by chance alone where test sets are small.",
     ]
     texts = [f"{number} {reason}" for reason, number in benefit.missing.items() if number]
     return (*notes, *([f"Finished runs that are left out: {', '.join(texts)}."] if texts else []))

@@ -112,6 +112,15 @@ def test_equality_of_clients_is_a_mean_over_seeds(answer):
     assert row["loss gap"] == pytest.approx(0.2)
 
 
+def test_runs_with_other_statistics_are_of_one_group(answer):
+    rows = answer(
+        "equality",
+        ({"federation.statistics": None}, {}),
+        ({"seed_everything": 1, "federation.statistics": ["gini"]}, {}),
+    )
+    assert {row["group"] for row in rows} == {1}
+
+
 def test_inequality_of_negative_results_is_left_out(answer):
     (row, _) = answer("equality", ({}, {"accuracy": (0.5, -0.25, 0.5, 0.5)}))
     assert (row["gini"], row["cv"], row["entropy / ln n"]) == (None, None, None)
