@@ -17,7 +17,8 @@ Departs from the paper:
 - It returns the mean of all w^t. Here the last one is the result, as in easyFL and FairMOO.
 - A local step of SGD there; here the update of a round's local work.
 
-The paper and the code of easyFL merge with λ^t; the code of FairMOO merges with λ^{t+1}.
+The paper merges with λ^t, and so do easyFL, FairFL and FairMOO (``component/algorithm/AFL``). To
+merge with λ^{t+1} reacts to a large loss one round earlier.
 """
 
 from typing import Literal
