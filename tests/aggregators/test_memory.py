@@ -7,7 +7,15 @@ import torch
 from small_federations import classes, mlp, seeded, sgd, shared_out
 
 import pl_fed
-from pl_fed.aggregators import Aggregator, CenteredClipping, FLDetector, FoolsGold
+from pl_fed.aggregators import (
+    AFL,
+    AAggFF,
+    Aggregator,
+    CenteredClipping,
+    FedFV,
+    FLDetector,
+    FoolsGold,
+)
 from pl_fed.clients import FedAvg
 from pl_fed.samplers import Uniform
 from pl_fed.types import RoundContext
@@ -52,7 +60,9 @@ def fit(folder, rounds, aggregator, ckpt_path=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", [PastSums, FoolsGold, partial(FLDetector, window=1)], ids=["sums", "gold", "detector"]
+    "make",
+    [PastSums, FoolsGold, partial(FLDetector, window=1), partial(FedFV, tau=3), AFL, AAggFF],
+    ids=["sums", "gold", "detector", "conflicts", "ascent", "decisions"],
 )
 def test_memory_of_any_shape_resumes_bit_for_bit(tmp_path, make):
     expected = fit(tmp_path / "a", 6, make())
