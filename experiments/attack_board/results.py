@@ -28,6 +28,8 @@ ATTACK = (
     *("detection_precision", "detection_recall", "attack_distance", "attack_cosine"),
     *("global_durability", "global_outlasts", "personal_durability", "personal_outlasts"),
 )
+REFERENCE = "Mean"
+EDGE_CASE = "edge case"  # its samples are of another data set, so that no benign client objects
 AIMED = ("PFedBA", "Bad-PFL", "A3FL", "Neurotoxin")
 """Attacks that were made for personal models, or to outlast training."""
 
@@ -172,11 +174,26 @@ class Board:
         return [a * (1 - s) for a, s in zip(accuracies, success)]
 
     def worst(
-        self, algorithm: str, defence: str, model: str | None = None
+        self, algorithm: str, defence: str, without: Sequence[str] = ()
     ) -> tuple[float, str] | None:
-        """Return the lowest sound accuracy over all attacks, and the attack."""
-        values = {a: self.sound(algorithm, a, defence, model) for a in self.attacks}
-        cells = [(value, attack) for attack, value in values.items() if value is not None]
+        """Return the lowest sound accuracy over the attacks, and the attack.
+
+        ``None`` if an attack that the plain mean has met is missing: the worst case of a few attacks
+        is not comparable with that of all.
+
+        Args:
+            algorithm: The algorithm.
+            defence: The defence.
+            without: Attacks that do not count.
+        """
+        counting = [attack for attack in self.attacks if attack not in without]
+        cells = []
+        for attack in counting:
+            value = self.sound(algorithm, attack, defence)
+            if value is not None:
+                cells.append((value, attack))
+            elif self.sound(algorithm, attack, REFERENCE) is not None:
+                return None
         return min(cells, default=None)
 
     def worst_values(self, algorithm: str, defence: str) -> list[float]:
