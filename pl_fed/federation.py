@@ -48,6 +48,7 @@ from pl_fed.preflight.rules import (
     check_held_out_clients,
     check_mean,
     check_own_batches,
+    check_predict,
     check_samples,
     check_server_step,
     check_validation_loss,
@@ -423,6 +424,7 @@ class Federation(Configurable):
         Monitor.from_name(self.monitor, client.task, client.count_classes(data))
         check_validation_loss(client, self.monitor)
         check_class_counts(client, data)
+        check_predict(client)
         check_samples(data, aggregator, self.evaluate_clients)
         if sentence := describe_unused_groups(client, data):
             rank_zero_info(sentence)

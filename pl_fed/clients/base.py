@@ -456,6 +456,21 @@ class Client(Configurable, ClientRounds, ABC):
 
     # Further hooks; few algorithms need them
 
+    def predict(self, model: str, batch: Batch) -> Tree:
+        """Return the outputs of a client's own model for evaluations and predictions.
+
+        By default those of the net. Override it if a client predicts by more than a net, such as
+        its stored features; the task's loss, metrics and predictions then read these outputs, such
+        as log-probabilities. Like ``training_step``, it sees ONE client, its models and its rows
+        by :meth:`read`, after :meth:`begin` of the evaluation. The global model, exported nets and
+        the validation losses of ``end_round`` use the outputs of the net.
+
+        Args:
+            model: The name of an evaluated model other than ``"global"``.
+            batch: Samples of the client, padded. Do not read the targets.
+        """
+        return self.outputs_of(model, batch)
+
     def check(self, data: ClientData, population: Population) -> None:
         """Refuse a federation that does not fit the algorithm, before training.
 
@@ -578,7 +593,7 @@ class Client(Configurable, ClientRounds, ABC):
             sums = self.own_sums(client, sum_features)
         """
         visits = self._visit_samples(client, function, part)
-        like = visits[0].results
+        like: Tensor = visits[0].results
         sums = like.new_zeros(len(client), *like.shape[1:])
         for visit in visits:
             sums.index_add_(0, visit.positions, visit.results)
@@ -601,7 +616,7 @@ class Client(Configurable, ClientRounds, ABC):
             [clients, samples, ...], at least one sample, with zeros behind a client's last one.
         """
         visits = self._visit_samples(client, function, part)
-        like = visits[0].results
+        like: Tensor = visits[0].results
         length = max(visit.first + visit.mask.shape[1] for visit in visits)
         values = like.new_zeros(len(client), length, *like.shape[2:])
         for visit in visits:

@@ -192,7 +192,7 @@ class ClientModels(dict[str, ModelRows]):
         )
 
 
-SampleFunction = Callable[[Batch], Tensor]
+SampleFunction = Callable[[Batch], Tree]
 """A pure function of a minibatch of ONE client, and of its models and rows; it honours the mask."""
 
 
@@ -204,13 +204,15 @@ class Visit:
         positions: Positions of the clients in the round, int64 [clients].
         first: The place of the first sample of the minibatch among each client's samples.
         mask: The samples that are no padding, bool [clients, batch].
-        results: The results, [clients, ...].
+        samples: Ids of the samples, int64 [clients, batch].
+        results: The results: a tensor [clients, ...], or a tuple or dict of tensors.
     """
 
     positions: Tensor
     first: int
     mask: Tensor
-    results: Tensor
+    samples: Tensor
+    results: Tree
 
 
 @dataclass

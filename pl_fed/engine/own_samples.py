@@ -15,7 +15,7 @@ from pl_fed.engine.base import restore_buffers
 from pl_fed.engine.rule import trains_convolutions
 from pl_fed.nets.calls import functional_call
 from pl_fed.nets.modes import evaluation_mode, full_precision
-from pl_fed.trees import tree_map
+from pl_fed.trees import Tree, tree_map
 from pl_fed.types import Batch
 
 _BATCH = 512  # samples of one client in a minibatch
@@ -138,7 +138,7 @@ class _Pass:
                     for tree in self._select(positions, batch, expands=True)
                 )
                 results = self._call(tensors, rows, fields)
-                yield self._visit(positions, first, batch, results[None])
+                yield _record(positions, first, batch, tree_map(lambda leaf: leaf[None], results))
 
     def visit_stacked(self) -> Iterator[Visit]:
         """Yield the results of all clients with further samples at once, in minibatches."""
@@ -155,7 +155,7 @@ class _Pass:
                 0,
             )
             results = torch.vmap(self._call, in_dims=dims, randomness="error")(*stack)
-            yield self._visit(positions, first, batch, results)
+            yield _record(positions, first, batch, results)
 
     def _load_batch(self, positions: Tensor, first: int, width: int) -> Batch:
         """Return a minibatch of some clients, [clients, samples, ...], padded with own samples.
@@ -200,15 +200,10 @@ class _Pass:
         rows = {name: select(row, row.dim() == 1) for name, row in self.rows.items()}
         return tensors, rows, [*batch[:4]]
 
-    def _call(self, tensors: Mapping[str, Tensor], rows: Mapping[str, Any], fields: Any) -> Tensor:
+    def _call(self, tensors: Mapping[str, Tensor], rows: Mapping[str, Any], fields: Any) -> Tree:
         """Return the result of the function for ONE client."""
         with self.client.reading(rows):
-            results: Tensor = functional_call(self.function, tensors, (Batch(*fields),))
-        return results
-
-    @staticmethod
-    def _visit(positions: Tensor, first: int, batch: Batch, results: Tensor) -> Visit:
-        return Visit(positions.to(results.device), first, cast(Tensor, batch.mask), results)
+            return functional_call(self.function, tensors, (Batch(*fields),))
 
 
 class _FunctionModule(nn.Module):
@@ -219,5 +214,11 @@ class _FunctionModule(nn.Module):
         self.client = client
         self.function = function
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Tree:
         return self.function(batch)
+
+
+def _record(positions: Tensor, first: int, batch: Batch, results: Tree) -> Visit:
+    """Return the record of a visit of some clients with a batch [clients, samples, ...]."""
+    mask, samples = cast(Tensor, batch.mask), cast(Tensor, batch.samples)
+    return Visit(positions.to(mask.device), first, mask, samples, results)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -12,6 +13,7 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
+from pl_fed.engine.own_samples import OwnSamples
 from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.engine.rule import trains_convolutions
 from pl_fed.evaluation.restored_values import RestoredValues
@@ -103,11 +105,15 @@ class ModelRunner:
         if not personal:
             return
         for positions in self.split_clients(data.part(part).sizes[clients]):
-            models = self._begin(clients[positions]).models
+            start = self._begin(clients[positions])
             samples = self.samples(data, part, clients[positions])
             positions = positions.to(data.device)
             for model in personal:
-                for position, index, outputs in self.run_personal(model, models[model], samples):
+                if type(self.client).predict is Client.predict:
+                    runs = self.run_personal(model, start.models[model], samples)
+                else:
+                    runs = self._run_hook(model, start, data, part)
+                for position, index, outputs in runs:
                     yield model, positions[position], index, outputs
 
     def samples(self, data: ClientData, part: str, clients: Tensor) -> "SampleBatches":
@@ -153,6 +159,17 @@ class ModelRunner:
                 yield from stack
                 return
         yield from self._run_one_by_one(model, rows, samples)
+
+    def _run_hook(
+        self, model: str, start: ClientRound, data: ClientData, part: str
+    ) -> Iterator[tuple[Tensor, Tensor, Tree]]:
+        """Yield (positions of clients, sample ids, outputs) of the algorithm's ``predict``."""
+        own = OwnSamples(self.client, data, data.batch, stacks=self.stacked)
+        for visit in own.visit(start, partial(self.client.predict, model), part):
+            valid = visit.mask.flatten().nonzero().flatten()
+            position = visit.positions[valid.div(visit.mask.shape[1], rounding_mode="floor")]
+            outputs = tree_map(lambda leaf: leaf.flatten(0, 1), visit.results)
+            yield position, visit.samples.flatten()[valid], gather(outputs, valid)
 
     def _stacks(self, model: str) -> bool:
         """Return whether to run a personal model of several clients at once."""

@@ -48,6 +48,20 @@ def check_class_counts(client: Client, data: ClientData) -> None:
         )
 
 
+def check_predict(client: Client) -> None:
+    """Refuse a net with evaluation steps for an algorithm that predicts by more than a net.
+
+    Raises:
+        ValueError: If the algorithm overrides ``predict``, and the net has steps of its own.
+    """
+    if type(client).predict is not Client.predict and client.task.runs_steps:
+        raise ValueError(
+            f"Expected a net without steps of its own for {type(client).__name__}, which predicts"
+            f" by more than a net, but got {type(client.global_model).__name__}: set"
+            " `model.init_args.net` to its module that returns outputs."
+        )
+
+
 def check_own_batches(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
     """Refuse a need of samples as tensors for data with batches of its own.
 
