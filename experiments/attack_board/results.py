@@ -178,8 +178,8 @@ class Board:
     ) -> tuple[float, str] | None:
         """Return the lowest sound accuracy over the attacks, and the attack.
 
-        ``None`` if an attack that the plain mean has met is missing: the worst case of a few attacks
-        is not comparable with that of all.
+        ``None`` if an attack that the plain mean has met is missing: the worst case of a few
+        attacks is not comparable with that of all.
 
         Args:
             algorithm: The algorithm.

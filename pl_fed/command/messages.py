@@ -49,6 +49,10 @@ def summarize(message: str) -> str:
         )
     if not _INTERNAL.search(message):
         return " ".join(message.split())
+    plain = [line for line in plain if line != "Errors:"]
+    value = re.search(r"^\s*Given value: (None|True|False|[-+.\w]+)$", message, flags=re.MULTILINE)
+    if value and not plain:
+        plain = [value[1]]
     keys = dict.fromkeys(re.findall(r'Parser key "(.+?)":', message))
     argument = f"argument `{'.'.join(keys)}` to be as --help says" if keys else "a valid config"
     return f"Expected {argument} but got: {shorten(plain[-1].rstrip('.')) if plain else 'another'}."

@@ -1100,6 +1100,11 @@ def test_foreign_message_becomes_one_line():
             "Parser key \"a\":\n  <function f at 0x7f>\nGiven value: NestedArg(key='a', val='7')",
             "Expected argument `a` to be as --help says but got: another.",
         ),
+        (
+            'Parser key "data.normalize":\n  Does not validate against any of the Union subtypes\n'
+            "  Errors:\n    - Expected a <class 'list'>\n  Given value: None",
+            "Expected argument `data.normalize` to be as --help says but got: None.",
+        ),
         ("Namespace(x=1)", "Expected a valid config but got: another."),
     ],
 )
