@@ -432,7 +432,7 @@ class Client(Configurable, ClientRounds, ABC):
         """
 
     def end_preparation(self, client: ClientRound) -> None:
-        """Use the models that :attr:`preparation` has trained, before the local steps of a round.
+        """Use the models that ``preparation`` has trained, before the local steps of a round.
 
         Args:
             client: The round of several clients after :meth:`begin`, with the prepared models.

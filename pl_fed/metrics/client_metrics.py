@@ -82,7 +82,7 @@ class ClientMetrics(Metric):
             between groups: ``group/equalized_odds`` over the samples of all included clients
             together, and ``group/client_equalized_odds``, the mean of the clients' own gaps, with
             ``_worst10`` and the number of clients without a gap, ``_undefined``. The other figures
-            are those of :data:`pl_fed.functional.group_fairness.GROUP_FIGURES`.
+            are those of ``pl_fed.functional.group_fairness.GROUP_FIGURES``.
 
     Shape of :meth:`update`, with C = max(1, num_classes):
         - ``clients``: ids, int64 [n]; an id may occur more than once.

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pl_fed.functional.rank_correlation import rank_correlation
 from pl_fed.reports import configs
 from pl_fed.reports.group import choose_metric, is_lower_better
 from pl_fed.reports.run import Run, read_run, sort_models
-from pl_fed.statistics.rank_correlation import rank_correlation
 
 _COLUMNS = ("client", "train_samples", "test_samples")
 _SETTINGS = (  # of the data, with those below them: they decide each client's samples

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from pl_fed.functional.rank_correlation import rank_correlation
 from pl_fed.reports.comparisons import main_model
 from pl_fed.reports.group import Group, is_lower_better, list_models, main_metric
 from pl_fed.reports.picture import (
@@ -18,7 +19,6 @@ from pl_fed.reports.picture import (
     round_numbers,
 )
 from pl_fed.reports.run import Run
-from pl_fed.statistics.rank_correlation import rank_correlation
 
 _CLOCK = "systems/seconds"
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pl_fed.functional.rank_correlation import rank_correlation
 from pl_fed.reports.comparisons import main_model
 from pl_fed.reports.group import Group, is_lower_better, main_metric
 from pl_fed.reports.run import Run
-from pl_fed.statistics.rank_correlation import rank_correlation
 
 
 def explain_results(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:

@@ -226,9 +226,9 @@ class LocalTraining:
         scale = len(work.share.cohort) / len(cohort)
         chunk = self._load_chunk(work, cohort[positions])
         chunk.on_done = _scale_progress(work.own.num_done, work.on_clients_done, scale)
+        self.preparation.run(self.states.data, chunk, self.engine, self.settings.local)
         metrics: dict[str, Tensor] = {}
         if chunk.batches.max_steps:
-            self.preparation.run(self.states.data, chunk, self.engine, self.settings.local)
             metrics = self.engine.run(self.client, work.optimizer, chunk)
         is_alone = len(work.share.cohort) == 1 and self.states.processes.size == 1
         if is_alone and "global" in chunk.round.models:

@@ -248,9 +248,10 @@ class RoundRunner:
             return None
         self._measure_attack(uploads, notes.attack)
         row, unsent = self.client.row("global").data, self.client.unsent_positions
-        never_received = row[unsent]
+        never_received = row[unsent] if len(unsent) else None
         report = self._merge(server, uploads, trained.proposed, hooks, notes)
-        row[unsent] = never_received  # not moved by noise, weight decay or forged uploads
+        if never_received is not None:  # not moved by noise, weight decay or forged uploads
+            row[unsent] = never_received
         return report
 
     def _measure_attack(self, uploads: Uploads, measures: AttackMeasures) -> None:

@@ -94,7 +94,7 @@ def test_slurm_without_a_cluster_is_one_sentence(tmp_path):
     assert "`options.on.slurm` to be parameters of a cluster" in output
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster():
     """A Ray cluster of two nodes with one CPU each, on this machine."""
     pytest.importorskip("ray", reason="`options.on: ray` uses it")

@@ -1,4 +1,4 @@
-"""Spearman's rank correlation.
+"""Spearman's rank correlation, in NumPy alone, so that a report loads neither torch nor SciPy.
 
 C. Spearman, "The Proof and Measurement of Association between Two Things", American Journal of
 Psychology 15, 1904: Pearson's correlation of the ranks.
@@ -6,8 +6,6 @@ Psychology 15, 1904: Pearson's correlation of the ranks.
 
 import numpy as np
 from numpy.typing import NDArray
-
-from pl_fed.statistics.ranks import mid_ranks
 
 
 def rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
@@ -23,7 +21,14 @@ def rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) ->
         >>> rank_correlation(np.array([1.0, 2.0, 9.0]), np.array([3.0, 4.0, 5.0]))
         1.0
     """
-    ranks = [mid_ranks(values) for values in (first, second)]
+    ranks = [_mean_ranks(values) for values in (first, second)]
     deviations = [rank - rank.mean() for rank in ranks]
     scale = float(np.sqrt((deviations[0] ** 2).sum() * (deviations[1] ** 2).sum()))
     return float((deviations[0] * deviations[1]).sum() / scale) if scale else float("nan")
+
+
+def _mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the ranks from 1 on; equal values have the mean of their ranks."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[places.reshape(-1)])
