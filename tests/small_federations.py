@@ -5,6 +5,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from equal_trials import equal_trials_shared, trials_skipped
 from torch import nn
@@ -86,6 +87,25 @@ def reals(x, y, owner):
     """Return samples with real-valued targets, from nested lists or tensors."""
     x, y = (torch.as_tensor(each, dtype=torch.float64) for each in (x, y))
     return Arrays(x, y, torch.as_tensor(owner))
+
+
+def draw_regressions(seed, fewest=2, most=9):
+    """Return samples of three clients of drawn sizes, with other slopes in each."""
+    draw = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(3), draw.integers(fewest, most + 1, size=3))
+    x, slopes = draw.normal(size=(len(owner), 3)), draw.normal(size=(3, 3, 2))
+    return reals(x, np.einsum("ni,nio->no", x, slopes[owner]), owner)
+
+
+def two_layers():
+    """Return a linear net of two layers, for the samples of ``draw_regressions``."""
+    return nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False))
+
+
+def samples_of(data, client):
+    """Return the training samples of a client as NumPy arrays: inputs and targets."""
+    index = data.clients.train.samples(client)
+    return data.clients.inputs[index].numpy(), data.clients.targets[index].numpy()
 
 
 def shared_out(arrays, batch_size=4, **kwargs):

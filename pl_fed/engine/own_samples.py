@@ -1,7 +1,7 @@
 """Passes over all of the clients' own samples: each client's models and rows, without a step."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -46,7 +46,7 @@ class OwnSamples:
     data: ClientData
     load: Callable[[Tensor], Batch]
     most: int | None = None
-    stacks: bool | None = field(default=None)
+    stacks: bool | None = None
 
     def visit(self, round: ClientRound, function: SampleFunction, part: str) -> Iterator[Visit]:
         """Yield the results of a function on minibatches of all samples of each client.

@@ -109,8 +109,10 @@ def split_figure(name: str) -> tuple[str, ClientFigure] | None:
         ('accuracy', 'normalized_entropy')
     """
     match = _ENDING.fullmatch(name)
-    figure = None if match is None else find_figure(match[2])
-    return None if match is None or figure is None else (match[1], figure)
+    if match is None:
+        return None
+    figure = find_figure(match[2])
+    return None if figure is None else (match[1], figure)
 
 
 def read_figures(names: Sequence[str] | None) -> tuple[ClientFigure, ...]:

@@ -141,7 +141,7 @@ def make_benefit_table(benefit: StudyBenefit, layout: Layout) -> Table:
                 continue
             names = (condition,) if has_conditions else ()
             record = _average(items)
-            texts = (*names, *_describe(items))
+            texts = (*names, *_describe(items, record))
             for place in range(1, len(texts) + 1):
                 cells[len(rows), place] = CellPlace((method,), condition)
             rows.append((method, *texts))
@@ -167,11 +167,15 @@ def _average(items: Sequence[Benefit]) -> dict[str, Any]:
     return means
 
 
-def _describe(items: Sequence[Benefit]) -> list[str]:
-    """Return the cells of a row; the mean gain with its interval over seeds."""
+def _describe(items: Sequence[Benefit], means: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a row; the mean gain with its interval over seeds.
+
+    Args:
+        items: The benefit for each seed.
+        means: The figures of :func:`_average`.
+    """
     interval = t_interval([item.mean for item in items])
     texts = [str(len(items)), format_estimate(interval, max(3, choose_decimals([interval])), True)]
-    means = _average(items)
     for name in describe_benefit(items[0]):
         number = means[name]
         is_share = name in _SHARES

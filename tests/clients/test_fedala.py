@@ -11,38 +11,22 @@ from small_federations import (
     HalfSquares,
     Point,
     classes,
+    draw_regressions,
     mlp,
-    reals,
     run_rounds,
+    samples_of,
     seeded,
     sgd,
     shared_out,
+    two_layers,
 )
 from tables import table_test
-from torch import nn
 
 from pl_fed.clients import FedALA
 from pl_fed.optimizers import BoxSGD
 from pl_fed.types import Batch
 
 ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
-
-
-def two_layers():
-    return nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False))
-
-
-def draw_regressions(seed):
-    """Return samples of three clients of drawn sizes, with other slopes in each."""
-    draw = np.random.default_rng(seed)
-    owner = np.repeat(np.arange(3), draw.integers(3, 14, size=3))
-    x, slopes = draw.normal(size=(len(owner), 3)), draw.normal(size=(3, 3, 2))
-    return reals(x, np.einsum("ni,nio->no", x, slopes[owner]), owner)
-
-
-def samples_of(data, client):
-    index = data.clients.train.samples(client)
-    return data.clients.inputs[index].numpy(), data.clients.targets[index].numpy()
 
 
 def minibatches(x, y, batch, steps):
@@ -97,7 +81,7 @@ def test_rounds_equal_numpy(uncompiled, engine):
     cohorts = [(0, 1), (1, 2), (0, 1), (0, 2), (0, 2), (1, 2)]
     for seed in range(3):
         for share, eta in ((0.8, 40.0), (0.5, 5.0)):
-            data = shared_out(draw_regressions(seed), batch_size=4)
+            data = shared_out(draw_regressions(seed, fewest=3, most=13), batch_size=4)
             client = FedALA(
                 seeded(two_layers),
                 mixing_lr=eta,

@@ -9,13 +9,15 @@ from small_federations import (
     Cohorts,
     HalfSquares,
     classes,
+    draw_regressions,
     mlp,
-    reals,
     run_rounds,
     run_tried_rounds,
+    samples_of,
     seeded,
     sgd,
     shared_out,
+    two_layers,
 )
 from tables import table_test
 from torch import nn
@@ -24,23 +26,6 @@ from pl_fed.clients import FedAvg, Moon
 from pl_fed.types import Batch
 
 ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
-
-
-def two_layers():
-    return nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False))
-
-
-def draw_regressions(seed):
-    """Return samples of three clients of drawn sizes, with other slopes in each."""
-    draw = np.random.default_rng(seed)
-    owner = np.repeat(np.arange(3), draw.integers(2, 10, size=3))
-    x, slopes = draw.normal(size=(len(owner), 3)), draw.normal(size=(3, 3, 2))
-    return reals(x, np.einsum("ni,nio->no", x, slopes[owner]), owner)
-
-
-def samples_of(data, client):
-    index = data.clients.train.samples(client)
-    return data.clients.inputs[index].numpy(), data.clients.targets[index].numpy()
 
 
 def compare(z, other):
