@@ -145,6 +145,25 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], align: str = "-
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a Markdown table with numbers to the right."""
+    return markdown(head, rows, align="---:")
+
+
+def number(value: float | None, sign: str = "") -> str:
+    """Format a number with three digits, or a dash."""
+    return "–" if value is None else f"{value:{sign}.3f}".replace("-", "−")
+
+
+def interval(values: Sequence[float], sign: str = "") -> str:
+    """Format the mean over seeds, with half of its 95 % interval if there are several."""
+    if not values:
+        return "–"
+    result = t_interval(values)
+    mean = number(result.estimate, sign)
+    return mean if len(values) == 1 else f"{mean} ± {(result.high - result.low) / 2:.3f}"
+
+
 def fold(title: str, text: str) -> str:
     """Return Markdown that a page shows when the reader opens its title."""
     return f"<details>\n<summary>{title}</summary>\n\n{text}\n</details>\n"

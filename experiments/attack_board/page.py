@@ -28,8 +28,7 @@ from experiments.attack_board.results import (
     differences,
 )
 from experiments.experiment import Row, read_csv
-from experiments.papers import COLOURS, MARKERS, fold, markdown
-from pl_fed.statistics import t_interval
+from experiments.papers import COLOURS, MARKERS, fold, interval, number, table
 
 FAIR = ("tilted", "q-FFL")
 NOISE = 0.02  # smaller differences of accuracies are noise of a single seed
@@ -91,29 +90,6 @@ def make_page(board: Board) -> str:
     if durations:
         parts += ["## How long do backdoors last?\n", tabulate_durability(durations)]
     return "\n".join(parts)
-
-
-# Numbers
-
-
-def number(value: float | None, sign: str = "") -> str:
-    """Return a number of three digits, or a dash."""
-    return "–" if value is None else f"{value:{sign}.3f}"
-
-
-def interval(values: Sequence[float]) -> str:
-    """Return the mean over seeds, with half of its 95 % interval if there are several."""
-    if not values:
-        return "–"
-    result = t_interval(values)
-    if len(values) == 1:
-        return f"{result.estimate:.3f}"
-    return f"{result.estimate:.3f} ± {(result.high - result.low) / 2:.3f}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table with numbers to the right."""
-    return markdown(head, rows, align="---:")
 
 
 # First question: personal models

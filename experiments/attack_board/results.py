@@ -63,7 +63,7 @@ def _measure_halves(folder: Path) -> Row:
     clients = [row for row in read_csv(folder / "per_client.csv") if row["byzantine"] == "0"]
     if not clients:
         return {}
-    variety = _measure_variety(folder)
+    variety = measure_variety(folder)
     sizes = {row["client"]: float(row["train_samples"]) for row in clients}
     numbers: Row = {}
     pairs = (("small", "large", sizes), ("few", "many", variety))
@@ -78,7 +78,7 @@ def _measure_halves(folder: Path) -> Row:
     return numbers
 
 
-def _measure_variety(folder: Path) -> dict[str, float]:
+def measure_variety(folder: Path) -> dict[str, float]:
     """Return the effective number of classes of each client: exp of the entropy of its labels."""
     samples: dict[str, list[float]] = {}
     with (folder / "per_class.csv").open(encoding="utf-8", newline="") as file:
