@@ -15,10 +15,12 @@ from matplotlib.figure import Figure
 
 from experiments.attack_board.results import (
     AIMED,
+    DURABILITY,
     EDGE_CASE,
     HERE,
     MODELS,
     NONE,
+    PERSONAL_SIDE,
     REFERENCE,
     SHARE,
     SUCCESS,
@@ -50,8 +52,9 @@ def write() -> None:
 
 
 def read_board() -> Board:
-    """Return the committed results."""
-    return Board(read_csv(TABLE))
+    """Return the committed results of the main study, its further seeds and its other shares."""
+    rows = read_csv(TABLE)
+    return Board(row for row in rows if row["study"] not in (DURABILITY, PERSONAL_SIDE))
 
 
 def make_page(board: Board) -> str:
@@ -86,8 +89,13 @@ def make_page(board: Board) -> str:
         "## All cells\n",
     ]
     parts += [fold(name, tabulate_grid(board, name)) for name in board.algorithms]
-    durations = [row for row in read_csv(TABLE) if row["study"] == "attack_board_durability"]
-    if durations:
+    if personal_side := [row for row in read_csv(TABLE) if row["study"] == PERSONAL_SIDE]:
+        parts += [
+            "## What can a client do itself?\n",
+            answer_personal_side(board, Board(personal_side)),
+            tabulate_personal_side(board, Board(personal_side)),
+        ]
+    if durations := [row for row in read_csv(TABLE) if row["study"] == DURABILITY]:
         parts += ["## How long do backdoors last?\n", tabulate_durability(durations)]
     return "\n".join(parts)
 
@@ -336,6 +344,43 @@ def answer_worst(board: Board) -> str:
         f" number without it has one seed. Differences below {NOISE} are noise of one seed."
     )
     return "\n".join(f"- {sentence}" for sentence in sentences) + "\n"
+
+
+# Fifth question: the personal side
+
+
+def list_personal_sides(board: Board, others: Board) -> list[tuple[Board, str]]:
+    """Return the algorithms under a plain mean, those of the main board first."""
+    return [(part, algorithm) for part in (board, others) for algorithm in part.algorithms]
+
+
+def answer_personal_side(board: Board, others: Board) -> str:
+    """Return the worst case of each algorithm under a plain mean, the best one first."""
+    cells = []
+    for part, algorithm in list_personal_sides(board, others):
+        clean = part.sound(algorithm, NONE, REFERENCE)
+        values = [part.sound(algorithm, attack, REFERENCE) for attack in board.attacks]
+        if clean is not None and None not in values:
+            worst, attack = min(zip(values, board.attacks))
+            cells.append((worst, attack, algorithm, clean))
+    if not cells:
+        return "- Attacks are missing.\n"
+    cells.sort(reverse=True)
+    sentences = [
+        f"{algorithm}: {value:.3f} in the worst case ({attack}), {clean:.3f} without an attack."
+        for value, attack, algorithm, clean in cells
+    ]
+    return "\n".join(f"- {sentence}" for sentence in sentences) + "\n"
+
+
+def tabulate_personal_side(board: Board, others: Board) -> str:
+    """Return the sound accuracy of all algorithms under a plain mean."""
+    attacks = [NONE, *board.attacks]
+    rows = [
+        [algorithm, *(interval(part.sound_values(algorithm, a, REFERENCE)) for a in attacks)]
+        for part, algorithm in list_personal_sides(board, others)
+    ]
+    return table(["sound accuracy", *attacks], rows)
 
 
 # Other tables

@@ -28,6 +28,7 @@ ATTACK = (
     *("detection_precision", "detection_recall", "attack_distance", "attack_cosine"),
     *("global_durability", "global_outlasts", "personal_durability", "personal_outlasts"),
 )
+DURABILITY, PERSONAL_SIDE = "attack_board_durability", "attack_board_personal_side"
 REFERENCE = "Mean"
 EDGE_CASE = "edge case"  # its samples are of another data set, so that no benign client objects
 AIMED = ("PFedBA", "Bad-PFL", "A3FL", "Neurotoxin")
@@ -93,14 +94,14 @@ def measure_variety(folder: Path) -> dict[str, float]:
 
 
 class Board:
-    """Board: the results of the main study, its further seeds and its other shares.
+    """Board: the results of studies with the same setting.
 
     Args:
-        rows: The rows of results.csv.
+        rows: Their rows of results.csv.
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self.rows = [row for row in rows if row["study"] != "attack_board_durability"]
+        self.rows = list(rows)
         self.algorithms = self._list("algorithm")
         self.attacks = [attack for attack in self._list("attack") if attack != NONE]
         self.defences = self._list("defence")

@@ -165,3 +165,22 @@ def test_moments_of_a_backdoor_are_read_from_the_curve():
 def test_pages_show_the_current_results():
     assert (FOLDER / "table.md").read_text() == page.make_page(page.read_board())
     assert (FOLDER / "benchmarks.md").read_text() == benchmarks.make_page()
+
+
+def test_personal_sides_are_compared_under_a_plain_mean():
+    cells = Study.from_file(FOLDER / "personal_side.yaml").cells
+    assert {cell.values["defence"] for cell in cells} == {"Mean"}
+    for cell in {cell.values["algorithm"]: cell for cell in cells}.values():
+        check_config(cell.arguments)
+    others = [
+        row("Local", "none", "Mean", "0.85"),
+        row("Local", "backdoor", "Mean", "0.8", "0.1"),
+        row("Local", "flips", "Mean", "0.75"),
+    ]
+    text = page.answer_personal_side(Board(ROWS), Board(others))
+    assert text.splitlines() == [
+        "- Local: 0.720 in the worst case (backdoor), 0.850 without an attack.",
+        "- FedAvg: 0.080 in the worst case (backdoor), 0.800 without an attack.",
+    ], "Ditto has no run of one attack"
+    table = page.tabulate_personal_side(Board(ROWS), Board(others))
+    assert "| Local | 0.850 | 0.720 | 0.750 |" in table
