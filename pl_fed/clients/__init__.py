@@ -23,6 +23,7 @@ from pl_fed.clients.fednova import FedNova as FedNova
 from pl_fed.clients.fedper import FedPer as FedPer
 from pl_fed.clients.fedprox import FedProx as FedProx
 from pl_fed.clients.fedrep import FedRep as FedRep
+from pl_fed.clients.fedrod import FedROD as FedROD
 from pl_fed.clients.fedtilt import FedTilt as FedTilt
 from pl_fed.clients.finetuning import Finetuning as Finetuning
 from pl_fed.clients.flame import FLAME as FLAME
