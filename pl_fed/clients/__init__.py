@@ -29,6 +29,7 @@ from pl_fed.clients.finetuning import Finetuning as Finetuning
 from pl_fed.clients.flame import FLAME as FLAME
 from pl_fed.clients.hier_fedavg import HierFedAvg as HierFedAvg
 from pl_fed.clients.ifca import IFCA as IFCA
+from pl_fed.clients.knn_per import KNNPer as KNNPer
 from pl_fed.clients.l2sgd import L2SGD as L2SGD
 from pl_fed.clients.local import Local as Local
 from pl_fed.clients.lp_proj import LpProj as LpProj

@@ -61,6 +61,7 @@ ARGUMENTS = {
         {"lam": 0.5, "finetune_steps": 3, "finetune_lr": 0.05},
         {"finetune_epochs": 2, "regularizer": "fisher", "lam": 5.0},
     ],
+    "KNNPer": [{}, {"neighbors": 2, "lams": [], "scale": 0.1}],
     "L2SGD": [{"lam": 0.5}, {"lam": 100.0}],
     "Mapper": [{}, {"lams": [0.5, 0.9]}],
     "MeanRegularized": [{"lam": 0.5}, {"mean": "cohort"}],
