@@ -47,8 +47,8 @@ _SMALLEST = 1e-30  # the smallest probability in a loss
 class KNNPer(Client):
     """kNN-Per: FedAvg, and predictions mixed with the labels of a client's nearest own samples.
 
-    The personal model is the global one as a net; in evaluations and predictions it is mixed with
-    the client's samples. Exported nets lack them.
+    In evaluations and predictions, the personal model mixes the outputs of the global one with the
+    client's samples. It is no net by itself, so ``export`` writes the global model alone.
 
     Args:
         net: The net that clients train: see :class:`Client`. Its outputs must be those of its head.
@@ -122,7 +122,7 @@ class KNNPer(Client):
             def count_correct(batch: Batch) -> Tensor:
                 """Return the number of correct predictions for each λ."""
                 predicted = self._mix(batch, candidates[:, None, None]).argmax(2)
-                correct = predicted == batch.targets
+                correct: Tensor = predicted == batch.targets
                 return (correct if batch.mask is None else correct & batch.mask).sum(1)
 
             best = self.own_sums(client, count_correct, "val").argmax(1)
