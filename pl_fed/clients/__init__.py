@@ -23,11 +23,13 @@ from pl_fed.clients.fednova import FedNova as FedNova
 from pl_fed.clients.fedper import FedPer as FedPer
 from pl_fed.clients.fedprox import FedProx as FedProx
 from pl_fed.clients.fedrep import FedRep as FedRep
+from pl_fed.clients.fedrod import FedROD as FedROD
 from pl_fed.clients.fedtilt import FedTilt as FedTilt
 from pl_fed.clients.finetuning import Finetuning as Finetuning
 from pl_fed.clients.flame import FLAME as FLAME
 from pl_fed.clients.hier_fedavg import HierFedAvg as HierFedAvg
 from pl_fed.clients.ifca import IFCA as IFCA
+from pl_fed.clients.knn_per import KNNPer as KNNPer
 from pl_fed.clients.l2sgd import L2SGD as L2SGD
 from pl_fed.clients.local import Local as Local
 from pl_fed.clients.lp_proj import LpProj as LpProj

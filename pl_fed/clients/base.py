@@ -462,8 +462,8 @@ class Client(Configurable, ClientRounds, ABC):
         By default those of the net. Override it if a client predicts by more than a net, such as
         its stored features; the task's loss, metrics and predictions then read these outputs, such
         as log-probabilities. Like ``training_step``, it sees ONE client, its models and its rows
-        by :meth:`read`, after :meth:`begin` of the evaluation. The global model, exported nets and
-        the validation losses of ``end_round`` use the outputs of the net.
+        by :meth:`read`, after :meth:`begin` of the evaluation. The global model and the validation
+        losses of ``end_round`` use the outputs of the net. ``export`` refuses clients' own models.
 
         Args:
             model: The name of an evaluated model other than ``"global"``.

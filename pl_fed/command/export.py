@@ -22,5 +22,5 @@ class ExportCLI(CheckpointCLI):
         """Return the ids of the requested clients, int64 [n]."""
         data = self.datamodule.clients
         clients = self.request.clients(data.num_clients, data.owners)
-        self.export = Export(self.federation, self.request, clients, self.model.evaluated)
+        self.export = Export(self.federation, self.request, clients, self.model)
         return clients

@@ -169,7 +169,8 @@ class _Pass:
         slots = first + torch.arange(max(1, min(width, int(sizes.max()) - first)))
         is_sample = slots < sizes[:, None]
         places = part.offsets[ids][:, None] + torch.where(is_sample, slots, 0)
-        index = part.index[places.clamp(max=max(0, len(part.index) - 1)).to(part.index.device)]
+        samples = part.index if len(part.index) else self.train.index  # no client has any
+        index = samples[places.clamp(max=len(samples) - 1).to(samples.device)]
         is_empty = sizes == 0
         if is_empty.any():
             starts = self.train.offsets[ids].clamp(max=len(self.train.index) - 1)

@@ -10,6 +10,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
+from pl_fed.clients.base import Client
 from pl_fed.evaluation.monitor import Tables, metric_directions, prefer_second
 from pl_fed.exports.formats import FORMATS
 from pl_fed.exports.request import Request
@@ -27,16 +28,17 @@ class Export:
         federation: The federation.
         request: The models and formats to write.
         clients: The ids of the clients to write, int64 [n].
-        evaluated: The models that the algorithm evaluates; the last is its personal model, or the
-            global one without personal models.
+        client: The algorithm. The last of its evaluated models is its personal model, or the global
+            one without personal models.
 
     Raises:
-        ValueError: If the algorithm lacks the requested models.
+        ValueError: If the algorithm lacks the requested models, or predicts by more than a net.
     """
 
     def __init__(
-        self, federation: Federation, request: Request, clients: Tensor, evaluated: tuple[str, ...]
+        self, federation: Federation, request: Request, clients: Tensor, client: Client
     ) -> None:
+        evaluated = client.evaluated
         self.federation = federation
         self.request = request
         self.clients = clients
@@ -48,6 +50,15 @@ class Export:
                     f"Expected argument `select` to be {other} for an algorithm without {model}"
                     f" models but got {request.select}: add `--select {other}`."
                 )
+        if (
+            len(clients)
+            and request.select != "global"
+            and type(client).predict is not Client.predict
+        ):
+            raise ValueError(
+                f"Expected argument `select` to be global for {type(client).__name__}, which"
+                f" predicts by more than a net, but got {request.select}: add `--select global`."
+            )
         if request.with_global and lacks["global"]:
             raise ValueError(
                 "Expected argument `global` to be absent for an algorithm without a global model"

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +24,8 @@ def try_round(trial: Trial) -> None:
     """Try an algorithm's part of a round on one client, to find errors before training.
 
     The trial runs ``begin``, the step of a preparation with ``end_preparation``, ``training_step``
-    in evaluation mode, and ``end_round`` on a copy of the algorithm. No parameter, buffer,
+    in evaluation mode, and ``end_round`` on a copy of the algorithm; and ``begin`` of an evaluation
+    with ``predict``, if the algorithm has its own. No parameter, buffer,
     attribute or random generator of the algorithm changes. It raises pl_fed's own errors about the
     algorithm's contract only. Other errors may come from a state that only a fit provides; real
     ones appear again in the first round.
@@ -103,6 +106,20 @@ def _run(trial: Trial, number: int) -> None:
                 )
             length = len(round.server_states[name])
             _check_row("end_round", f"the proposal of `{name}`", proposal, length)
+    if type(client).predict is not Client.predict:
+        _try_predict(trial, number)
+
+
+def _try_predict(trial: Trial, number: int) -> None:
+    """Let the own models of one client predict a few of its samples, as in an evaluation."""
+    client = trial.client
+    start = replace(trial.new_round(number), steps={}, preparation_steps={}, lr={})
+    with _note_errors(number, "begin"):
+        client.run_begin(start)
+    for model in client.evaluated:
+        if model != "global" and start.visit_samples is not None:
+            with _note_errors(number, "predict"):
+                list(start.visit_samples(start, partial(client.predict, model), "train"))
 
 
 def _check_names(hook: str, client: Client, round: ClientRound) -> None:

@@ -61,6 +61,7 @@ ARGUMENTS = {
         {"lam": 0.5, "finetune_steps": 3, "finetune_lr": 0.05},
         {"finetune_epochs": 2, "regularizer": "fisher", "lam": 5.0},
     ],
+    "KNNPer": [{}, {"neighbors": 2, "lams": [], "scale": 0.1}],
     "L2SGD": [{"lam": 0.5}, {"lam": 100.0}],
     "Mapper": [{}, {"lams": [0.5, 0.9]}],
     "MeanRegularized": [{"lam": 0.5}, {"mean": "cohort"}],
@@ -97,12 +98,13 @@ ARGUMENTS = {
 UNTRAINED_INFLUENCE = {  # step -> models that change the loss, but that this step does not train
     "APFL": dict.fromkeys((0, 3), ("global",)),  # the loss of the mixture trains the other model
     "Mapper": dict.fromkeys((0, 3), ("personal_0", "personal_1", "personal_2")),  # likewise
+    "FedROD": dict.fromkeys((0, 3), ("global",)),  # the own head's loss reads body and head
     "FedRep": {0: ("personal",)},  # the head is trained first
     "Scaffold": {0: ("slope",), 3: ("slope",)},  # it sums up gradients at w^t
 }
 OWN_GRADIENTS = {"PerFedAvg", "PFedMe"}  # their gradients are not those of the reported loss
 SPLIT_MINIBATCHES = {"PerFedAvg"}  # the order of the samples in a minibatch matters
-ALTERNATING = {"FedBABU", "FedRep"}  # a step trains only some parameters
+ALTERNATING = {"FedBABU", "FedROD", "FedRep"}  # a step trains only some parameters
 SIZES = [7, 3, 10, 1]
 OWN_NETS = {"FedExLoRA"}  # needs a net with adapters: see tests/models/test_lora.py
 CONFIGURATIONS = [

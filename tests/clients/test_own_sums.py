@@ -109,6 +109,19 @@ def test_a_round_before_an_evaluation_has_data_of_all_parts(stacks):
         assert not labels[position, len(targets) :].any()
 
 
+@pytest.mark.parametrize("stacks", [True, False])
+def test_a_part_without_samples_of_any_client_has_sums_of_zero(stacks):
+    client = Means(seeded(mlp), optimizer=sgd())
+    federation = Federation(Uniform(2), seed=0)
+    federation.setup(client, shared_out(classes(SIZES)), "fit")
+    states = federation.session.states
+    states._find_own_samples().stacks = stacks
+    start = states.begin(torch.tensor([3, 0]))
+    assert client.own_sums(start, lambda batch: batch.mask.sum(), "val").tolist() == [0, 0]
+    assert not client.own_values(start, lambda batch: batch.inputs, "val").any()
+    assert states._find_own_samples().stacks == stacks
+
+
 class DataDependent(Means):
     def sum_features(self, batch):
         if batch.targets.sum() > 1e9:  # vmap cannot read it

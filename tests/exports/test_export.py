@@ -141,6 +141,7 @@ CASES = {  # a few local steps, as FedRep has them, give each client a model of 
     "FedBN": {"net": BUSY},
     "FedPer": {"net": BUSY},
     "FedRep": {"net": BUSY},
+    "FedROD": {"net": BUSY},
     "Ditto, frozen": {"algorithm": "Ditto", "net": FROZEN},
     "Ditto, busy": {"algorithm": "Ditto", "net": BUSY},
     "Ditto, on disk": {"algorithm": "Ditto", "federation": {"storage": {"folder": "store"}}},
@@ -633,6 +634,9 @@ def test_selection_of_a_missing_model_is_refused(tmp_path, capsys):
         assert message.endswith(f"but got {select}: add `--select global`.")
     _, about = export(run, "--global", "--format", "state_dict")
     assert [entry["name"] for entry in about["models"]] == ["global"]
+    (tmp_path / "knn").mkdir()
+    message = get_refusal(capsys, "--ckpt", fit(tmp_path / "knn", "KNNPer"), "--client", "1")
+    assert "`select` to be global for KNNPer, which predicts by more than a net" in message
     (tmp_path / "local").mkdir()
     run = fit(tmp_path / "local", "Local")
     message = get_refusal(capsys, "--ckpt", run, "--client", "1", "--select", "validation")
