@@ -133,9 +133,9 @@ class FairFed(Aggregator):
         """Add Δ_k − mean Δ of a round, from counts [n, 3, groups, classes] of clients [n]."""
         order = clients.argsort(stable=True)  # sums do not depend on the order of the uploads
         clients, counts = clients[order], counts[order]
-        everyone = counts.sum(0)
-        gaps = (self._measure_gap(everyone) - self._measure_gap(counts)).abs()
-        accuracies = (_measure_accuracy(everyone) - _measure_accuracy(counts)).abs()
+        pooled = counts.sum(0)
+        gaps = (self._measure_gap(pooled) - self._measure_gap(counts)).abs()
+        accuracies = (_measure_accuracy(pooled) - _measure_accuracy(counts)).abs()
         distances = torch.where(gaps.isnan(), accuracies, gaps)
         excess = (distances - distances.nanmean()).nan_to_num(0)  # NaN without any sample
         self.excess.write(clients, self._read_excess(clients)[:, None] + excess[:, None])

@@ -79,13 +79,13 @@ class Reference:
 
     def weigh(self, samples):
         """Return ω of a cohort, from the samples by client: (group, target, prediction)."""
-        everyone = [sample for own in samples.values() for sample in own]
-        wanted, deltas = gap(everyone, self.metric, self.positive), {}
+        pooled = [sample for own in samples.values() for sample in own]
+        wanted, deltas = gap(pooled, self.metric, self.positive), {}
         for client, own in samples.items():
             found = gap(own, self.metric, self.positive)
             if found is None or wanted is None:
                 found, target = (
-                    rate(part, lambda *_: True, lambda _, y, p: y == p) for part in (own, everyone)
+                    rate(part, lambda *_: True, lambda _, y, p: y == p) for part in (own, pooled)
                 )
             else:
                 target = wanted
