@@ -45,6 +45,7 @@ from pl_fed.preflight.rules import (
     check_attacks,
     check_class_counts,
     check_engine,
+    check_group_counts,
     check_held_out_clients,
     check_mean,
     check_own_batches,
@@ -426,6 +427,7 @@ class Federation(Configurable):
         check_class_counts(client, data)
         check_predict(client)
         check_samples(data, aggregator, self.evaluate_clients)
+        check_group_counts(client, data, aggregator)
         if sentence := describe_unused_groups(client, data):
             rank_zero_info(sentence)
         check_held_out_clients(client, datamodule.held_out)

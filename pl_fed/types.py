@@ -162,6 +162,10 @@ class RoundContext:
             took no step.
         start_losses: Mean loss of the broadcast w^t over all training data of each client, [n];
             empty unless the aggregator's ``needs_start_losses`` is set.
+        group_counts: Counts of each client's training samples by group and class, by the
+            predictions of the broadcast w^t, int64 [n, 3, groups, classes] as in
+            :mod:`pl_fed.functional.group_fairness`; empty unless the aggregator's
+            ``needs_group_counts`` is set.
         attackers: Ids of the clients that forge their uploads, int64 [b]; empty for aggregators.
         byzantine: Ids of all Byzantine clients of the round in ascending order, inside and outside
             of the cohort; empty for aggregators.
@@ -183,6 +187,8 @@ class RoundContext:
         samples: Returns all training samples of an attacker, by its id, before any attack on data.
             ``None`` for aggregators.
         num_clients: Number of clients of the federation; 0 if it is unknown.
+        num_samples: Number of training samples of all clients of the federation; 0 if it is
+            unknown, as with privacy.
         num_rounds: Number of rounds of the run; infinite without a limit, and 0 if it is unknown.
         layout: The position of each parameter tensor in an upload; ``None`` if it is unknown, or
             if the server merges uploads in slices.
@@ -201,6 +207,7 @@ class RoundContext:
     clients: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
     start_losses: Tensor = field(default_factory=lambda: torch.empty(0))
+    group_counts: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     attackers: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     byzantine: tuple[int, ...] = ()
     observed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
@@ -213,6 +220,7 @@ class RoundContext:
     samples: Callable[[int], Batch] | None = None
     simulate_merge: Callable[..., Tensor] | None = None
     num_clients: int = 0
+    num_samples: int = 0
     num_rounds: float = 0
     layout: RowLayout | None = None
     unsent: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
@@ -257,9 +265,11 @@ class RoundContext:
         """
         on_device = index.to(self.losses.device)
         start = self.start_losses[on_device] if len(self.start_losses) else self.start_losses
+        counts = self.group_counts
         return replace(
             self,
             clients=self.clients[index.cpu()],
             losses=self.losses[on_device] if len(self.losses) else self.losses,
             start_losses=start,
+            group_counts=counts[index.to(counts.device)] if len(counts) else counts,
         )

@@ -61,7 +61,7 @@ def overrides_for(config: Path, data_folder: Path) -> list[str]:
     """Return the arguments for running a config within seconds, without a download."""
     if config.stem == "stackoverflow_tags":
         return ["--data.dataset.path", str(write_tags(data_folder))]
-    if config.stem == "table":
+    if config.stem in ("table", "fairfed"):
         return ["--data.dataset.path", str(write_patients(data_folder))]
     if config.stem in ("hugging_face", "lora"):
         for package in ("datasets", "peft", "transformers"):

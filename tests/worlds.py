@@ -26,6 +26,7 @@ from pl_fed.aggregators import (
     AdaptiveClipping,
     CenteredClipping,
     DeepSight,
+    FairFed,
     FLDetector,
     FLTrust,
     Krum,
@@ -202,6 +203,14 @@ class ListNet(LightningModule):
         self.log("test_acc", (outputs.argmax(1) == targets).double().mean())
 
 
+def samples_of_two_groups():
+    arrays = classes(SIZES)
+    return Given(replace(arrays, groups=torch.arange(len(arrays)) % 5 // 3))
+
+
+FAIRFED = {"aggregator": FairFed(0.5)}
+
+
 def classes_of(owners, sizes):
     """Return random samples of owners with these ids."""
     arrays = classes(list(sizes))
@@ -237,6 +246,9 @@ SCENARIOS = {
     "multi-Krum in shards, float32": settings(precision="32-true", **sharded_settings(Krum(3))),
     "Term, poisoned": settings(**attacked_settings(aggregator=Term(2.0))),
     "QFFL in shards, poisoned": settings(**sharded_settings(QFFL(2.0, lipschitz=10.0))),
+    "FairFed, poisoned": settings(source=samples_of_two_groups, **attacked_settings(**FAIRFED)),
+    "FairFed in shards": settings(source=samples_of_two_groups, gathered_bytes=0, **FAIRFED),
+    "FairFed, one client": settings(source=samples_of_two_groups, sampler=Only(3), **FAIRFED),
     "FedTilt, tilted in shards": settings(client=FedTilt, **sharded_settings(TiltedMean(2.0))),
     "forged": settings(aggregator=Median(), gathered_bytes=0, attack=OppositeAttack(), ids=[1, 4]),
     "forged by a search, redrawn": settings(**SEARCHED_FORGERIES),

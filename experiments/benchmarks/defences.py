@@ -55,6 +55,7 @@ def context_of(clients: int, parameters: int, byzantine: int) -> RoundContext:
         clients=torch.arange(clients),
         losses=torch.rand(clients, generator=draw),
         start_losses=torch.rand(clients, generator=draw),
+        group_counts=torch.ones(clients, 3, 2, 2, dtype=torch.int64),
         broadcast=torch.randn(parameters, generator=draw),
         root=torch.randn(parameters, generator=draw),
         layout=split_row(parameters),

@@ -21,6 +21,7 @@ from pl_fed.aggregators.clipping import Clipping as Clipping
 from pl_fed.aggregators.crfl import CRFL as CRFL
 from pl_fed.aggregators.deep_sight import DeepSight as DeepSight
 from pl_fed.aggregators.dnc import DnC as DnC
+from pl_fed.aggregators.fairfed import FairFed as FairFed
 from pl_fed.aggregators.fedfv import FedFV as FedFV
 from pl_fed.aggregators.fedmgda import FedMGDA as FedMGDA
 from pl_fed.aggregators.fl_detector import FLDetector as FLDetector

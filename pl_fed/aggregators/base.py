@@ -64,6 +64,12 @@ class Aggregator(Configurable, Memory, ABC):
     needs_start_losses: bool = False
     """Whether it reads ``context.start_losses``; this costs a pass over the data of the cohort."""
 
+    needs_group_counts: bool = False
+    """Whether it reads ``context.group_counts``; this costs a pass over the data of the cohort.
+
+    The data then need groups and classes.
+    """
+
     needs_root: bool = False
     """Whether it reads ``context.root``: the server then trains on its own data in every round."""
 
@@ -145,6 +151,7 @@ class Aggregator(Configurable, Memory, ABC):
     def take_needs(self, aggregator: "Aggregator") -> None:
         """Declare the needs of an aggregator that this one calls."""
         self.needs_start_losses = aggregator.needs_start_losses
+        self.needs_group_counts = aggregator.needs_group_counts
         self.needs_root = aggregator.needs_root
         self.needs_net = aggregator.needs_net
 
@@ -202,6 +209,17 @@ class Aggregator(Configurable, Memory, ABC):
                 f" {len(uploads)} uploads, for {type(self).__name__} but got {losses.tolist()}."
             )
         return losses
+
+    def require_group_counts(self, uploads: Tensor, context: RoundContext) -> Tensor:
+        """Return ``context.group_counts``, or raise ``ValueError`` if an upload lacks counts."""
+        counts = context.group_counts
+        if counts.ndim != 4 or counts.shape[:2] != (len(uploads), 3):
+            raise ValueError(
+                f"Expected `context.group_counts` to be of shape [{len(uploads)}, 3, groups,"
+                f" classes], one table for each upload, for {type(self).__name__} but got shape"
+                f" {list(counts.shape)}."
+            )
+        return counts
 
     def require_nonnegative_losses(self, uploads: Tensor, context: RoundContext) -> Tensor:
         """Return ``context.start_losses``, or raise ``ValueError`` unless all are at least 0."""

@@ -9,8 +9,9 @@ The means lie closer together than the uploads, as the next aggregator requires.
 changes one mean only. Every round draws a new permutation of the client ids.
 
 For the next stage, a bucket is a client with the samples of all its members. Its losses are the
-mean losses of its members, and its id is their smallest id. The server expects as many Byzantine
-buckets as Byzantine clients. If the aggregator leaves out a bucket, it rejects no single client.
+mean losses of its members, its counts by group are their sums, and its id is their smallest id. The
+server expects as many Byzantine buckets as Byzantine clients. If the aggregator leaves out a
+bucket, it rejects no single client.
 """
 
 from collections.abc import Callable
@@ -76,6 +77,7 @@ class Bucketing(PreAggregator):
             clients=context.clients[first],
             losses=_pool(context.losses, buckets, torch.mean),
             start_losses=_pool(context.start_losses, buckets, torch.mean),
+            group_counts=_pool(context.group_counts, buckets, lambda counts: counts.sum(0)),
         )
         return PreparedUploads(rows, _pool(weights, buckets, torch.sum), context)
 

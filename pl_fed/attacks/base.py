@@ -113,7 +113,7 @@ class Attack(Configurable, ABC):
                 [b, d]; not changed. They may be NaN.
             context: The round. ``context.attackers`` holds the ids of the Byzantine clients,
                 int64 [b]; ``context.clients`` those of the cohort. If attackers know only their
-                own uploads, ``losses``, ``start_losses`` and ``root`` are empty.
+                own uploads, ``losses``, ``start_losses``, ``group_counts`` and ``root`` are empty.
 
         Returns:
             A new tensor or ``own``, shape [b, d].

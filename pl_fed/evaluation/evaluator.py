@@ -246,21 +246,77 @@ class Evaluator:
         """
         if self.client.task.runs_steps:
             return self._start_losses_of_steps(data, clients, poison)
+        losses = ClientLosses.create(self.client, data.train.sizes[clients], data.device)
+
+        def add(position: Tensor, _: Tensor, outputs: Tree, targets: Tree) -> None:
+            """Add the losses of samples."""
+            losses.add(position, outputs, targets)
+
+        self._run_training_samples(data, clients, poison, add, losses.forget)
+        return losses.means
+
+    def group_counts(
+        self, data: ClientData, clients: Tensor, poison: Mapping[int, Callable[[Batch], Batch]]
+    ) -> Tensor:
+        """Count each client's training samples by group and class, under the global model.
+
+        Args:
+            data: The data of the federation, with groups and classes.
+            clients: Client ids, int64 [clients]; may be none.
+            poison: The functions that change the data of Byzantine clients, by client id.
+
+        Returns:
+            int64 [clients, 3, groups, classes], as in :mod:`pl_fed.functional.group_fairness`.
+        """
+        counts, groups = self.zero_group_counts(data, len(clients)), cast(Tensor, data.groups)
+
+        def add(position: Tensor, index: Tensor, outputs: Tensor, targets: Tensor) -> None:
+            """Add samples to the counts."""
+            add_group_counts(counts, position, groups[index], targets, outputs.argmax(1))
+
+        def forget(number: int) -> None:
+            """Reset the counts of a client."""
+            counts[number] = 0
+
+        self._run_training_samples(data, clients, poison, add, forget)
+        return counts
+
+    def zero_group_counts(self, data: ClientData, num_clients: int) -> Tensor:
+        """Return counts of no samples, int64 [clients, 3, groups, classes]."""
+        shape = (num_clients, 3, len(data.group_names), self.client.count_classes(data))
+        return torch.zeros(shape, dtype=torch.int64, device=data.device)
+
+    def _run_training_samples(
+        self,
+        data: ClientData,
+        clients: Tensor,
+        poison: Mapping[int, Callable[[Batch], Batch]],
+        add: Callable[[Tensor, Tensor, Any, Any], None],
+        forget: Callable[[int], None],
+    ) -> None:
+        """Run the global model on the clients' training samples.
+
+        Args:
+            data: The data of the federation.
+            clients: Client ids, int64 [clients].
+            poison: The functions that change the data of Byzantine clients, by client id.
+            add: Called with the positions of samples' clients, the samples' ids, the outputs and
+                the targets.
+            forget: Called with the position of a client whose earlier samples do not count: its
+                poisoned ones follow.
+        """
         module, samples = self.client.model("global"), self.runner.samples(data, "train", clients)
-        losses = ClientLosses.create(self.client, samples.sizes, data.device)
         with torch.no_grad(), evaluation_mode(self.client), self._restored.watch():
             for position, index in samples.batches():
                 outputs = self.runner.predict(module, data.inputs_of(index))
-                losses.add(position, outputs, select(data.targets, index))
+                add(position, index, outputs, select(data.targets, index))
             for number, client in enumerate(clients.tolist()):
                 if client in poison:
-                    losses.forget(number)
+                    forget(number)
                     for position, index in samples.client_batches(number):
                         batch = poison[client](data.batch(index))
-                        losses.add(
-                            position, self.runner.predict(module, batch.inputs), batch.targets
-                        )
-        return losses.means
+                        outputs = self.runner.predict(module, batch.inputs)
+                        add(position, index, outputs, batch.targets)
 
     def predict(self, data: ClientData, clients: Tensor, model: str) -> list[dict[str, Any]]:
         """Return each client's predictions on its own test samples.

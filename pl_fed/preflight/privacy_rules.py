@@ -124,7 +124,12 @@ def _refuse_for_one_sum(aggregator: Aggregator) -> str | None:
             " `federation.privacy.buckets`."
         )
     remedy = "; set `federation.privacy.buckets` to merge noisy sums of clients by it"
-    reads_more = aggregator.needs_start_losses or aggregator.needs_root or aggregator.needs_net
+    reads_more = (
+        aggregator.needs_start_losses
+        or aggregator.needs_group_counts
+        or aggregator.needs_root
+        or aggregator.needs_net
+    )
     if reads_more or aggregator.remembers_clients:
         remedy = ""  # such an aggregator is refused for buckets, too
     return (
@@ -142,8 +147,9 @@ def _refuse_for_buckets(aggregator: Aggregator, buckets: int) -> str | None:
     """
     name = type(aggregator.final_aggregator).__name__
     released = f"Expected an aggregator that reads noisy sums only {_FOR_BUCKETS} but got {name}"
-    if aggregator.needs_start_losses:
-        return f"{released}, which reads the clients' losses: use, for example, Median."
+    if aggregator.needs_start_losses or aggregator.needs_group_counts:
+        reads = "losses" if aggregator.needs_start_losses else "samples by group"
+        return f"{released}, which reads the clients' {reads}: use, for example, Median."
     if aggregator.needs_root:
         return (
             f"{released}, which reads the samples that `data.root_samples` takes from the clients:"

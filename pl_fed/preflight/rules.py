@@ -299,9 +299,42 @@ def check_server_step(aggregator: Aggregator, only_adds: bool) -> None:
         )
 
 
+def check_group_counts(client: Client, data: ClientData, aggregator: Aggregator) -> None:
+    """Refuse data without groups or classes for an aggregator that reads counts by group.
+
+    Args:
+        client: The algorithm.
+        data: The clients' data.
+        aggregator: The server's aggregator.
+
+    Raises:
+        ValueError: If there are no groups, or the predictions are no classes that pl_fed reads.
+    """
+    if not aggregator.needs_group_counts:
+        return
+    name = type(aggregator.final_aggregator).__name__
+    if not data.group_names:
+        raise ValueError(
+            f"Expected data with a group of each sample for {name}, which compares groups, but got"
+            " none: set `group` of the data set, for example of Table or CelebA, or use another"
+            " `federation.aggregator`."
+        )
+    if not _reads_classes(client, data):
+        raise ValueError(
+            f"Expected a task of pl_fed with one class for each sample for {name}, which counts"
+            f" predicted classes by group, but got {type(client.task).__name__}: use another"
+            " `federation.aggregator`."
+        )
+
+
+def _reads_classes(client: Client, data: ClientData) -> bool:
+    """Return whether pl_fed itself reads a predicted class for each sample."""
+    return bool(client.count_classes(data)) and not client.task.runs_steps
+
+
 def describe_unused_groups(client: Client, data: ClientData) -> str | None:
     """Return a sentence if evaluations cannot measure the groups of the data; else ``None``."""
-    if not data.group_names or (client.count_classes(data) and not client.task.runs_steps):
+    if not data.group_names or _reads_classes(client, data):
         return None
     return (
         f"Gaps between the groups {', '.join(data.group_names)} are not measured: they need a task"

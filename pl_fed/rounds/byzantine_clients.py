@@ -266,7 +266,14 @@ class ByzantineClients:
         )
         if knows_own:
             empty = uploads.new_empty(0)
-            context = replace(context, losses=empty, start_losses=empty, root=empty)
+            context = replace(
+                context,
+                losses=empty,
+                start_losses=empty,
+                group_counts=context.group_counts[:0],
+                num_samples=0,
+                root=empty,
+            )
             if hides_cohort:
                 context = _hide_cohort(context)
         else:

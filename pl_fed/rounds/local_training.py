@@ -15,6 +15,7 @@ from pl_fed.clients.local_rates import find_mean_rates, list_local_rates
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.clients.round_rules import StepRows
 from pl_fed.data.batches import Batches, BatchRule
+from pl_fed.data.client_data import ClientData
 from pl_fed.data.read_ahead import read_ahead
 from pl_fed.devices import numbers_on
 from pl_fed.distributed.table_layout import TableLayout
@@ -41,6 +42,7 @@ from pl_fed.rounds.trained_cohort import (
 from pl_fed.rounds.upload_channel import UploadChannel
 from pl_fed.rounds.value_watch import ValueWatch
 from pl_fed.trees import count_sample_bytes
+from pl_fed.types import Batch
 
 _READ_BYTES = 1 << 28  # samples in memory maps that are read at once, in bytes
 
@@ -82,6 +84,8 @@ class LocalTraining:
         batch_rule: How samples become minibatches.
         seed: The seed of the federation.
         measures_start_losses: Whether to measure the loss of w^t over each client's training data.
+        measures_group_counts: Whether to count each client's training samples by group and class
+            under w^t.
         leaves_out: Whether a client that raises an exception is left out of the round;
             otherwise the exception ends the run.
         channel: Compresses the uploads; ``None`` without compression.
@@ -107,6 +111,7 @@ class LocalTraining:
         batch_rule: BatchRule,
         seed: int,
         measures_start_losses: bool = False,
+        measures_group_counts: bool = False,
         leaves_out: bool = False,
         channel: UploadChannel | None = None,
         watch: ValueWatch | None = None,
@@ -122,6 +127,7 @@ class LocalTraining:
         self.batch_rule = batch_rule
         self.seed = seed
         self.measures_start_losses = measures_start_losses
+        self.measures_group_counts = measures_group_counts
         self.leaves_out = leaves_out
         self.limit_steps = None
         self.channel = channel
@@ -151,7 +157,11 @@ class LocalTraining:
         share = self._share_work(cohort, round)
         own = CohortResults(len(share.clients), self._upload_buffer)
         if self.measures_start_losses and len(share.clients):
-            own.start_losses = self._start_losses(share.clients, round, own.errors)
+            measure, failed = self.evaluator.start_losses, self._failed_loss
+            own.start_losses = self._measure(measure, failed, share.clients, round, own.errors)
+        if self.measures_group_counts and len(cohort):
+            measure, failed = self.evaluator.group_counts, self._failed_counts
+            own.group_counts = self._measure(measure, failed, share.clients, round, own.errors)
         remote = share.fetch_states(self.states.store)
         with ModelGuard(client, {"global", *client.trained}) as before:
             broadcast = ModelRows(before.rows["global"], before.statistics["global"])
@@ -520,12 +530,20 @@ class LocalTraining:
             proposals[GLOBAL_STATISTICS] = usable.check(end.global_statistics, length)
         return proposals
 
-    def _start_losses(self, clients: Tensor, round: int, errors: dict[int, Exception]) -> Tensor:
-        """Return the mean loss of w^t over all training data of each client, [clients].
-
-        It is NaN for a client that raises an exception, if such clients are left out.
+    def _measure(
+        self,
+        measure: Callable[[ClientData, Tensor, Mapping[int, Callable[[Batch], Batch]]], Tensor],
+        failed: Tensor,
+        clients: Tensor,
+        round: int,
+        errors: dict[int, Exception],
+    ) -> Tensor:
+        """Return a measure of w^t on the training data of each client, [clients, ...].
 
         Args:
+            measure: The measure, by the data, the clients' ids and the functions that change the
+                data of Byzantine clients.
+            failed: The row of a client that raises an exception, if such clients are left out.
             clients: The ids of this process's clients.
             round: The round.
             errors: The exceptions of clients by their ids; new ones are added.
@@ -533,7 +551,7 @@ class LocalTraining:
         try:
             with self.settings.autocast():
                 poison = self.byzantine_clients.poison(clients, round)
-                return self.evaluator.start_losses(self.states.data, clients, poison)
+                return measure(self.states.data, clients, poison)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -541,8 +559,19 @@ class LocalTraining:
                 raise
             if len(clients) == 1:
                 errors[int(clients)] = error
-                return self.client.row("global").data.new_full((1,), math.nan)
-        return torch.cat([self._start_losses(part, round, errors) for part in clients.split(1)])
+                return failed[None]
+        parts = clients.split(1)
+        return torch.cat([self._measure(measure, failed, part, round, errors) for part in parts])
+
+    @property
+    def _failed_loss(self) -> Tensor:
+        """The loss of a client that raises an exception."""
+        return self.client.row("global").data.new_full((), math.nan)
+
+    @property
+    def _failed_counts(self) -> Tensor:
+        """The counts by group and class of a client that raises an exception."""
+        return self.evaluator.zero_group_counts(self.states.data, 1)[0]
 
 
 def count_most_steps(objective: Objective, rule: BatchRule, sizes: Tensor) -> int:

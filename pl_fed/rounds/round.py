@@ -130,6 +130,7 @@ class RoundRunner:
             batch_rule,
             seed,
             measures_start_losses=server.aggregator.needs_start_losses,
+            measures_group_counts=server.aggregator.needs_group_counts,
             leaves_out=leaves_out or privacy is not None,
             channel=channel,
         )
@@ -390,6 +391,7 @@ class RoundRunner:
         context = replace(
             self.build_context(trained.clients, trained.losses, round),
             start_losses=trained.start_losses,
+            group_counts=trained.group_counts,
             broadcast=trained.broadcast,
             root=root,
             note=notes,
@@ -418,13 +420,19 @@ class RoundRunner:
             round: The round, from 0.
         """
         num_byzantine = self.byzantine_clients.count_expected_byzantine(len(cohort))
+        num_samples = int(self.datamodule.clients.train.sizes.sum()) if self.privacy is None else 0
+        counts = torch.empty(0, dtype=torch.int64)
+        if self.server.aggregator.needs_group_counts:  # zeros, for trials of the aggregator
+            counts = self.evaluator.zero_group_counts(self.states.data, len(cohort))
         return RoundContext(
             self.seed,
             round,
             num_byzantine,
             clients=cohort,
             losses=losses,
+            group_counts=counts,
             num_clients=self.states.loaded.num_clients,
+            num_samples=num_samples,
             num_rounds=self.settings.rounds,
             layout=self.client.row("global").layout,
             inputs=self._empty_inputs() if self.server.aggregator.needs_net else None,

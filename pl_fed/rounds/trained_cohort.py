@@ -112,6 +112,8 @@ class CohortResults:
         proposals: Proposals of new server states by name, [clients, length] each.
         start_losses: The mean loss of w^t over all training data of each client, [clients]; or
             ``None``.
+        group_counts: Counts of the clients' samples by group and class under w^t, int64 [clients,
+            3, groups, classes]; ``None`` in all processes or in none.
         group: The center of each client, int64 [clients]; ``None`` without centers.
         states: The clients' ids and new states, for each chunk.
         errors: The exceptions of clients that failed, by id.
@@ -131,6 +133,7 @@ class CohortResults:
         self.uploads: Tensor | None = None
         self.proposals: dict[str, Tensor] = {}
         self.start_losses: Tensor | None = None
+        self.group_counts: Tensor | None = None
         self.group: Tensor | None = None
         self.states: list[tuple[Tensor, dict[str, Tensor]]] = []
         self.errors: dict[int, Exception] = {}
@@ -220,6 +223,8 @@ class TrainedCohort:
         has_uploads: Whether any client sends an upload.
         start_losses: The mean loss of w^t over all training data of each client, [cohort]; or
             empty.
+        group_counts: Counts of the clients' samples by group and class under w^t, int64 [cohort, 3,
+            groups, classes]; or empty.
         idle: A mask of the clients that took no step, bool [cohort]; ``None`` if there are none.
         group: The center of each client, int64 [cohort], on the CPU; ``None`` without centers.
         proposed: Names of the server states with a proposal of any client.
@@ -232,6 +237,7 @@ class TrainedCohort:
     status: Tensor
     has_uploads: bool
     start_losses: Tensor
+    group_counts: Tensor
     idle: Tensor | None
     group: Tensor | None
     proposed: list[str]
@@ -272,6 +278,7 @@ class TrainedCohort:
         if not len(share.cohort):
             return cls._empty(share, own, broadcast)
         joined = share.join_tables(tables, layout, device)
+        no_counts = torch.empty(0, dtype=torch.int64, device=device)
         metrics = {name: values for (kind, name), values in joined.items() if kind == "metrics"}
         status, has_upload = joined["status", ""], joined["has_upload", ""].cpu()
         num_uploads, idle = int(has_upload.count_nonzero()), joined.get(("idle", ""))
@@ -285,6 +292,7 @@ class TrainedCohort:
             status=status,
             has_uploads=num_uploads > 0,
             start_losses=joined.get(("start_losses", ""), metrics["loss"][:0]),
+            group_counts=no_counts if own.group_counts is None else share.gather(own.group_counts),
             idle=None if idle is None else to_device(idle, status),
             group=None if (group := joined.get(("group", ""))) is None else group.cpu(),
             proposed=[name for kind, name in joined if kind == "proposals"],
@@ -296,7 +304,19 @@ class TrainedCohort:
         """Return the results of a cohort without clients."""
         nothing = broadcast.new_empty(0)
         status = torch.empty(0, dtype=torch.int8, device=broadcast.device)
-        return cls(share, broadcast, {"loss": nothing}, status, False, nothing, None, None, [], own)
+        return cls(
+            share,
+            broadcast,
+            {"loss": nothing},
+            status,
+            has_uploads=False,
+            start_losses=nothing,
+            group_counts=nothing.to(torch.int64),
+            idle=None,
+            group=None,
+            proposed=[],
+            own=own,
+        )
 
     @property
     def clients(self) -> Tensor:

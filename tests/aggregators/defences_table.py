@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from contract_suite import find_configurations
+from group_counts import make_group_counts
 from torch import nn
 
 import pl_fed.aggregators
@@ -33,6 +34,7 @@ FIELDS = {  # words of the column "needs" -> the round's context without that fi
     "net": {"net": None},
     "server's data": {"root": torch.empty(0)},
     "start losses": {"start_losses": torch.empty(0)},
+    "group counts": {"group_counts": torch.empty(0)},
 }
 
 
@@ -51,6 +53,7 @@ def make_context(note=lambda *_: None):
         clients=torch.arange(UPLOADS),
         losses=torch.linspace(1.0, 2.0, UPLOADS),
         start_losses=torch.linspace(1.0, 2.0, UPLOADS),
+        group_counts=make_group_counts(UPLOADS),
         broadcast=torch.linspace(1.0, -1.0, NUMEL),
         root=torch.ones(NUMEL),
         num_clients=CLIENTS,

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from contract_suite import find_configurations, one_test
+from group_counts import make_group_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slices import in_slices
@@ -70,6 +71,7 @@ ARGUMENTS = {
     "DeepSight": [{"num_inputs": 20}, {"num_inputs": 5, "num_sets": 1, "min_cluster_size": 2}],
     "DnC": [{}, {"num_byzantine": 2}, {"num_byzantine": 1, "num_iterations": 3},
             {"num_byzantine": 2, "num_coordinates": None}],
+    "FairFed": [{}, {"beta": 0.0}, {"metric": "demographic_parity", "positive": 0}],
     "FedFV": [{}, {"alpha": 0.0, "tau": 0}, {"alpha": 0.5, "tau": 3}],
     "FedMGDA": [{}, {"epsilon": 0.0}, {"epsilon": 1.0}],
     "FLDetector": [{}, {"window": 1, "then": Mean()}],
@@ -243,6 +245,7 @@ def context(uploads):
         clients=torch.arange(n),
         losses=torch.linspace(1.0, 2.0, n),
         start_losses=torch.linspace(3.0, 1.0, n, dtype=torch.float64),
+        group_counts=make_group_counts(n),
         broadcast=broadcast,
         root=torch.linspace(-1.0, 2.0, uploads.shape[-1], dtype=torch.float64),
     )

@@ -13,6 +13,7 @@ from itertools import product
 import pytest
 import torch
 from contract_suite import find_configurations, one_test
+from group_counts import make_group_counts
 from slices import in_slices
 from test_aggregator_contract import CONFIGURATIONS as AGGREGATORS
 from test_aggregator_contract import context as aggregator_context
@@ -54,6 +55,7 @@ def context(n, byzantine=None):
         clients=torch.randperm(5 * n, generator=torch.Generator().manual_seed(n))[:n],
         losses=torch.linspace(1.0, 2.0, n),
         start_losses=torch.linspace(3.0, 1.0, n, dtype=torch.float64),
+        group_counts=make_group_counts(n),
     )
 
 

@@ -195,9 +195,11 @@ def test_an_aggregator_sees_released_values_only():
         assert weights.tolist() == [1] * COUNT
         assert torch.equal(context.broadcast, broadcast)
         own = RoundContext(0, round, num_byzantine=1, clients=torch.arange(COUNT))
-        for name in ("clients", "losses", "start_losses", "attackers", "observed", "root"):
+        losses = ("losses", "start_losses", "group_counts")
+        for name in ("clients", *losses, "attackers", "observed", "root"):
             assert torch.equal(getattr(context, name), getattr(own, name)), name
-        for name in ("seed", "round", "num_byzantine", "net", "samples", "simulate_merge"):
+        numbers = ("seed", "round", "num_byzantine", "num_samples")
+        for name in (*numbers, "net", "samples", "simulate_merge"):
             assert getattr(context, name) == getattr(own, name), name
 
 

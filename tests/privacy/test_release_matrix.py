@@ -30,7 +30,7 @@ def test_only_the_uniform_mean_of_one_sum_is_allowed():
 def test_with_buckets_all_but_means_and_readers_of_clients_data_are_allowed():
     assert {name for name, _, refusal in aggregator_rows() if refusal is not None} == {
         *("Mean", "Mean, weighting: samples", "GeometricMedian, weighting: samples"),
-        *("AAggFF", "AFL", "AdaFed", "FedFV"),
+        *("AAggFF", "AFL", "AdaFed", "FairFed", "FedFV"),
         *("TiltedMean", "KLoss", "QFFL", "Term", "FLTrust", "FoolsGold"),
         *("DeepSight", "FLDetector"),
     }

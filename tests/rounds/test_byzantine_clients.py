@@ -324,7 +324,7 @@ def test_attack_with_own_knowledge_sees_no_other_uploads():
     assert context.attackers.tolist() == [4, 5]
     assert context.simulate_merge is None
     assert len(context.clients) == 6, "the size of the cohort is public"
-    for secret in (context.losses, context.start_losses, context.root):
+    for secret in (context.losses, context.start_losses, context.group_counts, context.root):
         assert secret.numel() == 0
 
 

@@ -8,7 +8,7 @@ from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
 from pl_fed import DifferentialPrivacy
-from pl_fed.aggregators import QFFL
+from pl_fed.aggregators import QFFL, FairFed
 from pl_fed.clients import Ditto, FedAvg, FedBN
 from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.samplers import Poisson
@@ -116,7 +116,9 @@ def run_with_ids(net, ids, engine, **settings):
     """Run a federation whose client 2 has some ids as inputs."""
     inputs = torch.randint(0, 4, (sum(SIZES), 4), generator=torch.Generator().manual_seed(1))
     inputs[sum(SIZES[:FAILING]) :][: SIZES[FAILING]] = ids
-    data = shared_out(replace(classes(SIZES), inputs=inputs))
+    arrays = classes(SIZES)
+    groups = torch.arange(len(arrays)) % 2
+    data = shared_out(replace(arrays, inputs=inputs, groups=groups))
     return run_rounds(FedAvg(seeded(net), optimizer=sgd(0.1)), data, engine=engine, **settings)
 
 
@@ -157,11 +159,12 @@ def test_too_many_failures_end_the_run_with_the_exception():
         run_rounds(client, data(), on_client_error="leave_out")
 
 
-def test_start_loss_that_fails_leaves_the_client_out():
-    """q-FFL reads the loss of w^t on the data of each client."""
+@pytest.mark.parametrize("aggregator", [QFFL(1.0), FairFed()], ids=["loss", "group counts"])
+def test_failing_measure_of_the_broadcast_leaves_the_client_out(aggregator):
+    """q-FFL reads the loss of w^t on the data of each client, and FairFed counts by group."""
     with pytest.warns(UserWarning, match=r"clients \[2\]"):
         outcome = run_with_ids(
-            Indexes, 4, "one_by_one", on_client_error="leave_out", aggregator=QFFL(1.0)
+            Indexes, 4, "one_by_one", on_client_error="leave_out", aggregator=aggregator
         )
     assert outcome.w.isfinite().all()
     assert [report["train/rejected"] for report in outcome.reports] == [1, 1]
