@@ -141,7 +141,7 @@ def simulate(data, cohorts, by_samples, ridge, single, lr=0.2):
 )
 def test_rounds_equal_numpy_and_engines_each_other(uncompiled, weights, options):
     cohorts, chosen = [(0, 1), (1, 2), (0, 2), (3, 1)], set()
-    for seed in range(2):
+    for seed in (0, 3):  # without a ridge, the weights of seed 3 are up to 14,000
         data = shared_out(classes([17, 5, 30, 2], seed=seed), batch_size=4)
         client = PFedFDA(seeded(two_layers), optimizer=sgd(0.2), local_epochs=1, **options)
         expected = {"ridge": options.get("ridge", 1.0), "single": "single_beta" in options}
@@ -152,12 +152,13 @@ def test_rounds_equal_numpy_and_engines_each_other(uncompiled, weights, options)
             run_rounds(client, data, 4, sampler=Cohorts(*cohorts), engine=engine, **settings)
             for engine in ENGINES
         ]
+        largest = max(1.0, np.abs(heads).max())
         for outcome in outcomes:
-            assert outcome.distance(outcomes[0]) <= 1e-10
+            assert outcome.distance(outcomes[0]) <= 1e-10 * largest
             close = {"rtol": 0, "atol": 1e-9}
             np.testing.assert_allclose(outcome.w[:20].numpy(), body.ravel(), **close)
             np.testing.assert_allclose(outcome.v[:, :20].numpy(), [body.ravel()] * 4, **close)
-            np.testing.assert_allclose(outcome.v[:, 20:].numpy(), heads, rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(outcome.v[:, 20:] / largest, heads / largest, **close)
             for name, rows in zip(("means", "covariance"), server):
                 np.testing.assert_allclose(outcome.server_states[name], rows.ravel(), **close)
     assert len(chosen) > 5  # neither always 0 nor always 1
