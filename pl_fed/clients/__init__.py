@@ -38,6 +38,7 @@ from pl_fed.clients.mean_regularized import MeanRegularized as MeanRegularized
 from pl_fed.clients.mocha import Mocha as Mocha
 from pl_fed.clients.moon import Moon as Moon
 from pl_fed.clients.per_fedavg import PerFedAvg as PerFedAvg
+from pl_fed.clients.pfedfda import PFedFDA as PFedFDA
 from pl_fed.clients.pfedme import PFedMe as PFedMe
 from pl_fed.clients.pfedme_epochs import PFedMeEpochs as PFedMeEpochs
 from pl_fed.clients.propfair import PropFair as PropFair

@@ -139,6 +139,10 @@ class Client(Configurable, ClientRounds, ABC):
     for it, and the server merges uploads times F_k / F, with the mean F of the cohort, as FedAS.
     Empty for algorithms without such weights."""
 
+    weighted_states: tuple[str, ...] = ()
+    """Names of server states whose mean weighs clients by samples if the aggregator does, as that
+    of running statistics. Other states are means with equal weights."""
+
     needs_plain_mean = False
     """Whether the server must merge by the mean with equal weights, and only add it. Attacks that
     forge uploads are then refused."""

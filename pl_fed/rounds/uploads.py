@@ -169,7 +169,8 @@ class Uploads:
     ) -> None:
         """Change the server's states in place: to the means of proposals, and by the uploads.
 
-        If the aggregator weights clients by samples, the mean of running statistics does too.
+        If the aggregator weights clients by samples, the means of running statistics and of the
+        algorithm's ``weighted_states`` do too.
 
         Args:
             client: The algorithm; its ``receive`` returns the changes by the uploads.
@@ -185,7 +186,8 @@ class Uploads:
             is_population_mean = name in client.state_means.values()
             clients = client.population.cohort if is_population_mean else len(self.share.cohort)
             divisor = float(clients)
-            if name == GLOBAL_STATISTICS and weights_by_samples(aggregator):
+            is_weighted = name in (GLOBAL_STATISTICS, *client.weighted_states)
+            if is_weighted and weights_by_samples(aggregator):
                 own = share.select_own(self.weights)[: len(change), None]
                 change = change * own.to(change)
                 divisor = float(self.weights.sum())

@@ -86,6 +86,7 @@ ARGUMENTS = {
     ],
     "FedADMM": [{}, {"rho": 0.3, "weights": "samples"}],
     "LpProj": [{"dimensions": 7}, {"dimensions": 60, "weights": "samples"}],
+    "PFedFDA": [{}, {"single_beta": True, "ridge": 0.1, "shrinkage": 0.1, "candidates": 3}],
     "PFedMe": [{}, {"lam": 2.0, "personal_steps": 2, "personal_lr": 0.1}],
     "PFedMeEpochs": [{}, {"lam": 0.5, "eta": 2.0}],
     "FedTilt": [
@@ -104,7 +105,8 @@ UNTRAINED_INFLUENCE = {  # step -> models that change the loss, but that this st
 }
 OWN_GRADIENTS = {"PerFedAvg", "PFedMe"}  # their gradients are not those of the reported loss
 SPLIT_MINIBATCHES = {"PerFedAvg"}  # the order of the samples in a minibatch matters
-ALTERNATING = {"FedBABU", "FedROD", "FedRep"}  # a step trains only some parameters
+ALTERNATING = {"FedBABU", "FedROD", "FedRep", "PFedFDA"}  # a step trains only some parameters
+SPLIT_CLIENTS = {"PFedFDA"}  # the order of a client's samples matters: its folds alternate
 SIZES = [7, 3, 10, 1]
 OWN_NETS = {"FedExLoRA"}  # needs a net with adapters: see tests/models/test_lora.py
 CONFIGURATIONS = [
@@ -536,7 +538,8 @@ def test_states_of_a_client_do_not_depend_on_the_others(kind, arguments):
     [
         pair
         for pair in CONFIGURATIONS
-        if pair[0].__name__ not in {*SPLIT_MINIBATCHES, "HierFedAvg"}  # whose ids are places
+        if pair[0].__name__
+        not in {*SPLIT_MINIBATCHES, *SPLIT_CLIENTS, "HierFedAvg"}  # whose ids are places
     ]
 )
 def test_permuted_clients_permute_the_results(kind, arguments):
