@@ -30,7 +30,8 @@ Departs from the paper and from the authors' code (cj-mclaughlin/pFedFDA):
   code draws μ from [0, 1).
 - The aggregator determines the weights of bodies and statistics, uniform by default.
 - The code also adds I to a client's own covariance, as the default ``ridge`` does, and 1e-4 to all
-  its entries. Without I, features of a ReLU body collapsed on Fashion-MNIST at learning rate 0.05.
+  its entries. In one run of five rounds (Fashion-MNIST, 20 clients with two classes each, a ReLU
+  MLP, learning rate 0.05), accuracy was 0.92 with I, and 0.48 without.
 
 As in the code, a class with fewer than 3 samples of the client has the server's mean, and the
 priors are shares plus 1e-4, divided by their sum.
