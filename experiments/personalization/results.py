@@ -59,9 +59,10 @@ def collect(boards: Iterable[str], tuning: str) -> None:
         found = list(_read_runs(board, tuning, study))
         rows |= {tuple(row[name] for name in KEY): row for row in found}
         if found and tuning == TUNED:
-            (HERE / "tuned").mkdir(exist_ok=True)
-            tuned = study.report() / "tables" / "tuned.csv"
-            shutil.copy(tuned, HERE / "tuned" / f"{board}.csv")
+            tuned = study.report().parent / "tables" / "tuned.csv"
+            if tuned.is_file():  # not before the tuning has ended
+                (HERE / "tuned").mkdir(exist_ok=True)
+                shutil.copy(tuned, HERE / "tuned" / f"{board}.csv")
     columns = dict.fromkeys(name for row in rows.values() for name in row)
     write_csv(TABLE, [{name: row.get(name, "") for name in columns} for row in rows.values()])
 
