@@ -49,7 +49,7 @@ ARGUMENTS = {
     ],
     "DittoChoice": [{}, {"lams": [0.1, 0.5], "lam": 0.5, "regularizer": "kl"}],
     "DittoGreedy": [{}, {"lams": [0.1, 0.5], "lam": 0.5, "min_validation": 1}],
-    "FedDBE": [{"kappa": 1.0}, {"kappa": 0.0}],
+    "FedDBE": [{}, {"kappa": 0.0}],
     "FedDyn": [{}, {"alpha": 0.5, "weights": "samples"}],
     "FedPer": [{}, {"own": ["0.weight", "1"]}],
     "FedRep": [{}, {"own": ["0", "4.bias"], "head_steps": 3}, {"own": []}],
