@@ -21,9 +21,9 @@ Departs from the paper and from the authors' code (TsingZ0/DBE, and PFLlib):
 - The local optimizer trains v_k as it trains f and g. There, it is SGD without momentum.
 - The aggregator determines the weights of models and of means, uniform by default; there, samples.
 - The defaults are κ = 1 and m = 1. The authors' command for Fashion-MNIST has κ = 50, m = 1,
-  512 features and learning rate 0.005; their code's defaults are κ = 0 and m = 0.1. With 64 features
-  and learning rate 0.05, as in ``configs/feddbe.yaml``, κ = 50 is too large: in one run of 40
-  rounds, accuracy was 0.49 with 50, 0.81 with 5, 0.82 with 1, and 0.79 with 0.
+  512 features and learning rate 0.005; their code's defaults are κ = 0 and m = 0.1. With 64
+  features and learning rate 0.05, as in ``configs/feddbe.yaml``, κ = 50 is too large: in one run of
+  40 rounds, accuracy was 0.49 with 50, 0.81 with 5, 0.82 with 1, and 0.79 with 0.
 - The head is linear, g(z) = W z + b, so that an evaluated model is an ordinary net: its bias is
   b + W v_k.
 """

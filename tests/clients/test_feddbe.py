@@ -113,6 +113,14 @@ def test_running_mean_equals_numpy(weights, momentum):
     check_rounds(weights, 20.0, momentum, ["one_by_one"])
 
 
+def test_running_mean_lets_clients_run_one_by_one():
+    client = FedDBE(seeded(net), mean_momentum=0.5, optimizer=sgd(0.1), local_steps=3)
+    data = shared_out(classes([9, 7]))
+    with pytest.warns(UserWarning, match="with mean_momentum below 1, each client keeps a running"):
+        outcome = run_tried_rounds(client, data, rounds=2, engine="stacked")
+    assert outcome.distance(run_rounds(client, data, rounds=2)) == 0
+
+
 def test_loss_is_the_cross_entropy_of_translated_features_and_half_a_mean_square():
     """Features (1, 0) and (3, 2) of the input itself; target (0, 0): κ / d (4 + 1) / 2."""
     client = FedDBE(nn.Linear(2, 2), kappa=8.0).double()
@@ -197,6 +205,9 @@ def test_models_that_leave_are_the_users_net(momentum):
         torch.testing.assert_close(own(x), expected, rtol=0, atol=1e-12)
         assert v.any()
     assert hasattr(result.client.personal_model[2], "translation")
+    evaluator = result.federation.session.evaluation.evaluator
+    (shared,) = evaluator.models(torch.tensor([0]), "global")
+    assert shared.state_dict().keys() == net().state_dict().keys()
 
 
 @pytest.mark.slow
