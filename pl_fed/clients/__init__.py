@@ -17,6 +17,7 @@ from pl_fed.clients.fedas import FedAS as FedAS
 from pl_fed.clients.fedavg import FedAvg as FedAvg
 from pl_fed.clients.fedbabu import FedBABU as FedBABU
 from pl_fed.clients.fedbn import FedBN as FedBN
+from pl_fed.clients.feddbe import FedDBE as FedDBE
 from pl_fed.clients.feddyn import FedDyn as FedDyn
 from pl_fed.clients.fedex_lora import FedExLoRA as FedExLoRA
 from pl_fed.clients.fednova import FedNova as FedNova

@@ -475,6 +475,15 @@ class Client(Configurable, ClientRounds, ABC):
         """
         return self.outputs_of(model, batch)
 
+    def restore_net(self, net: nn.Module) -> None:
+        """Remove from a copy of a model what the algorithm has added to the user's net.
+
+        By default, algorithms add nothing. pl_fed calls it for models that leave it, as in exports.
+
+        Args:
+            net: A copy of a model, as it is evaluated; it changes in place.
+        """
+
     def check(self, data: ClientData, population: Population) -> None:
         """Refuse a federation that does not fit the algorithm, before training.
 

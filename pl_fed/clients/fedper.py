@@ -79,7 +79,7 @@ class FedPer(Client):
         personal.statistics[:] = client.broadcast.statistics
         personal.statistics[:, self.own_statistics] = own_statistics
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return F_k(W_B, W_Pk) on the minibatch."""
         return self.loss("personal", batch)
 

@@ -60,7 +60,8 @@ class TrainedRun:
     @property
     def global_model(self) -> nn.Module:
         """A copy of the global model, as the user's net in evaluation mode."""
-        return self.federation.session.evaluation.evaluator.copy_global_model()
+        evaluator = self.federation.session.evaluation.evaluator
+        return next(evaluator.models(torch.zeros(1, dtype=torch.int64), "global"))
 
     def model_of(self, client: int | str, model: str | None = None) -> nn.Module:
         """Return a client's model: the user's net in evaluation mode, independent of pl_fed.

@@ -149,18 +149,23 @@ class Evaluator:
             model: The name of the model; the global model is the same for all clients.
         """
         if model == "global":
-            yield from (self._copy_model(model) for _ in clients)
+            yield from (self._restore(self._copy_model(model)) for _ in clients)
             return
         for ids in clients.split(self.runner.max_clients):
             rows = self._begin(ids).models[model]
             for position in range(len(ids)):
                 with torch.inference_mode(False), ModelGuard(self.client, [model]):
                     self.runner.load_rows(model, rows[position])
-                    net = self._copy_model(model)
+                    net = self._restore(self._copy_model(model))
                 yield net
 
+    def _restore(self, net: nn.Module) -> nn.Module:
+        """Make a copy of a model the user's net again: see :meth:`Client.restore_net`."""
+        self.client.restore_net(net)
+        return net
+
     def copy_global_model(self, update: Tensor | None = None) -> nn.Module:
-        """Return a copy of the global model, as the user's net, in evaluation mode.
+        """Return a copy of the global model, in evaluation mode, with all its parameters.
 
         Args:
             update: A change of its trainable parameters, [numel]; no change by default.

@@ -139,6 +139,7 @@ CASES = {  # a few local steps, as FedRep has them, give each client a model of 
     "Local": {},
     "DittoChoice": {"data": {"val_fraction": 0.3}},
     "FedBN": {"net": BUSY},
+    "FedDBE": {"net": BUSY},
     "FedPer": {"net": BUSY},
     "FedRep": {"net": BUSY},
     "FedROD": {"net": BUSY},

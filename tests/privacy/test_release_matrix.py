@@ -44,7 +44,7 @@ def test_algorithms_with_another_release_are_refused():
     rows = list(algorithm_rows())
     assert {name for name, refusal, _ in rows if refusal} == {
         *("FedExLoRA", "FedNova", "HierFedAvg", "IFCA", "Local", "Mocha"),
-        *("FedAS", "FedDyn", "FedDyn, weights: samples", "PFedFDA"),
+        *("FedAS", "FedDBE", "FedDyn", "FedDyn, weights: samples", "PFedFDA"),
         *("Scaffold", "Scaffold, control: start"),
         "FedAvg with BatchNorm",
         *("FLAME, lagged_global: True", "FLAME, weights: samples"),
