@@ -465,6 +465,7 @@ def test_wrong_arguments_are_one_sentence(arguments, match):
         ).load()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [FedAvg, Ditto])
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_workers_that_read_ahead_change_no_number(tmp_path, algorithm, noise, monkeypatch):
@@ -528,6 +529,7 @@ def read_ahead(batches, positions):
     return [batches.join(rows[[position]], None).label for position in positions]
 
 
+@pytest.mark.slow
 def test_error_of_a_worker_is_that_of_the_data_set():
     batches = OwnBatches(Fragile(), join_sets, num_workers=1)
     with pytest.raises(OSError, match="no such image") as caught:
@@ -536,12 +538,14 @@ def test_error_of_a_worker_is_that_of_the_data_set():
     assert len(read_ahead(batches, [4, 5])) == 2, "workers go on"
 
 
+@pytest.mark.slow
 def test_lost_worker_has_a_sentence():
     batches = OwnBatches(Deadly(), join_sets, num_workers=1)
     with pytest.raises(RuntimeError, match="num_workers` to go on but one has ended"):
         read_ahead(batches, range(6))
 
 
+@pytest.mark.slow
 def test_batch_in_another_order_is_read_here():
     batches, rows = OwnBatches(Sets(), join_sets, num_workers=1), OwnBatches(Sets(), list).rows()
     batches.read_ahead(lambda: iter(rows[:6].split(1)))
