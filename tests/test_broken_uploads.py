@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 import warnings
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -86,6 +87,11 @@ def breaking_client(kind, breakage="NaN", **options):
 
 def make_data(**options):
     return shared_out(classes(SIZES), **options)
+
+
+def make_data_with_groups(**options):
+    groups = torch.arange(sum(SIZES)) % 2
+    return shared_out(replace(classes(SIZES), groups=groups, group_names=("a", "b")), **options)
 
 
 class FinalState:
@@ -541,7 +547,8 @@ def test_every_aggregator_merges_the_valid_uploads(kind, arguments):
 
     def end(breakage, cohorts, broken):
         aggregator = kind(**copy.deepcopy(arguments))
-        settings = {"expected": 0, "data": make_data(root_samples=6), "aggregator": aggregator}
+        data = make_data_with_groups(root_samples=6)  # groups for FairFed
+        settings = {"expected": 0, "data": data, "aggregator": aggregator}
         return run(breaking_client(FedAvg, breakage), cohorts, broken=broken, **settings)
 
     without = end("NaN", [cohort, intact_clients, cohort], None)

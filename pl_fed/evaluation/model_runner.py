@@ -132,7 +132,9 @@ class ModelRunner:
 
     def split_clients(self, sizes: Tensor) -> Iterator[Tensor]:
         """Yield positions of clients with samples, in groups that fit into memory together."""
-        yield from sort_by_size(sizes).split(self.max_clients)
+        positions = sort_by_size(sizes)
+        if len(positions):  # a split of nothing has one part
+            yield from positions.split(self.max_clients)
 
     @property
     def max_clients(self) -> int:
