@@ -164,7 +164,7 @@ class RoundContext:
             empty unless the aggregator's ``needs_start_losses`` is set.
         group_counts: Counts of each client's training samples by group and class, by the
             predictions of the broadcast w^t, int64 [n, 3, groups, classes] as in
-            :mod:`pl_fed.functional.group_fairness`; empty unless the aggregator's
+            ``pl_fed.functional.group_fairness``; empty unless the aggregator's
             ``needs_group_counts`` is set.
         attackers: Ids of the clients that forge their uploads, int64 [b]; empty for aggregators.
         byzantine: Ids of all Byzantine clients of the round in ascending order, inside and outside

@@ -271,7 +271,7 @@ class Evaluator:
             poison: The functions that change the data of Byzantine clients, by client id.
 
         Returns:
-            int64 [clients, 3, groups, classes], as in :mod:`pl_fed.functional.group_fairness`.
+            int64 [clients, 3, groups, classes], as in ``pl_fed.functional.group_fairness``.
         """
         counts, groups = self.zero_group_counts(data, len(clients)), cast(Tensor, data.groups)
 

@@ -19,7 +19,7 @@ class Tables(NamedTuple):
         loss: The mean loss, as in training, times the number of samples, [clients].
         measures: The task's metrics of each client, [clients, metrics]; NaN where undefined.
         groups: Counts of samples by group and class, int64 [clients, 3, groups, classes], as in
-            :mod:`pl_fed.functional.group_fairness`; ``None`` without groups.
+            ``pl_fed.functional.group_fairness``; ``None`` without groups.
     """
 
     correct: Tensor

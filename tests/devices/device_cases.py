@@ -141,8 +141,9 @@ def placed(client, device):
 
 @cache
 def shared_data():
-    """Return data that cases share."""
-    return given(root_samples=8)
+    """Return data that cases share, with two groups of samples."""
+    groups = torch.arange(sum(SIZES)) % 2
+    return given(replace(classes(SIZES), groups=groups, group_names=("a", "b")), root_samples=8)
 
 
 TRACED_ALGORITHMS = ("Ditto", "FedAvg", "FedTilt", "Scaffold")
