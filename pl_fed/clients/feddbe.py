@@ -37,7 +37,7 @@ from pl_fed.arguments import check_at_most, check_nonnegative, check_positive
 from pl_fed.clients.argument_checks import check_net
 from pl_fed.clients.contract import ClientRound
 from pl_fed.clients.fedper import FedPer
-from pl_fed.clients.heads import find_head
+from pl_fed.clients.heads import find_head, require_linear_head
 from pl_fed.nets.copies import remove_compilation
 from pl_fed.nets.rows import trainable_parameters
 from pl_fed.types import Batch
@@ -177,13 +177,7 @@ def _add_translation(net: nn.Module, head: str) -> nn.Linear:
     Raises:
         TypeError: If the head is not linear with a bias.
     """
-    linear, names = net.get_submodule(head), trainable_parameters(net)
-    prefix = f"{head}." if head else ""
-    if not isinstance(linear, nn.Linear) or not {f"{prefix}weight", f"{prefix}bias"} <= {*names}:
-        raise TypeError(
-            "Expected argument `head` to be a trainable torch.nn.Linear with a bias but got"
-            f" {linear} as {head!r}: name the last linear layer."
-        )
+    linear = require_linear_head(net, head)
     zeros = torch.zeros_like(linear.weight[0]).detach()
     linear.register_parameter(_TRANSLATION, nn.Parameter(zeros))
     return linear

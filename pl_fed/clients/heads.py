@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pl_fed.nets.rows import trainable_parameters
 from pl_fed.trees import describe
 
 
@@ -74,3 +75,24 @@ def record_features(net: nn.Module, head: str, predict: Callable[[], Any]) -> Te
         f" to return the head's outputs, but got {problem} in {type(net).__name__}: return the"
         " outputs of the last layer as they are."
     )
+
+
+def require_linear_head(net: nn.Module, head: str) -> nn.Linear:
+    """Return the head of a net, a trainable linear layer with a bias.
+
+    Args:
+        net: The net.
+        head: The name of the head; empty if the net is its own head.
+
+    Raises:
+        TypeError: If the head is another module.
+    """
+    linear = net.get_submodule(head)
+    prefix = f"{head}." if head else ""
+    names = {f"{prefix}weight", f"{prefix}bias"}
+    if not isinstance(linear, nn.Linear) or not names <= {*trainable_parameters(net)}:
+        raise TypeError(
+            "Expected argument `head` to be a trainable torch.nn.Linear with a bias but got"
+            f" {linear} as {head!r}: name the last linear layer."
+        )
+    return linear

@@ -46,7 +46,7 @@ from pl_fed.arguments import check_integers, check_nonnegative, check_shares
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.clients.fedper import belongs, own_parts
-from pl_fed.clients.heads import find_head
+from pl_fed.clients.heads import find_head, require_linear_head
 from pl_fed.functional.discriminants import (
     class_moments,
     clip_eigenvalues,
@@ -120,13 +120,8 @@ class PFedFDA(Client):
         layout = self.row("global").layout
         self.head = find_head(layout.names, head)
         own_parts(net, [self.head], argument="head")  # refuses tied parameters
-        linear = self.global_model.get_submodule(self.head)
+        linear = require_linear_head(self.global_model, self.head)
         names = [f"{self.head}.weight", f"{self.head}.bias"]
-        if not isinstance(linear, nn.Linear) or not {*names} <= {*layout.names}:
-            raise TypeError(
-                "Expected argument `head` to be a trainable torch.nn.Linear with a bias but got"
-                f" {linear} as {self.head!r}: name the last linear layer."
-            )
         self.num_classes, self.num_features = linear.out_features, linear.in_features
         self.head_positions = layout.positions(*names)
         if len(self.head_positions) == layout.numel:
