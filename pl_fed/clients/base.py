@@ -475,6 +475,11 @@ class Client(Configurable, ClientRounds, ABC):
         """
         return self.outputs_of(model, batch)
 
+    @property
+    def predicts_by_net(self) -> bool:
+        """Whether clients predict by their nets alone, without a :meth:`predict` of their own."""
+        return type(self).predict is Client.predict
+
     def restore_net(self, net: nn.Module) -> None:
         """Remove from a copy of a model what the algorithm has added to the user's net.
 

@@ -109,7 +109,7 @@ class ModelRunner:
             samples = self.samples(data, part, clients[positions])
             positions = positions.to(data.device)
             for model in personal:
-                if type(self.client).predict is Client.predict:
+                if self.client.predicts_by_net:
                     runs = self.run_personal(model, start.models[model], samples)
                 else:
                     runs = self._run_hook(model, start, data, part)

@@ -50,11 +50,7 @@ class Export:
                     f"Expected argument `select` to be {other} for an algorithm without {model}"
                     f" models but got {request.select}: add `--select {other}`."
                 )
-        if (
-            len(clients)
-            and request.select != "global"
-            and type(client).predict is not Client.predict
-        ):
+        if len(clients) and request.select != "global" and not client.predicts_by_net:
             raise ValueError(
                 f"Expected argument `select` to be global for {type(client).__name__}, which"
                 f" predicts by more than a net, but got {request.select}: add `--select global`."

@@ -106,7 +106,7 @@ def _run(trial: Trial, number: int) -> None:
                 )
             length = len(round.server_states[name])
             _check_row("end_round", f"the proposal of `{name}`", proposal, length)
-    if type(client).predict is not Client.predict:
+    if not client.predicts_by_net:
         _try_predict(trial, number)
 
 

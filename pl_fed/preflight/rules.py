@@ -54,7 +54,7 @@ def check_predict(client: Client) -> None:
     Raises:
         ValueError: If the algorithm overrides ``predict``, and the net has steps of its own.
     """
-    if type(client).predict is not Client.predict and client.task.runs_steps:
+    if not client.predicts_by_net and client.task.runs_steps:
         raise ValueError(
             f"Expected a net without steps of its own for {type(client).__name__}, which predicts"
             f" by more than a net, but got {type(client.global_model).__name__}: set"
