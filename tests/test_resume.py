@@ -837,6 +837,18 @@ def test_exception_between_rounds_saves_the_last_checkpoint(tmp_path, uninterrup
         assert list(differences(expected, resumed)) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["on_validation_batch_start", "on_validation_batch_end"])
+def test_batches_of_an_interrupted_validation_count_once(tmp_path, uninterrupted_states, moment):
+    """In the last round: each round starts to count from zero."""
+    name = "each epoch, validation every 2nd"
+    saving = {**settings_of(name), "callbacks": [LastCheckpoint()]}
+    kill(tmp_path / "run", Killer(moment, ROUNDS - 1), **saving)
+    resumed = resume(tmp_path / "run", **settings_of(name))
+    expected = uninterrupted_states(name)
+    assert list(differences(expected["checkpoint"]["loops"], resumed["checkpoint"]["loops"])) == []
+
+
 def watching_settings():
     """Return the settings of a run with callbacks and a schedule that monitor a metric."""
     stopping = EarlyStopping(MONITOR, min_delta=9.0, patience=4, check_on_train_epoch_end=True)

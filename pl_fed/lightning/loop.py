@@ -288,10 +288,12 @@ class FederatedLoop(_FitLoop):
             self.write_rows()
             epoch.val_loop.restarting = False
             self.trainer.validating = True
+            counts = epoch.val_loop.batch_progress.state_dict()
             try:
                 epoch.val_loop.run()
             except BaseException:  # some callbacks may have counted it, and others not
                 self.within_round = self._hook == "on_validation_end"
+                epoch.val_loop.batch_progress.load_state_dict(counts)  # a resumed run repeats it
                 raise
             self.trainer.training = True
             self._validated = True
