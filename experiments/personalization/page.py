@@ -35,6 +35,9 @@ TITLES = {
     "sizes": "Size skew",
     "writers": "Writers",
     "vehicle": "Vehicle",
+    "objects": "Objects",
+    "topics": "Topics",
+    "roles": "Roles",
 }
 NAMES = {"accuracy": "accuracy", "worst10": "worst 10 %", "held_out": "held-out clients"}
 

@@ -20,7 +20,10 @@ from pl_fed.studies.study import Study
 
 HERE = Path(__file__).parent
 TABLE = HERE / "results.csv"
-BOARDS = ("labels_small", "labels_large", "features", "sizes", "writers", "vehicle")
+BOARDS = (
+    *("labels_small", "labels_large", "features", "sizes", "writers", "vehicle"),
+    *("objects", "topics", "roles"),
+)
 LOCAL, FINETUNING = "Local", "finetuning"
 ONE_MODEL = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON")
 FAIR = ("q-FFL", "TERM", "FedMGDA+", "AFL", "FedFV", "AdaFed", "AAggFF", "UPGrad", "PropFair")
