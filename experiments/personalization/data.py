@@ -58,7 +58,7 @@ class SomeWriters(DataSource):
 class Articles(DataSource):
     """Articles of AG's News as bags of words: four topics.
 
-    The inputs are 0 or 1: which hashed words an article has. Only the 7,600 articles of the
+    The inputs are 1 for the hashed words of an article, and 0 for others. Only the 7,600 articles of the
     official test part are used.
 
     Args:
@@ -99,7 +99,7 @@ class Articles(DataSource):
 
 
 class SomeRoles(DataSource):
-    """Roles of Shakespeare's plays, each of whom is a client: the next of five characters.
+    """The next of five characters of Shakespeare's plays. Each role is a client.
 
     Args:
         roles: The number of roles.
