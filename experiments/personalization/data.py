@@ -58,8 +58,8 @@ class SomeWriters(DataSource):
 class Articles(DataSource):
     """Articles of AG's News as bags of words: four topics.
 
-    The inputs are 1 for the hashed words of an article, and 0 for others. Only the 7,600 articles of the
-    official test part are used.
+    The inputs are 1 for the hashed words of an article, and 0 for others. Only the 7,600 articles
+    of the official test part are used.
 
     Args:
         samples: The number of articles.
