@@ -14,6 +14,7 @@ from pl_fed.attacks.constrained_replacement import (
 from pl_fed.attacks.distributed_backdoor import DistributedBackdoor as DistributedBackdoor
 from pl_fed.attacks.edge_case_backdoor import EdgeCaseBackdoor as EdgeCaseBackdoor
 from pl_fed.attacks.edge_case_backdoor import SampleSource as SampleSource
+from pl_fed.attacks.fairness_attack import FairnessAttack as FairnessAttack
 from pl_fed.attacks.fang import Fang as Fang
 from pl_fed.attacks.flipped_labels import FlippedLabels as FlippedLabels
 from pl_fed.attacks.flipped_pairs import FlippedPairs as FlippedPairs
@@ -31,6 +32,8 @@ from pl_fed.attacks.min_sum import MinSum as MinSum
 from pl_fed.attacks.model_replacement import ModelReplacement as ModelReplacement
 from pl_fed.attacks.neurotoxin import Neurotoxin as Neurotoxin
 from pl_fed.attacks.outliers import Outliers as Outliers
+from pl_fed.attacks.own_training import AttackerTraining as AttackerTraining
+from pl_fed.attacks.own_training import OwnTraining as OwnTraining
 from pl_fed.attacks.pfedba import PFedBA as PFedBA
 from pl_fed.attacks.projected_backdoor import ProjectedBackdoor as ProjectedBackdoor
 from pl_fed.attacks.random_labels import RandomLabels as RandomLabels
@@ -38,7 +41,6 @@ from pl_fed.attacks.random_updates import RandomUpdates as RandomUpdates
 from pl_fed.attacks.same_value import SameValue as SameValue
 from pl_fed.attacks.semantic_backdoor import SemanticBackdoor as SemanticBackdoor
 from pl_fed.attacks.sign_flipping import SignFlipping as SignFlipping
-from pl_fed.attacks.training_attack import AttackerTraining as AttackerTraining
 from pl_fed.attacks.training_attack import TrainingAttack as TrainingAttack
 from pl_fed.attacks.trigger_attack import TriggerAttack as TriggerAttack
 from pl_fed.attacks.trigger_generator import TriggerGenerator as TriggerGenerator

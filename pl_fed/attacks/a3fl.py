@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from pl_fed.arguments import check_integers, check_nonnegative, check_positive
 from pl_fed.attacks.backdoor import Corner
 from pl_fed.attacks.learned_stamp import LearnedStamp
-from pl_fed.attacks.training_attack import AttackerTraining, enter_training_mode
+from pl_fed.attacks.own_training import AttackerTraining, enter_training_mode
 from pl_fed.nets.rows import trainable_parameters
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.types import RoundContext

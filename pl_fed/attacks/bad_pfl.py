@@ -40,13 +40,13 @@ from torch import Tensor, nn
 
 from pl_fed.arguments import check_integers, check_positive, check_shares
 from pl_fed.attacks.backdoor import Backdoor
-from pl_fed.attacks.training_attack import (
+from pl_fed.attacks.own_training import (
     AttackerTraining,
-    TrainingAttack,
     draw_minibatches,
     measure_range,
     select_samples,
 )
+from pl_fed.attacks.training_attack import TrainingAttack
 from pl_fed.attacks.trigger_generator import TriggerGenerator
 from pl_fed.random import fork_torch_rng, generator, key, uniforms
 from pl_fed.types import Batch, RoundContext
@@ -132,7 +132,7 @@ class BadPFL(TrainingAttack):
         low, high = self.bounds
         return self.epsilon * (high - low)
 
-    def learn_trigger(self, attackers: list[int], context: RoundContext) -> None:
+    def prepare_round(self, attackers: list[int], context: RoundContext) -> None:
         """Read the bounds of the inputs in the first attack."""
         if not self.trigger_version:
             low, high = measure_range(self.read_inputs(attackers, context))

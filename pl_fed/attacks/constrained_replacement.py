@@ -26,7 +26,8 @@ from torch import Tensor
 
 from pl_fed.arguments import check_choice, check_positive, check_shares
 from pl_fed.attacks.base import Attack
-from pl_fed.attacks.training_attack import AttackerTraining, TrainingAttack
+from pl_fed.attacks.own_training import AttackerTraining
+from pl_fed.attacks.training_attack import TrainingAttack
 from pl_fed.functional.aggregation import merging_dtype
 from pl_fed.types import Batch
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from pl_fed.arguments import check_finite
 from pl_fed.attacks.backdoor import Backdoor, Corner
-from pl_fed.attacks.training_attack import (
+from pl_fed.attacks.own_training import (
     AttackerTraining,
-    TrainingAttack,
     draw_minibatches,
     measure_range,
     select_samples,
 )
+from pl_fed.attacks.training_attack import TrainingAttack
 from pl_fed.random import generator, key, uniforms
 from pl_fed.types import Batch, RoundContext
 
@@ -84,7 +84,7 @@ class LearnedStamp(TrainingAttack):
             stamp: The stamp of the last round, [channels, size, size] or [size²].
         """
 
-    def learn_trigger(self, attackers: list[int], context: RoundContext) -> None:
+    def prepare_round(self, attackers: list[int], context: RoundContext) -> None:
         """Search for the stamp of the round; in the first attack, set its start and its bounds."""
         if self.stamp is None:
             clean = self.read_inputs(attackers, context)

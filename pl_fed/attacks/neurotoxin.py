@@ -28,14 +28,14 @@ from torch import Tensor
 
 from pl_fed.arguments import check_choice, check_shares
 from pl_fed.attacks.base import Attack
-from pl_fed.attacks.training_attack import (
+from pl_fed.attacks.own_training import (
     AttackerTraining,
-    TrainingAttack,
     count_minibatches,
     cross_entropy,
     flat_gradient,
     select_samples,
 )
+from pl_fed.attacks.training_attack import TrainingAttack
 from pl_fed.nets.modes import training_mode
 from pl_fed.types import RoundContext
 
@@ -100,7 +100,7 @@ class Neurotoxin(TrainingAttack):
         self._change: Tensor | None = None  # w^t − w^s
         self._masks: list[Tensor] = []
 
-    def learn_trigger(self, attackers: list[int], context: RoundContext) -> None:
+    def prepare_round(self, attackers: list[int], context: RoundContext) -> None:
         """Compute the change of the global model since the attackers' last round."""
         if self.mask == "observed":
             before, now = self._last_broadcast, context.broadcast.detach().clone()

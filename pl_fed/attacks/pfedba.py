@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from pl_fed.arguments import check_choice, check_integers, check_positive
 from pl_fed.attacks.backdoor import Corner
 from pl_fed.attacks.learned_stamp import LearnedStamp
-from pl_fed.attacks.training_attack import (
+from pl_fed.attacks.own_training import (
     AttackerTraining,
     cross_entropy,
     flat_gradient,

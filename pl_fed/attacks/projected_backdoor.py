@@ -24,7 +24,8 @@ from torch import Tensor
 
 from pl_fed.arguments import check_choice, check_integers, check_positive, check_shares
 from pl_fed.attacks.base import Attack
-from pl_fed.attacks.training_attack import AttackerTraining, TrainingAttack
+from pl_fed.attacks.own_training import AttackerTraining
+from pl_fed.attacks.training_attack import TrainingAttack
 
 
 class ProjectedBackdoor(TrainingAttack):

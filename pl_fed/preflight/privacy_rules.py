@@ -8,7 +8,12 @@ the table of all algorithms, aggregators and options.
 import torch
 
 from pl_fed.aggregators import Aggregator, Chain, Mean
-from pl_fed.attacks import ALittleIsEnough, ConstrainedReplacement, ModelReplacement
+from pl_fed.attacks import (
+    ALittleIsEnough,
+    ConstrainedReplacement,
+    FairnessAttack,
+    ModelReplacement,
+)
 from pl_fed.attacks.adversary import Adversary
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
@@ -317,5 +322,11 @@ def refuse_adversary(adversary: Adversary, is_without_replacement: bool) -> str 
                 f"Expected argument `scale` of ConstrainedReplacement to be a number {_FOR} but got"
                 " null, which computes it from the size of the cohort: attackers do not know it;"
                 " set a number, or `norm_bound`."
+            )
+        if isinstance(attack, FairnessAttack) and attack.share is None:
+            return (
+                f"Expected argument `share` of FairnessAttack to be a number {_FOR} but got null,"
+                " which computes it from the size of the cohort: attackers do not know it; set a"
+                " number."
             )
     return None

@@ -67,6 +67,10 @@ ARGUMENTS |= {
     "A3FL": [{**TRAINED, "target": 3, "trigger_epochs": 2, "size": 2}],
     "BadPFL": [{**TRAINED, "target": 3, "generator_steps": 4}],
     "ConstrainedReplacement": [TRAINED, {**TRAINED, "norm_bound": 2.0, "constraint": "cosine"}],
+    "FairnessAttack": [
+        TRAINED,
+        {**TRAINED, "classes": [3], "samples": 0.5, "prediction": "observed", "share": 0.3},
+    ],
     "PFedBA": [{**TRAINED, "target": 3, "trigger_epochs": 2, "loss_steps": 3, "size": 2}],
     "ProjectedBackdoor": [TRAINED, {**TRAINED, "norm": "linf", "radius": 0.1}],
     "Neurotoxin": [TRAINED, {**TRAINED, "mask": "observed"}, {**TRAINED, "per_tensor": True}],

@@ -21,6 +21,7 @@ from pl_fed.attacks import (
     Combined,
     ConstrainedReplacement,
     DistributedBackdoor,
+    FairnessAttack,
     ModelReplacement,
     Neurotoxin,
     PFedBA,
@@ -28,9 +29,10 @@ from pl_fed.attacks import (
     TrainingAttack,
 )
 from pl_fed.attacks.constrained_replacement import anomaly
+from pl_fed.attacks.fairness_attack import replace_mean
 from pl_fed.attacks.neurotoxin import smallest_mask
+from pl_fed.attacks.own_training import select_samples
 from pl_fed.attacks.projected_backdoor import project
-from pl_fed.attacks.training_attack import select_samples
 from pl_fed.clients import FLAME, IFCA, Ditto, FedAvg, FedBN, FedPer, FedRep, Finetuning, LpProj
 from pl_fed.nets.rows import RowLayout
 from pl_fed.samplers import All
@@ -42,6 +44,7 @@ ATTACKS = {  # with the classes that train, by name
     "Neurotoxin": lambda: Neurotoxin(BACKDOOR, 0.8, "observed", steps=3, batch_size=4),
     "ConstrainedReplacement": lambda: ConstrainedReplacement(BACKDOOR, steps=3, batch_size=4),
     "ProjectedBackdoor": lambda: ProjectedBackdoor(BACKDOOR, 0.1, steps=3, batch_size=4),
+    "FairnessAttack": lambda: FairnessAttack([1], steps=3, batch_size=4),
     "PFedBA": lambda: PFedBA(
         1, size=1, loss_steps=5, trigger_epochs=3, steps=3, batch_size=4, high=4.0
     ),
@@ -524,7 +527,7 @@ def test_resumed_run_has_the_metrics_of_an_uninterrupted_one(name, tmp_path):
     fit("begun", 2)
     resumed = fit("resumed", 4, tmp_path / "begun" / "checkpoints" / "last.ckpt")
     assert resumed == expected
-    assert "test/personal/backdoor_success" in expected
+    assert ("test/personal/backdoor_success" in expected) is ATTACKS[name]().triggers
 
 
 class Growing(Attack):
@@ -575,3 +578,94 @@ def test_combined_attack_keeps_the_states_of_its_attacks():
 def test_batch_without_a_mask_keeps_it():
     batch = Batch(torch.zeros(2, 4), torch.tensor([0, 1]))
     assert TrainingAttack(BACKDOOR).trigger(batch).mask.tolist() == [True, False]
+
+
+# Fairness
+
+
+def test_mean_of_all_uploads_is_the_attackers_model():
+    """The numbers of n_0 = 10, n_i = 30 and 60: with the true uploads, and with p = (.3, .1)."""
+    weights = torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64)
+    benign = torch.tensor([[0.2, 0.0], [0.4, 0.2]], dtype=torch.float64)
+    wanted = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    others = (weights[1:, None] * benign).sum(0, keepdim=True) / 0.9
+    for predicted, upload, mean in (
+        (others, [7.0, -11.2], [1.0, -1.0]),
+        (torch.tensor([[0.3, 0.1]], dtype=torch.float64), [7.3, -10.9], [1.03, -0.97]),
+    ):
+        forged = replace_mean(wanted, predicted, share=0.1)
+        assert forged[0].tolist() == pytest.approx(upload, abs=1e-12)
+        merged = weights @ torch.cat([forged, benign])
+        assert merged.tolist() == pytest.approx(mean, abs=1e-12)
+
+
+def test_samples_of_a_fairness_attack_are_of_the_favoured_classes():
+    seen = []
+
+    class Recorder(FairnessAttack):
+        def loss(self, training, batch):
+            seen.append(batch.targets)
+            return super().loss(training, batch)
+
+    for samples, low, high in ((1.0, 40, 40), (0.5, 20, 32), (0.0, 5, 22)):
+        seen.clear()
+        forge(Recorder([1], samples, epochs=1, batch_size=100), sizes=(9, 40, 2))
+        (targets,) = seen
+        assert len(targets) == 40
+        assert low <= int((targets == 1).sum()) <= high
+
+
+def test_attacker_without_the_favoured_classes_takes_samples_of_other_attackers():
+    seen = {}
+
+    class Recorder(FairnessAttack):
+        def loss(self, training, batch):
+            seen[training.client] = batch.targets.tolist()
+            return super().loss(training, batch)
+
+    targets = {0: [0, 0, 2], 1: [2, 2], 2: [1, 1]}
+    net = seeded(mlp).double()
+
+    def samples(client):
+        return Batch(torch.ones(len(targets[client]), 4).double(), torch.tensor(targets[client]))
+
+    attack = Recorder([0], epochs=1)
+    context = round_context(net, shared_out(classes([9, 6, 12])), (0, 1), samples=samples)
+    own = torch.zeros(2, context.layout.numel, dtype=torch.float64)
+    attack.forge(own[:0], own, context)
+    assert seen == {0: [0, 0, 0], 1: [0, 0]}
+    seen.clear()
+    attack.forge(own[:0], own[:1], replace(context, attackers=torch.tensor([1]), byzantine=(1,)))
+    assert seen == {1: [2, 2]}, "nobody has the class"
+
+
+def test_upload_of_a_fairness_attack_cancels_the_predicted_updates():
+    settings = {"classes": [0, 1, 2], "steps": 3, "samples": 0.0, "batch_size": 4}
+    net = seeded(mlp).double()
+    data = shared_out(classes([9, 6, 12]))
+    context = round_context(net, data, attackers=(1,))
+    honest, own = (
+        torch.randn(3, context.layout.numel, generator=torch.Generator().manual_seed(0))
+        .double()
+        .split([2, 1])
+    )
+    attacks = {p: FairnessAttack(prediction=p, **settings) for p in ("none", "own", "observed")}
+    uploads = {name: attack.forge(honest, own, context)[0] for name, attack in attacks.items()}
+    change = uploads["none"] / 3  # one attacker among three uploads
+    torch.testing.assert_close(uploads["own"], 3 * change - 2 * own[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(uploads["observed"], 3 * change - 2 * honest.mean(0))
+    mean = (uploads["observed"] + honest.sum(0)) / 3
+    torch.testing.assert_close(mean, change)
+    broken = torch.full_like(own, torch.nan)
+    torch.testing.assert_close(attacks["own"].forge(honest, broken, context)[0], 3 * change)
+
+
+@table_test("arguments", [{"classes": []}, {"classes": [-1]}, {"samples": 1.5}, {"share": 0.0}])
+def test_fairness_attack_refuses_bad_arguments(arguments):
+    with pytest.raises(ValueError, match=f"argument `{next(iter(arguments))}"):
+        FairnessAttack(**arguments)
+
+
+def test_fairness_attack_refuses_a_class_that_the_net_does_not_have():
+    with pytest.raises(ValueError, match="`classes` to be among the 3 classes but got 7"):
+        forge(FairnessAttack([7]))

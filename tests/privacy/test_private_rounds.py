@@ -22,6 +22,7 @@ from pl_fed.attacks import (
     Attack,
     Combined,
     ConstrainedReplacement,
+    FairnessAttack,
     ModelReplacement,
     RandomLabels,
     SignFlipping,
@@ -512,6 +513,10 @@ REFUSED = {
     "scale of the cohort": (
         {"adversary": Adversary(ConstrainedReplacement(), fraction=0.25, knowledge="own")},
         "`scale` of ConstrainedReplacement to be a number .* or `norm_bound`",
+    ),
+    "share of the cohort": (
+        {"adversary": Adversary(FairnessAttack(), fraction=0.25, knowledge="own")},
+        "`share` of FairnessAttack to be a number",
     ),
     "knowledge": ({"adversary": FORGED}, '`federation.adversary.knowledge` to be "own" for Sign'),
     "redraw": (
