@@ -160,9 +160,14 @@ class FedAS(FedPer):
             outputs = self.task.predict(Net(self.model("personal"), parameters), inputs)
             return self.sample_losses(outputs, targets)[0]
 
-        differentiate = torch.vmap(
-            torch.func.grad(compute_loss), in_dims=(None, 0, 0), chunk_size=_SAMPLES
+        def square_gradient(inputs: Tree, targets: Tree) -> Tensor:
+            """Return ‖∇ ℓ_i‖² of one sample; gradients of a chunk are never joined."""
+            gradients = torch.func.grad(compute_loss)(parameters, inputs, targets)
+            norms = [torch.linalg.vector_norm(gradient) for gradient in gradients.values()]
+            return torch.stack(norms).square().sum()
+
+        parameters = self.parameters_of("personal")
+        squares: Tensor = torch.vmap(square_gradient, chunk_size=_SAMPLES)(
+            batch.inputs, batch.targets
         )
-        gradients = differentiate(self.parameters_of("personal"), batch.inputs, batch.targets)
-        squares = torch.stack([g.square().flatten(1).sum(1) for g in gradients.values()]).sum(0)
         return squares.sum() if batch.mask is None else torch.where(batch.mask, squares, 0).sum()
