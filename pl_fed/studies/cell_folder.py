@@ -55,6 +55,7 @@ class CellRecord:
         digest: The hash of the inputs of its config.
         error: The error of its last attempt in one line; empty without one.
         best: The metric and the mode that choose the tested round; empty for the last round.
+        tested: Whether the run is tested after its fit.
     """
 
     study: str
@@ -64,6 +65,7 @@ class CellRecord:
     digest: str
     error: str = ""
     best: Sequence[str] = ()
+    tested: bool = True
 
 
 class CellFolder:
@@ -127,7 +129,10 @@ class CellFolder:
         summary = self.read_summary()
         if summary.get("stage") == "test":
             return State.DONE
-        return State.DIVERGED if summary.get("diverged") else None
+        if summary.get("diverged"):
+            return State.DIVERGED
+        record = self.read_record() if summary.get("stage") == "fit" else None
+        return State.DONE if record is not None and not record.tested else None
 
     @property
     def has_checkpoint(self) -> bool:

@@ -68,11 +68,13 @@ class CellCLI(FederatedCLI):
         return trainer
 
     def after_fit(self) -> None:
-        """Test the models of the last round, or of the best one.
+        """Test the models of the last round, or of the best one; a trial of a tuning is not tested.
 
         Raises:
             ValueError: If no validation has chosen a round.
         """
+        if not self.record.tested:
+            return None
         if self._best_round is None:
             return super().after_fit()
         best = self._best_round.best_model_path

@@ -64,6 +64,11 @@ class Cell:
         return [*self.change.words(), f"--seed_everything={self.seed}"]
 
     @property
+    def is_tested(self) -> bool:
+        """Whether its run is tested after the fit."""
+        return True
+
+    @property
     def best_words(self) -> list[str]:
         """The metric and the mode that choose the tested round; empty for the last round."""
         return [] if self.best is None else [self.best.metric, self.best.mode]

@@ -88,6 +88,7 @@ class Execution:
             cell.seed,
             cell.digest,
             best=cell.best_words,
+            tested=cell.is_tested,
         )
         return RunJob(
             root=str(self.root),

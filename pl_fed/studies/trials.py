@@ -42,6 +42,11 @@ class TrialCell(Cell):
         return f"{labels},trial={self.trial}"
 
     @property
+    def is_tested(self) -> bool:
+        """False: validations score trials, and no choice may see a test."""
+        return False
+
+    @property
     def path(self) -> str:
         """The folder below that of the study."""
         tuned = folder_name({self.tuned: self.values[self.tuned]})

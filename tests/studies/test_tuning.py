@@ -80,7 +80,8 @@ class Runs:
     def run_cell(self, cell):
         self.ran.append(cell.name)
         folder = CellFolder(self.root, cell.path)
-        record = CellRecord(self.study, cell.name, dict(cell.values), cell.seed, cell.digest)
+        labels, is_tested = dict(cell.values), cell.is_tested
+        record = CellRecord(self.study, cell.name, labels, cell.seed, cell.digest, tested=is_tested)
         score = self.score(cell.change.overrides, cell.seed)
         if isinstance(score, str):
             record = replace(record, error=score)
@@ -89,7 +90,7 @@ class Runs:
             return
         model = "global" if cell.values["algorithm"] == "FedAvg" else "personal"
         summary = {
-            "stage": "test",
+            "stage": "fit",
             "metrics": {"val": {"round": 3, f"{model}/accuracy": score}},
             "higher_is_better": {"accuracy": True},
         }
@@ -413,6 +414,11 @@ def test_tuned_study_from_the_command_line(tmp_path):
         )
         rate = config["model"]["init_args"]["optimizer"]["init_args"]["lr"]
         assert rate == float(row["model.optimizer.lr"])
+    runs = {
+        path: json.loads(path.read_text()) for path in (tmp_path / "study").rglob("summary.json")
+    }
+    stages = {(("tuning" in path.parts), run["stage"]) for path, run in runs.items()}
+    assert stages == {(True, "fit"), (False, "test")}, "trials are never tested"
     before = (tmp_path / "study" / "results.csv").read_bytes()
     status, output = run(["study.yaml"], tmp_path)
     assert (status, "done in" in output) == (0, False), output
