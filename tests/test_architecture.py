@@ -41,13 +41,14 @@ FLOORS = {
         "systems",
         "tasks",
     ),
+    0.7: ("statistics",),
     0.6: ("functional",),
     0.3: ("nets",),
     0.4: ("types",),
     0.1: ("lazy_imports",),
     0: (
         *("arguments", "configurable", "isolation", "locks", "plain_yaml", "random", "state"),
-        *("statistics", "text", "torch_internals", "trees", "version"),
+        *("text", "torch_internals", "trees", "version"),
     ),
     -0.1: ("devices",),
 }

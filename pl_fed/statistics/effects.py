@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
+from pl_fed.functional.rank_correlation import mid_ranks
 from pl_fed.statistics.intervals import compute_deviation, compute_mean
 from pl_fed.statistics.paired_tests import paired_differences
-from pl_fed.statistics.ranks import mid_ranks
 from pl_fed.statistics.samples import check_sample
 
 

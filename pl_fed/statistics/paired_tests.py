@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
+from pl_fed.functional.rank_correlation import mid_ranks
 from pl_fed.statistics.draws import split_draws
 from pl_fed.statistics.intervals import compute_deviation, compute_mean
-from pl_fed.statistics.ranks import mid_ranks
 from pl_fed.statistics.samples import (
     Floats,
     Uniforms,

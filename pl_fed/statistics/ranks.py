@@ -12,25 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
+from pl_fed.functional.rank_correlation import mid_ranks
 from pl_fed.statistics.draws import split_draws
 from pl_fed.statistics.samples import Floats, check_draws, check_scores, check_share
 
 ALPHA = 0.05
-
-
-def mid_ranks(values: Floats) -> Floats:
-    """Return the ranks from 1 for the smallest value; equal values share the mean of their ranks.
-
-    Args:
-        values: The values without NaN, [n]; infinite ones are allowed.
-
-    Example:
-        >>> mid_ranks(np.array([3.0, 1.0, 3.0]))
-        array([2.5, 1. , 2.5])
-    """
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2)[places.reshape(-1)])
 
 
 def block_ranks(scores: ArrayLike, higher_is_better: bool = True) -> Floats:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
+from pl_fed.functional.rank_correlation import mid_ranks
 from pl_fed.statistics import compare_ranks, critical_difference, friedman_test
-from pl_fed.statistics.ranks import block_ranks, group_ranks, mid_ranks
+from pl_fed.statistics.ranks import block_ranks, group_ranks
 
 several = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 shapes = st.tuples(st.integers(2, 8), st.integers(3, 6))
