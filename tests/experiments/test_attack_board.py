@@ -55,6 +55,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_every_attack_defence_and_algorithm_of_the_board_builds():
     met = set()
     for cell in Study.from_file(FOLDER / "board.yaml").cells:
@@ -78,6 +79,7 @@ def test_other_studies_have_the_axes_of_the_board(name):
         assert not {"none", "ALIE"} & triggered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["flpoison", "backfed", "flpoison_quick", "backfed_quick"])
 def test_benchmark_settings_build(name):
     cells = Study.from_file(FOLDER / f"{name}.yaml").cells
@@ -167,6 +169,7 @@ def test_pages_show_the_current_results():
     assert (FOLDER / "benchmarks.md").read_text() == benchmarks.make_page()
 
 
+@pytest.mark.slow
 def test_personal_sides_are_compared_under_a_plain_mean():
     cells = Study.from_file(FOLDER / "personal_side.yaml").cells
     assert {cell.values["defence"] for cell in cells} == {"Mean"}
