@@ -21,6 +21,7 @@ from pl_fed.clients import Client, Model
 from pl_fed.command.main import main
 from pl_fed.command.start import run_light_command
 from pl_fed.data import Digits
+from pl_fed.studies.command import main as study_in_this_process
 
 PAGES = find_pages("README.md")
 README = Page(ROOT / "README.md")
@@ -112,8 +113,10 @@ class Reader:
                 run_command(arguments)
             assert stopped.value.code in (0, None)
         elif arguments[0] == "study":
-            if "/" in arguments[1]:  # a study of the repository, which takes long; tests run it
-                arguments = [*(word for word in arguments if word != "--report"), "--dry_run"]
+            if "/" in arguments[1] and "--dry_run" not in arguments:
+                # a study of the repository, which takes long; tests check its configs
+                read_states([word for word in arguments[1:] if word != "--report"])
+                return
             status, output = run_study(arguments[1:], self.folder)
             assert status == 0, output
         elif arguments[0] in ("fit", "validate", "test", "predict"):
@@ -124,6 +127,13 @@ class Reader:
                 main([*arguments, *short])
         else:
             run_command(arguments)
+
+
+def read_states(arguments: list[str]) -> None:
+    """Expand a study and its selection, and print the states of its cells; it is no process."""
+    with redirect_stdout(StringIO()) as output:
+        study_in_this_process([*arguments, "--status"])
+    assert "missing" in output.getvalue()
 
 
 def run_command(arguments: list[str]) -> None:

@@ -14,6 +14,7 @@ from pl_fed.studies.study import Study
 FOLDER = Path(page.__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["study", "quick"])
 def test_each_published_cell_has_a_cell_that_builds(name):
     cells = Study.from_file(FOLDER / f"{name}.yaml").cells
