@@ -49,7 +49,8 @@ def test_each_board_builds_with_all_methods(board):
         check_config(cell.arguments)
 
 
-def test_defaults_are_the_same_study_without_tuning():
+def test_defaults_are_the_same_study_without_tuning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a tuning in runs/ would change the cells
     tuned, plain = (results.open_study("vehicle", tuning) for tuning in (TUNED, DEFAULTS))
     assert plain.spec.tune is None
     assert plain.folder != tuned.folder
