@@ -124,8 +124,8 @@ class FairnessAttack(OwnTraining):
         many = round(self.samples * clean.size)
         order = torch.randperm(favoured.size, generator=draw)
         chosen = select_samples(favoured, order.repeat(-(-many // len(order)))[:many])
-        rest = torch.randperm(clean.size, generator=draw)[: clean.size - many]
-        return _join([chosen, select_samples(clean, rest)])
+        drawn = torch.randperm(clean.size, generator=draw)[: clean.size - many]
+        return _join([chosen, select_samples(clean, drawn)])
 
     def _select_favoured(self, batch: Batch) -> Batch:
         """Return the samples of the favoured classes."""

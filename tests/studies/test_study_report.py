@@ -458,6 +458,7 @@ def test_a_report_of_some_cells_is_refused(capsys):
     assert "`report` without `only`" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_report_and_runs_nothing(tmp_path):
     study = make_study(tmp_path / "made_up", status={("Ditto", "none", 0): "missing"})
     description = {
