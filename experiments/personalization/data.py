@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, one_hot, unfold
 
 from experiments.make_cifar10_npz import OUTPUT, tiles
+from experiments.robustness.data import draw_positions
 from pl_fed.data import Arrays, DataSource, MNISTWriters, Shakespeare
 from pl_fed.data.folders import data_root, missing_files_error
 
@@ -243,9 +244,3 @@ def find_file(name: str) -> Path:
     if not path.is_file():
         raise missing_files_error(data_root(None), name, "put it there, or leave this board out")
     return path
-
-
-def draw_positions(number: int, count: int, seed: int) -> Tensor:
-    """Return randomly drawn positions below a number."""
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randperm(number, generator=draw)[:count]

@@ -1,6 +1,7 @@
 """A random part of Fashion-MNIST."""
 
 import torch
+from torch import Tensor
 
 from pl_fed.data import Arrays, DataSource, FashionMNIST
 
@@ -20,6 +21,11 @@ class Subset(DataSource):
     def load(self) -> Arrays:
         """Return the samples."""
         arrays = FashionMNIST().load()
-        draw = torch.Generator().manual_seed(self.seed)
-        index = torch.randperm(len(arrays.inputs), generator=draw)[: self.samples]
+        index = draw_positions(len(arrays.inputs), self.samples, self.seed)
         return Arrays(arrays.inputs[index], arrays.targets[index], num_classes=arrays.num_classes)
+
+
+def draw_positions(number: int, count: int, seed: int) -> Tensor:
+    """Return randomly drawn positions below a number, int64 [count]."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randperm(number, generator=draw)[:count]

@@ -115,24 +115,21 @@ class FairnessAttack(OwnTraining):
         clean, context = training.clean, training.context
         favoured = self._select_favoured(clean)
         if not favoured.size:
-            others = [self.read_samples(client, context) for client in context.byzantine]
-            parts = [self._select_favoured(batch) for batch in others if batch is not None]
-            favoured = _join([favoured, *parts])
+            batches = self.read_batches(context.byzantine, context)
+            favoured = _join([favoured, *(self._select_favoured(batch) for batch in batches)])
         if not favoured.size:
             return clean
         draw = generator(context.seed, "fairness attack", context.round, training.client)
-        many = round(self.samples * clean.size)
+        num_favoured = round(self.samples * clean.size)
         order = torch.randperm(favoured.size, generator=draw)
-        chosen = select_samples(favoured, order.repeat(-(-many // len(order)))[:many])
-        drawn = torch.randperm(clean.size, generator=draw)[: clean.size - many]
-        return _join([chosen, select_samples(clean, drawn)])
+        repeated = order.repeat(-(-num_favoured // len(order)))[:num_favoured]
+        drawn = torch.randperm(clean.size, generator=draw)[: clean.size - num_favoured]
+        return _join([select_samples(favoured, repeated), select_samples(clean, drawn)])
 
     def _select_favoured(self, batch: Batch) -> Batch:
         """Return the samples of the favoured classes."""
-        targets = batch.targets.cpu()
-        return select_samples(
-            batch, torch.isin(targets, torch.tensor(self.classes)).nonzero()[:, 0]
-        )
+        is_favoured = torch.isin(batch.targets.cpu(), torch.tensor(self.classes))
+        return select_samples(batch, is_favoured.nonzero()[:, 0])
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
         """Return uploads that put the attackers' models in the place of the mean."""
@@ -147,7 +144,7 @@ class FairnessAttack(OwnTraining):
 
 
 def replace_mean(changes: Tensor, predicted: Tensor, share: float) -> Tensor:
-    """Return uploads after which the mean of all uploads is that of some changes.
+    """Return uploads of attackers that move the mean of all uploads to the attackers' mean change.
 
     Args:
         changes: X_k − w^t, [b, d].

@@ -232,10 +232,14 @@ class OwnTraining(Attack):
         # other clients' samples change the ids, but not the positions
         return batch._replace(samples=torch.arange(batch.size, device=batch.device))
 
+    def read_batches(self, clients: Sequence[int], context: RoundContext) -> list[Batch]:
+        """Return the training samples of the clients that have samples."""
+        batches = [self.read_samples(client, context) for client in clients]
+        return [batch for batch in batches if batch is not None]
+
     def read_inputs(self, clients: Sequence[int], context: RoundContext) -> list[Tensor]:
         """Return the inputs of the training samples of clients that have samples."""
-        batches = [self.read_samples(client, context) for client in clients]
-        return [batch.inputs for batch in batches if batch is not None]
+        return [batch.inputs for batch in self.read_batches(clients, context)]
 
     def _train(self, training: AttackerTraining) -> Tensor:
         """Train one attacker, store its own parts, and return its upload, [d]."""

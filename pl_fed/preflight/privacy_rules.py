@@ -10,6 +10,7 @@ import torch
 from pl_fed.aggregators import Aggregator, Chain, Mean
 from pl_fed.attacks import (
     ALittleIsEnough,
+    Attack,
     ConstrainedReplacement,
     FairnessAttack,
     ModelReplacement,
@@ -311,22 +312,20 @@ def refuse_adversary(adversary: Adversary, is_without_replacement: bool) -> str 
             " `federation.privacy.amplification` to false."
         )
     for attack in getattr(adversary.attack, "attacks", [adversary.attack]):
-        if isinstance(attack, ALittleIsEnough | ModelReplacement) and attack.factor is None:
+        if argument := _find_argument_of_the_cohort(attack):
+            instead = ", or `norm_bound`" if argument == "scale" else ""
             return (
-                f"Expected argument `factor` of {type(attack).__name__} to be a number {_FOR} but"
-                " got null, which computes it from the size of the cohort: attackers do not know"
-                " it; set a number."
-            )
-        if isinstance(attack, ConstrainedReplacement) and attack.scale is attack.norm_bound is None:
-            return (
-                f"Expected argument `scale` of ConstrainedReplacement to be a number {_FOR} but got"
-                " null, which computes it from the size of the cohort: attackers do not know it;"
-                " set a number, or `norm_bound`."
-            )
-        if isinstance(attack, FairnessAttack) and attack.share is None:
-            return (
-                f"Expected argument `share` of FairnessAttack to be a number {_FOR} but got null,"
-                " which computes it from the size of the cohort: attackers do not know it; set a"
-                " number."
+                f"Expected argument `{argument}` of {type(attack).__name__} to be a number {_FOR}"
+                " but got null, which computes it from the size of the cohort: attackers do not"
+                f" know it; set a number{instead}."
             )
     return None
+
+
+def _find_argument_of_the_cohort(attack: Attack) -> str:
+    """Return the argument that an attack computes from the size of the cohort; empty without."""
+    if isinstance(attack, ALittleIsEnough | ModelReplacement) and attack.factor is None:
+        return "factor"
+    if isinstance(attack, ConstrainedReplacement) and attack.scale is attack.norm_bound is None:
+        return "scale"
+    return "share" if isinstance(attack, FairnessAttack) and attack.share is None else ""
