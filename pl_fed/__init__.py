@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pl_fed.attacks.adversary import Adversary as Adversary
     from pl_fed.command.trained_run import load as load
     from pl_fed.engine.options import EngineOptions as EngineOptions
+    from pl_fed.evaluation.smoothing import Smoothing as Smoothing
     from pl_fed.federation import Federation as Federation
     from pl_fed.lightning.trainer import Trainer as Trainer
     from pl_fed.privacy.differential_privacy import DifferentialPrivacy as DifferentialPrivacy
@@ -25,6 +26,7 @@ _OBJECTS = {
     "DifferentialPrivacy": "privacy.differential_privacy",
     "EngineOptions": "engine.options",
     "Federation": "federation",
+    "Smoothing": "evaluation.smoothing",
     "StorageOptions": "rounds.storage",
     "Study": "studies.study",
     "Systems": "systems.settings",

@@ -32,6 +32,7 @@ from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.monitor import Monitor
+from pl_fed.evaluation.smoothing import Smoothing
 from pl_fed.functional.client_figures import read_figures
 from pl_fed.metrics import ClientMetrics
 from pl_fed.metrics.named import name_metrics
@@ -53,6 +54,7 @@ from pl_fed.preflight.rules import (
     check_samples,
     check_server_step,
     check_validation_loss,
+    check_votes,
     describe_unused_groups,
 )
 from pl_fed.preflight.step_facts import StepFacts
@@ -179,6 +181,8 @@ class Federation(Configurable):
             clients are matched by the names of their owners. New clients start from the global
             model, and the states of missing ones stay in later checkpoints. ``False`` refuses such
             a checkpoint.
+        smoothing: The noisy copies of the global model whose votes a test measures (CRFL), as a
+            model named ``smoothed``; ``None`` for no votes.
 
     Raises:
         TypeError: If an argument is of a wrong type.
@@ -223,6 +227,7 @@ class Federation(Configurable):
         held_out_rounds: int = 1,
         match_clients: bool = False,
         statistics: list[str] | None = None,
+        smoothing: Smoothing | None = None,
     ) -> None:
         pre_aggregators = pre_aggregators or []
         check_instances(Sampler, sampler=sampler)
@@ -258,6 +263,8 @@ class Federation(Configurable):
         self.small_cohort = small_cohort
         self.held_out_rounds = held_out_rounds
         check_instances(bool, match_clients=match_clients)
+        check_instances(Smoothing, smoothing=smoothing)
+        self.smoothing = smoothing
         self.match_clients = match_clients
         self.on_client_error = on_client_error
         self.engine = engine
@@ -425,6 +432,8 @@ class Federation(Configurable):
         Monitor.from_name(self.monitor, client.task, client.count_classes(data))
         check_validation_loss(client, self.monitor)
         check_class_counts(client, data)
+        if self.smoothing is not None:
+            check_votes(client, data)
         check_predict(client)
         check_samples(data, aggregator, self.evaluate_clients)
         check_group_counts(client, data, aggregator)
@@ -532,6 +541,8 @@ class Federation(Configurable):
             self.untrained_models,
             sample,
             self.figures,
+            self.smoothing,
+            self.seed,
             before=previous_evaluation,
         )
         privacy = self._build_privacy(states, previous)

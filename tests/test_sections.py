@@ -7,7 +7,7 @@ import pytest
 import torch
 from tables import table_test
 
-from pl_fed import Adversary, EngineOptions, Federation, StorageOptions
+from pl_fed import Adversary, EngineOptions, Federation, Smoothing, StorageOptions
 from pl_fed.attacks import ALittleIsEnough, Combined, RandomLabels, SignFlipping
 
 LABELS, SEARCH = RandomLabels(), ALittleIsEnough("search")
@@ -15,6 +15,7 @@ SECTIONS = {
     "adversary": Adversary(LABELS, fraction=0.2),
     "engine": EngineOptions("stacked", chunk_size=3),
     "storage": StorageOptions(memory=0.25),
+    "smoothing": Smoothing(num_models=10),
 }
 MISTAKES = [
     (Adversary, {"attack": "RandomLabels"}, "attack` to be an object of a subclass of Attack but"),
@@ -54,6 +55,9 @@ MISTAKES = [
     (EngineOptions, {"chunk_size": 0}, "chunk_size` to be at least 1 but got 0."),
     (EngineOptions, {"chunk_size": 2.5}, "chunk_size` to be an integer but got 2.5."),
     (EngineOptions, {"compile_mode": "quick"}, "compile_mode` to be a mode of torch.compile but"),
+    (Smoothing, {"std": -1.0}, "std` to be at least 0, and finite, but got -1.0"),
+    (Smoothing, {"num_models": 0}, "num_models` to be at least 1 but got 0."),
+    (Smoothing, {"num_models": 1.5}, "num_models` to be an integer but got 1.5."),
     (StorageOptions, {"folder": 7}, "folder` to be a folder but got 7."),
     (StorageOptions, {"folder": __file__}, "folder` to be a folder that can be written but got"),
     (StorageOptions, {"memory": 1.5}, "memory` to be a share in (0, 1] or a number of bytes (int)"),
@@ -63,6 +67,7 @@ PATHS = {
     Adversary: "federation.adversary",
     EngineOptions: "federation.engine",
     StorageOptions: "federation.storage",
+    Smoothing: "federation.smoothing",
 }
 
 

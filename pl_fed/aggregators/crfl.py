@@ -9,8 +9,9 @@ Attacks", ICML 2021, arXiv 2106.08283, Algorithm 1. In round t = 1, ..., T, with
 The clipped object is the MODEL: all its parameters in one norm. The aggregator returns the update
 that leads from w^t to w^{t+1}. So the server's optimizer has to be plain SGD with learning rate 1.
 
-After training, :func:`~pl_fed.nets.noisy_copies.predict_with_noise` returns the predictions of
-noisy copies of the model, :func:`~pl_fed.functional.certification.count_votes` their votes, and
+Algorithm 2 is :class:`pl_fed.Smoothing`: with ``federation.smoothing``, a test has the metrics of
+the votes of noisy copies of the model. :func:`~pl_fed.nets.noisy_copies.noisy_copies` and
+:func:`~pl_fed.functional.certification.count_votes` give the votes themselves, and
 :func:`~pl_fed.functional.certification.crfl_radius` the size of a trigger that they withstand.
 
 As in the authors' code: the schedule (MNIST: ρ_0 = 2, g = 0.1, ρ_max = 15; EMNIST: 4 and 0.25;

@@ -132,7 +132,7 @@ def _build_table(values: Mapping[str, Mapping[str, Tensor]], monitored: str) -> 
         monitored: The metric to show first.
     """
     table = Table("")
-    main = [model for model in values if model != "hybrid"][-1:]
+    main = [model for model in values if model not in ("hybrid", "smoothed")][-1:]
     for model in values:
         style = "bold" if model in main else None
         table.add_column(f"{model} model", justify="right", style=style)

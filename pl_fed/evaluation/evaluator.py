@@ -13,9 +13,10 @@ from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.evaluation.client_losses import ClientLosses
 from pl_fed.evaluation.client_measures import ClientMeasures
-from pl_fed.evaluation.model_runner import ModelRunner, sort_by_size
+from pl_fed.evaluation.model_runner import ModelRunner, SampleBatches, sort_by_size
 from pl_fed.evaluation.monitor import Monitor, Tables, metric_directions, prefer_second
 from pl_fed.evaluation.restored_values import RestoredValues
+from pl_fed.evaluation.smoothing import Smoothing
 from pl_fed.evaluation.step_evaluation import StepEvaluation
 from pl_fed.functional.group_fairness import add_group_counts
 from pl_fed.metrics import ClientMetrics
@@ -37,6 +38,8 @@ class Evaluator:
         stacked: Whether personal models of several clients run at once: see :class:`ModelRunner`.
         monitor: The metric that selects the better one of two models: see
             :class:`pl_fed.Federation`.
+        smoothing: The copies whose votes are the model ``smoothed``; ``None`` without this model.
+        seed: The seed of their noise.
 
     Attributes:
         runner: Runs models on the clients' samples.
@@ -48,8 +51,12 @@ class Evaluator:
         begin: Callable[[Tensor], ClientRound],
         stacked: bool | None = None,
         monitor: str | None = None,
+        smoothing: Smoothing | None = None,
+        seed: int = 0,
     ) -> None:
         self.client = client
+        self.smoothing = smoothing
+        self._seed = seed
         self._monitor = monitor
         self._begin = begin
         self._restored = RestoredValues(client)
@@ -130,9 +137,33 @@ class Evaluator:
             if self.client.task.runs_steps:
                 return {model: self._step_tables(data, part, clients, model) for model in models}
             sums = {model: _Sums(self.client, data, sizes) for model in models}
-            for model, position, index, outputs in self.runner.run(data, part, clients, models):
+            of_nets = [model for model in models if model != "smoothed"]
+            for model, position, index, outputs in self.runner.run(data, part, clients, of_nets):
                 sums[model].add(position, index, outputs)
+            if self.smoothing is not None and "smoothed" in models:
+                samples = self.runner.samples(data, part, clients)
+                for position, index, outputs in self._run_smoothed(self.smoothing, samples):
+                    sums["smoothed"].add(position, index, outputs)
             return {model: model_sums.tables for model, model_sums in sums.items()}
+
+    def _run_smoothed(
+        self, smoothing: Smoothing, samples: SampleBatches
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield (positions of clients, sample ids, scores) of the votes of noisy copies."""
+        data, batches = samples.data, list(samples.batches())
+        if not batches:
+            return
+
+        def predict(net: nn.Module) -> Tensor:
+            """Return the classes of all samples."""
+            outputs = (self.runner.predict(net, data.inputs_of(index)) for _, index in batches)
+            return torch.cat([scores.argmax(1) for scores in outputs])
+
+        net, num_classes = self.client.model("global"), self.client.count_classes(data)
+        scores = smoothing.score(net, predict, num_classes, self._seed)
+        lengths = [len(index) for _, index in batches]
+        for (position, index), part in zip(batches, scores.split(lengths), strict=True):
+            yield position, index, part
 
     def tables(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]

@@ -48,6 +48,25 @@ def check_class_counts(client: Client, data: ClientData) -> None:
         )
 
 
+def check_votes(client: Client, data: ClientData) -> None:
+    """Refuse votes of noisy copies without a global model, or for a net without class scores.
+
+    Raises:
+        ValueError: If the algorithm evaluates no global model, the task is no classification, or
+            the net has steps of its own.
+    """
+    if "global" not in client.evaluated:
+        raise ValueError(
+            f"Expected `federation.smoothing` to be null for {type(client).__name__}, which"
+            " evaluates no global model: its noisy copies are those that vote."
+        )
+    if client.task.runs_steps or not client.count_classes(data):
+        raise ValueError(
+            "Expected `federation.smoothing` to be null for a net without one class for each"
+            f" sample (task {client.task.name}): only classes can be voted for."
+        )
+
+
 def check_predict(client: Client) -> None:
     """Refuse a net with evaluation steps for an algorithm that predicts by more than a net.
 

@@ -27,7 +27,7 @@ from pl_fed.reports.run import Run
 _SPREAD, _CLIENTS, _CLASSES = "Mean against spread", "Clients", "Classes"
 _ROBUSTNESS, _DIFFERENCES = "Robustness", "Differences between the configs"
 _PRIVACY = "Privacy"
-_NOT_PERSONAL = {"global", "lagged_global", "hybrid", "hybrid_by_test_data"}
+_NOT_PERSONAL = {"global", "lagged_global", "smoothed", "hybrid", "hybrid_by_test_data"}
 _FIGURE = '<figure id="picture-'
 _MAX_NAMES = 6
 _MAX_DRAWN = len(COLOURS) * len(LINES)  # more groups would have equal lines

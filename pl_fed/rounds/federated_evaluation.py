@@ -14,8 +14,10 @@ from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor, metric_directions
+from pl_fed.evaluation.smoothing import Smoothing
 from pl_fed.functional.client_figures import ClientFigure
 from pl_fed.metrics import ClientMetrics
+from pl_fed.random import key
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.centers import Centers
 from pl_fed.rounds.client_states import ClientStates
@@ -42,6 +44,9 @@ class FederatedEvaluation:
             :class:`pl_fed.Federation`.
         sample: The clients that validations evaluate; ``None`` for all clients.
         figures: Further statistics over clients.
+        smoothing: The noisy copies of the global model whose votes a test measures; ``None`` for no
+            votes.
+        seed: The seed of their noise.
         before: The previous evaluation of the same clients, or ``None``. Its results stay readable.
     """
 
@@ -58,6 +63,8 @@ class FederatedEvaluation:
         untrained_models: UntrainedModels = None,
         sample: ClientSample | None = None,
         figures: Sequence[ClientFigure] = (),
+        smoothing: Smoothing | None = None,
+        seed: int = 0,
         before: "FederatedEvaluation | None" = None,
     ) -> None:
         self.states = states
@@ -72,7 +79,9 @@ class FederatedEvaluation:
         self.sample = sample
         self.figures = tuple(figures)
         stacked = None if before is None else before.evaluator.runner.stacked
-        self.evaluator: Evaluator = Evaluator(self.client, self._begin, stacked, monitor)
+        self.evaluator: Evaluator = Evaluator(
+            self.client, self._begin, stacked, monitor, smoothing, key(seed, "smoothing")
+        )
         self.centers = Centers(states, self.evaluator, settings)
         self._metrics: dict[str, dict[str, ClientMetrics]] = {}
         if before is not None:
@@ -103,9 +112,16 @@ class FederatedEvaluation:
                         self.figures,
                         groups,
                     )
-                    for model in (*self.client.evaluated, *self._hybrid_models(part))
+                    for model in self._list_models(part)
                 }
         return self._metrics[part]
+
+    def _list_models(self, part: str) -> list[str]:
+        """Return the names of the models of an evaluation; a personal one follows the votes."""
+        models = [*self.client.evaluated, *self._hybrid_models(part)]
+        if part == "test" and self.evaluator.smoothing is not None:
+            models.insert(models.index("global") + 1, "smoothed")
+        return models
 
     def validated_names(self, prefix: str = "val") -> list[str]:
         """Return the names of the metrics that a validation logs; none without validation data."""

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 import yaml
+from made_data import write_mnist
 from study_processes import run
 from wandb_records import read_records
 
@@ -35,21 +37,49 @@ def test_study_is_named_like_its_file(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", STUDIES, ids=[path.stem for path in STUDIES])
 def test_study_runs(path, tmp_path):
-    """One round and one seed of each condition; a tuned study has two labels of each axis."""
+    """One round of one seed: the first condition, and those that differ from it in one label.
+
+    A tuned study has two labels of each axis.
+    """
     study = load_study(path.read_text())
     study |= {"base": [*study["base"], TINY], "seeds": 1}
+    study["axes"] = {name: keep_rounds(labels) for name, labels in study["axes"].items()}
     if "tune" in study:
         study["axes"] = {name: take_two(labels) for name, labels in study["axes"].items()}
         study["tune"] |= {"budget": 1, "seeds": 1}
+    study["leave_out"] = [*study.get("leave_out", ()), *differ_in_two(study["axes"])]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
-    status, output = run(["study.yaml"], tmp_path)
+    write_mnist(tmp_path, "FashionMNIST")  # random, 20 samples for each of 100 clients
+    status, output = run(["study.yaml"], tmp_path, PL_FED_DATA=str(tmp_path))
     assert status == 0, output
     cells = expand(read_spec_file(tmp_path / "study.yaml"))
     assert output.splitlines()[-1].startswith(f"{len(cells)} done.")
 
 
+def keep_rounds(labels):
+    """Return the labels of an axis without their numbers of rounds."""
+    if isinstance(labels, list):
+        return labels
+    return {
+        label: {name: value for name, value in changes.items() if name != "trainer.max_epochs"}
+        if isinstance(changes, dict)
+        else changes
+        for label, changes in labels.items()
+    }
+
+
 def take_two(labels):
     return labels[:2] if isinstance(labels, list) else dict([*labels.items()][:2])
+
+
+def differ_in_two(axes):
+    """Return the pairs of labels of two axes of which none is the first."""
+    further = {name: [*labels][1:] for name, labels in axes.items()}
+    return [
+        {first: a, second: b}
+        for first, second in combinations(axes, 2)
+        for a, b in product(further[first], further[second])
+    ]
 
 
 @pytest.mark.slow
