@@ -4,6 +4,7 @@ python -m experiments.personalization.page                 # the page, from resu
 python -m experiments.personalization.page labels_small    # collects these boards' runs before
 """
 
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ def write() -> None:
                 name = f"ranks_{family.replace(' ', '_')}_{column}"
                 picture = draw_critical_difference(ranks, name, metric)
                 (HERE / f"{name}.png").write_bytes(picture.png())
-    draw_means(results).savefig(HERE / "means.png", dpi=120)
+    draw_means(results).savefig(HERE / "means.png", dpi=100)
 
 
 def make_page(results: Results) -> str:
@@ -304,11 +305,17 @@ def tabulate_tuned(rows: Sequence[Row]) -> str:
 
 # Pictures
 
+_COLUMNS = 3  # of boards in a picture
+
 
 def draw_means(results: Results) -> Figure:
     """Draw the mean accuracy and that of the worst 10 % of each method: a panel for each board."""
-    figure = Figure(figsize=(3.1 * len(results.boards) + 1.4, 7.6), layout="constrained")
-    panels = figure.subplots(1, len(results.boards), squeeze=False)[0]
+    columns = min(_COLUMNS, len(results.boards))
+    rows = math.ceil(len(results.boards) / columns)
+    figure = Figure(figsize=(3.6 * columns + 0.6, 6.6 * rows + 0.8), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in panels[len(results.boards) :]:
+        axes.remove()
     for axes, board in zip(panels, results.boards):
         methods = results.methods_of(board)[::-1]
         for column, colour, marker in zip(("accuracy", "worst10"), COLOURS[4:], MARKERS):
