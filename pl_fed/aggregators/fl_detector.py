@@ -17,9 +17,10 @@ so B is that of the negative multiple, and the prediction is the same.
 
 Departs from the paper:
 
-- The paper removes the detected clients and trains again from the start. An aggregator does not
-  start a run anew: the uploads of detected clients are left out from then on, and the model stays.
-  The pairs and scores begin again, because the merged updates jump.
+- The paper removes the detected clients and trains again from the start. Here the uploads of
+  detected clients are left out from then on. With ``restart``, the global model goes back to the
+  first one; rounds go on counting, and clients keep their own models and states. Without, the model
+  stays. The pairs and scores begin again in both cases, because the merged updates jump.
 - All clients take part in the paper. Here a client's own last update and the change of the model
   since then give its prediction. A client without an update within the last N + 1 merged rounds has
   no score in a round.
@@ -60,6 +61,8 @@ class FLDetector(Aggregator):
     Args:
         window: N, the number of pairs and of distances in a score, at least 1.
         then: Merges the uploads of the others; ``None`` for the median, as in the authors' code.
+        restart: Whether a detection sets the global model back to the first one, as in the paper.
+            The server's optimizer has to be plain SGD with learning rate 1.
 
     Shape:
         - ``uploads``: [n, d], n at least 1, finite; d is constant over all rounds;
@@ -71,7 +74,7 @@ class FLDetector(Aggregator):
         detected: Ids of the detected clients, int64.
 
     Raises:
-        TypeError: If ``then`` is no aggregator.
+        TypeError: If ``then`` is no aggregator, or ``restart`` no boolean.
         ValueError: If ``window`` is below 1, there is no upload, an upload is not finite, or the
             context lacks the clients' ids or the broadcast.
 
@@ -85,17 +88,24 @@ class FLDetector(Aggregator):
     remembers_clients = True
 
     detected: Tensor
+    first: Tensor
     models: Tensor
     updates: Tensor
     step: Tensor
 
-    def __init__(self, window: int = 10, then: Aggregator | None = None) -> None:
+    def __init__(
+        self, window: int = 10, then: Aggregator | None = None, restart: bool = False
+    ) -> None:
         super().__init__()
         check_integers(1, window=window)
         check_instances(Aggregator, then=then)
+        check_instances(bool, restart=restart)
         self.window = window
         self.then = Median() if then is None else then
         self.take_needs(self.then)
+        self.restart = self.sets_model = restart
+        if restart:
+            self.add_memory("first")  # the global model of the first round
         self.add_memory("detected", torch.empty(0, dtype=torch.int64))
         self.add_memory("models")  # of the last N + 1 merged rounds, oldest first
         self.add_memory("updates")  # the merged updates of these rounds
@@ -111,10 +121,14 @@ class FLDetector(Aggregator):
         clients = self.require_clients(uploads, context)
         if not finite_rows(uploads).all():
             raise self.overflow_error(uploads)
+        if self.restart and not len(self.first):
+            self.first = broadcast.clone()
         self._score(uploads, clients, broadcast)
-        self._detect(context)
+        detects = self._detect(context)
         is_detected = self._is_detected(clients).to(uploads.device)
         context.reject_rows(is_detected)
+        if detects and self.restart:
+            return (self.first.double() - broadcast.double()).to(merging_dtype(uploads))
         merged = self._merge_others(uploads, weights, context, ~is_detected)
         self._remember(uploads, clients, broadcast, merged)
         return merged
@@ -153,10 +167,10 @@ class FLDetector(Aggregator):
         if len(scored):
             self.distances.write(clients[scored], latest)
 
-    def _detect(self, context: RoundContext) -> None:
-        """Split the clients with full scores, and remember those that are detected."""
+    def _detect(self, context: RoundContext) -> bool:
+        """Split the clients with full scores; return whether there are clients to remember."""
         if not len(self.distances.ids):
-            return
+            return False
         ids, distances = self.distances.ids.cpu(), self.distances.rows.cpu()
         complete = (distances != _NO_SCORE).all(1) & ~self._is_detected(ids)
         ids, distances = ids[complete], distances[complete]
@@ -167,6 +181,7 @@ class FLDetector(Aggregator):
             self.detected = torch.cat([self.detected, ids[torch.from_numpy(odd)].to(self.detected)])
             self.models, self.updates = self.models[:0], self.updates[:0]
             self.distances.rows = torch.full_like(self.distances.rows, _NO_SCORE)
+        return bool(odd.any())
 
     def _merge_others(
         self, uploads: Tensor, weights: Tensor, context: RoundContext, others: Tensor

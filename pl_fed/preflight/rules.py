@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from pl_fed.aggregators import Aggregator, Mean
+from pl_fed.aggregators import Aggregator, Chain, Mean
 from pl_fed.attacks import Attack
 from pl_fed.clients.base import Client
 from pl_fed.clients.features import keeps_features
@@ -310,11 +310,11 @@ def check_server_step(aggregator: Aggregator, only_adds: bool) -> None:
         ValueError: If the aggregator sets the model, and the server does more than add.
     """
     if aggregator.sets_model and not only_adds:
-        name = type(getattr(aggregator, "then", aggregator)).__name__
+        setter = aggregator.then if isinstance(aggregator, Chain) else aggregator
         raise ValueError(
             "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
-            f" {name}, whose update leads to the model that it has chosen, but got another: remove"
-            " it, or use another `federation.aggregator`."
+            f" {type(setter).__name__}, whose update leads to the model that it has chosen, but got"
+            " another: remove it, or use another `federation.aggregator`."
         )
 
 

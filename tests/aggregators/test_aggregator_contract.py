@@ -74,7 +74,7 @@ ARGUMENTS = {
     "FairFed": [{}, {"beta": 0.0}, {"metric": "demographic_parity", "positive": 0}],
     "FedFV": [{}, {"alpha": 0.0, "tau": 0}, {"alpha": 0.5, "tau": 3}],
     "FedMGDA": [{}, {"epsilon": 0.0}, {"epsilon": 1.0}],
-    "FLDetector": [{}, {"window": 1, "then": Mean()}],
+    "FLDetector": [{}, {"window": 1, "then": Mean()}, {"window": 1, "restart": True}],
     "FoolsGold": [{}, {"output_share": 0.5}, {"divisor": "none"}, {"divisor": "clients"}],
     "FreqFed": [{}, {"transform": "row"}],
     "GeometricMedian": [{}, {"num_steps": 3, "start": "zero"}, {"weighting": "samples"}],

@@ -194,6 +194,38 @@ def test_distances_and_detection_equal_the_paper(cohort):
     assert detections >= 3
 
 
+def test_restart_goes_back_to_the_first_model_without_the_detected_clients():
+    """After the detection, the rounds are those of a new aggregator for the other clients."""
+    world, first = Quadratics(), torch.linspace(-1, 1, 15, dtype=torch.float64)
+    aggregator, model, detected_in = FLDetector(4, restart=True), first, None
+    anew = None
+    for number in range(30):
+        clients = torch.arange(10)
+        uploads = torch.from_numpy(world.uploads(clients.numpy(), model.numpy()))
+        now = RoundContext(seed=1, round=number, clients=clients, broadcast=model)
+        merged = aggregator(uploads, torch.ones(10), now)
+        if anew is None and len(aggregator.detected):
+            detected_in, anew = number, FLDetector(4)
+            assert_close(model + merged, first, rtol=0, atol=1e-12)
+        elif anew is not None:
+            others = ~torch.isin(clients, aggregator.detected)
+            part = RoundContext(
+                seed=1, round=number, clients=clients[others], broadcast=model.clone()
+            )
+            assert torch.equal(merged, anew(uploads[others], torch.ones(int(others.sum())), part))
+            if len(anew.detected):
+                break
+        model = model + merged
+    assert detected_in == 2 * 4
+    assert set(aggregator.detected.tolist()) >= world.hostile
+
+
+def test_restart_refuses_a_server_optimizer_that_does_more_than_add():
+    data, client = shared_out(classes([8] * 6)), FedAvg(seeded(mlp), optimizer=sgd(0.1))
+    with pytest.raises(ValueError, match="FLDetector"):
+        run_rounds(client, data, aggregator=FLDetector(restart=True), server_optimizer=sgd(0.5))
+
+
 def test_benign_clients_are_mostly_not_detected():
     """The gap statistic errs at times, most with few rounds in a score."""
     worlds = [Quadratics(num_hostile=0, seed=seed) for seed in range(6)]

@@ -61,8 +61,16 @@ def fit(folder, rounds, aggregator, ckpt_path=None):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
-    [PastSums, FoolsGold, partial(FLDetector, window=1), partial(FedFV, tau=3), AFL, AAggFF],
-    ids=["sums", "gold", "detector", "conflicts", "ascent", "decisions"],
+    [
+        PastSums,
+        FoolsGold,
+        partial(FLDetector, window=1),
+        partial(FLDetector, window=1, restart=True),
+        partial(FedFV, tau=3),
+        AFL,
+        AAggFF,
+    ],
+    ids=["sums", "gold", "detector", "restart", "conflicts", "ascent", "decisions"],
 )
 def test_memory_of_any_shape_resumes_bit_for_bit(tmp_path, make):
     expected = fit(tmp_path / "a", 6, make())
