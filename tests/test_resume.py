@@ -320,16 +320,6 @@ def uninterrupted_states(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_resumed_run_equals_uninterrupted_run(tmp_path, uninterrupted_states, moment):
-    """For each moment of a kill; the next test combines them with all ways of saving."""
-    name = "each epoch"
-    kill(tmp_path / "run", Killer(moment), **settings_of(name))
-    resumed = resume(tmp_path / "run", **settings_of(name))
-    assert list(differences(uninterrupted_states(name), resumed)) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SAVES)
 def test_run_resumed_after_each_kill_equals_uninterrupted_run(tmp_path, uninterrupted_states, name):
     """The run is killed at each of the moments in turn, each time in a later round."""

@@ -257,7 +257,7 @@ def test_half_precision_is_computed_in_float32(kind, arguments):
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 1000), know_all=st.booleans())
 @all_attacks
 def test_forged_rows_follow_the_ids_in_any_order_of_clients(kind, arguments, seed, know_all):

@@ -46,14 +46,6 @@ def test_cloud_rounds_of_equal_edges_are_federated_averaging():
     assert_close(got.v, expected.w.expand(6, -1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["stacked", "stacked_compiled"])
-def test_engines_agree(engine):
-    data = shared_out(classes(SIZES))
-    expected = run_rounds(make(edges=3), data, rounds=3)
-    assert run_rounds(make(edges=3), data, rounds=3, engine=engine).distance(expected) < 1e-10
-
-
 def test_wrong_arguments():
     with pytest.raises(
         ValueError, match="`edges` to be at most 7, the number of clients, but got "

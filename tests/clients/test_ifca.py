@@ -113,10 +113,11 @@ ENGINES = ["stacked", "one_by_one_compiled", "stacked_compiled"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_engines_agree(engine):
+def test_engines_agree(uncompiled, engine):
     data = shared_out(classes(SIZES))
     expected = run_rounds(make(3), data, rounds=3)
     got = run_rounds(make(3), data, rounds=3, engine=engine, chunk_size=4)
+    assert bool(uncompiled) == engine.endswith("compiled")
     assert got.distance(expected) < 1e-10
 
 

@@ -146,6 +146,10 @@ def shared_data():
     return given(replace(classes(SIZES), groups=groups, group_names=("a", "b")), root_samples=8)
 
 
+DITTO_WITH_A_DEFENCE = {
+    *("Median", "TrimmedMean", "Krum", "Term, poisoned", "QFFL in shards, poisoned", "DeepSight"),
+    *("FLDetector", "FLTrust", "a chain"),
+}
 TRACED_ALGORITHMS = ("Ditto", "FedAvg", "FedTilt", "Scaffold")
 
 
@@ -154,22 +158,33 @@ def algorithms():
 
     An algorithm's own tensors are the same in all engines, so the stacked engine runs rounds alone,
     and the compiled engine, which only traces on this device, runs four kinds of objective: of two
-    models, of one, of losses of samples, and with states in each step.
+    models, of one, of losses of samples, and with states in each step. One by one, an algorithm of
+    the scenarios runs rounds alone, too: there it runs with a Trainer.
     """
-    cases = {}
+    cases, with_trainer = {}, {find_class(scenario) for scenario in worlds.SCENARIOS.values()}
     for param in shipped_classes(pl_fed.clients, Client, {"FedExLoRA"}):
         for count, arguments in enumerate(CLIENT_ARGUMENTS.get(param.id, [{}])):
             options = {"optimizer": sgd(0.1, weight_decay=0.01), "local_epochs": 1, **arguments}
             client = lambda kind=param.values[0], options=options: kind(seeded(mlp), **options)  # noqa: E731
             variant = f" {count + 1}" if count else ""
             name = f"{param.id}{variant}"
-            cases[f"{name} | one_by_one"] = partial(run, client=client)
             rounds = partial(run_without_trainer, client=client, data=shared_data, chunk_size=3)
+            if param.values[0] in with_trainer:
+                cases[f"{name} | one_by_one"] = partial(rounds, engine="one_by_one")
+                cases[f"{name} | one_by_one"].cpu = rounds
+            else:
+                cases[f"{name} | one_by_one"] = partial(run, client=client)
             traced = ["stacked_compiled"] if name in TRACED_ALGORITHMS else []
             for engine in ("stacked", *traced):
                 case = cases[f"{name} | {engine}"] = partial(rounds, engine=engine)
                 case.cpu = rounds
     return cases
+
+
+def find_class(scenario):
+    """Return the algorithm of a scenario of ``worlds.py``."""
+    client = scenario["client"]
+    return client.func if isinstance(client, partial) else client
 
 
 def defences():
@@ -226,6 +241,7 @@ def scenarios():
     """Return the scenarios of ``worlds.py``: broken uploads, hybrid models, privacy.
 
     One process has no shards: of two scenarios that differ in shards alone, the first is enough.
+    Those that are Ditto with an aggregator are left to the group of defences.
     """
 
     def world(device, folder, name):
@@ -245,7 +261,7 @@ def scenarios():
             worlds.pl_fed = plain
 
     repeated = {f"{name} in shards" for name in worlds.SCENARIOS}
-    names = [name for name in worlds.SCENARIOS if name not in repeated]
+    names = [name for name in worlds.SCENARIOS if name not in repeated | DITTO_WITH_A_DEFENCE]
     cases = {name: partial(on_device, name=name) for name in names}
     for name, case in cases.items():
         case.tolerance = 1e-5 if "float32" in name else 1e-9

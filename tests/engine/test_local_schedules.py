@@ -161,10 +161,11 @@ ENGINES = ["stacked", "one_by_one_compiled", "stacked_compiled"]
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", CLIENTS)
-def test_engines_agree(name, engine):
+def test_engines_agree(uncompiled, name, engine):
     client = CLIENTS[name](SCHEDULES["cosine"])
     expected = run_rounds(client, data_of())
     got = run_rounds(client, data_of(), engine=engine, chunk_size=3)
+    assert bool(uncompiled) == engine.endswith("compiled")
     assert got.distance(expected) < 1e-10
     constant = run_rounds(CLIENTS[name](None), data_of())
     assert constant.distance(expected) > 1e-4

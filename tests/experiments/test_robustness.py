@@ -51,7 +51,9 @@ def test_every_attack_and_defence_builds():
     for cell in open_experiment("robustness").cells:
         if not {*cell.values.items()} <= met:
             met |= {*cell.values.items()}
-            check_config(cell.arguments)
+            config = check_config(cell.arguments).complete_config
+            assert config["seed_everything"] == cell.seed
+            assert config["trainer"]["accelerator"] == "cpu"
     assert len(met) == 15 + 21 + 5
 
 

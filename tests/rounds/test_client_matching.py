@@ -249,7 +249,7 @@ def test_other_clients_are_refused_where_nothing_matches(tmp_path):
 def test_privacy_refuses_other_clients(tmp_path):
     private = {
         "sampler": Poisson(0.5),
-        "privacy": DifferentialPrivacy(epsilon=8.0, delta=1e-3, clip_norm=1.0),
+        "privacy": DifferentialPrivacy(noise_multiplier=1.0, delta=1e-3, clip_norm=1.0),
     }
     data = data_of(*NAMES[:3])
     _, last = fit(tmp_path / "a", make(FedAvg), data, 2, precision="32-true", **private)

@@ -272,7 +272,7 @@ def test_sampler_draws_training_clients_only():
 def test_population_is_that_of_training_clients():
     """Privacy takes the number of clients, and a client's weight, from this population."""
     data = shared_out(classes(SIZES), held_out_clients=2, **WHOLE)
-    private = {"privacy": DifferentialPrivacy(epsilon=8.0, delta=1e-3, clip_norm=1.0, rounds=9)}
+    private = {"privacy": DifferentialPrivacy(noise_multiplier=1.0, delta=1e-3, clip_norm=1.0)}
     client = make_client(FedAvg)
     federation = set_up(client, data, sampler=Poisson(0.5), rounds=0, **private)
     assert client.population.clients == 3

@@ -137,7 +137,7 @@ def test_killed_study_continues_to_the_same_table(finished, tmp_path):
     draws = random.Random(0)
     write_study(tmp_path)
     kills = 0
-    for _ in range(6):
+    for _ in range(4):
         command = StudyCommand(["study.yaml"], tmp_path)
         workers = command.wait_for(lambda command=command: children(command))
         until = time.monotonic() + draws.uniform(0.1, 1.0)

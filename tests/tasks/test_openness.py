@@ -130,7 +130,7 @@ class Words(NamedTuple):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
-def test_named_tuples_as_inputs_are_compiled(engine, recwarn):
+def test_named_tuples_as_inputs_are_compiled(uncompiled, engine, recwarn):
     by_name = sentences()
     words = Arrays(Words(**by_name.inputs), by_name.targets, OWNER, num_classes=3)
     actual, expected = (
@@ -145,6 +145,7 @@ def test_named_tuples_as_inputs_are_compiled(engine, recwarn):
     assert not [
         str(warning.message) for warning in recwarn if "cannot be compiled" in str(warning.message)
     ]
+    assert uncompiled, "the steps are traced"
     torch.testing.assert_close(actual.w, expected.w, rtol=1e-6, atol=1e-8)
 
 
@@ -157,7 +158,7 @@ def select_samples(tree, mask):
 @pytest.mark.slow
 @every_case
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
-def test_engines_agree_for_every_input_structure(net, options, arrays, loss, kind):
+def test_engines_agree_for_every_input_structure(uncompiled, net, options, arrays, loss, kind):
     client = kind(seeded(net), optimizer=sgd(0.3), local_epochs=2, **options)
     data = shared_out(arrays(), batch_size=3)
     outcome = run_tried_rounds(client, data, rounds=2)
@@ -166,6 +167,7 @@ def test_engines_agree_for_every_input_structure(net, options, arrays, loss, kin
         assert outcome.distance(run_tried_rounds(client, data, rounds=2, engine=engine)) < 1e-10, (
             engine
         )
+    assert bool(uncompiled) == compiled
 
 
 @pytest.mark.slow
