@@ -29,7 +29,7 @@ from pl_fed.nets.rows import (
     trainable_parameters,
     usable_rows,
 )
-from pl_fed.types import Batch, Population
+from pl_fed.types import Population
 
 COMPRESSION = "compression."
 """The beginning of the names of rows that clients keep for the codec of uploads."""
@@ -84,10 +84,6 @@ class ClientRounds(FederationModule):
         self.draws_globally = False
         self._optimizer_layouts: dict[str, OptimizerLayout] | None = None
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return the objective of one local step; see ``Client.training_step``."""
-        raise NotImplementedError
-
     def begin(self, client: ClientRound) -> None:
         """Prepare personal models and states; see ``Client.begin``."""
         raise NotImplementedError
@@ -117,9 +113,6 @@ class ClientRounds(FederationModule):
     def objective(self) -> Objective:
         """The objective of the local steps: ``training_step`` with the trained models."""
         return self._objective
-
-    def _run_training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
-        return self.training_step(batch, batch_idx)
 
     def state_defaults(self) -> dict[str, Tensor]:
         """Return a new client's rows by name, [length] each.

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from pl_fed.data.batches import LocalWork
-from pl_fed.trees import Tree, leaves
+from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch
 
 RESERVED_NAMES = ("broadcast", "samples", "validation_samples", "client", "class_counts")
@@ -338,12 +338,20 @@ class ClientRound:
             """Select rows of clients; all clients share a tensor of one dimension."""
             return {n: t if t.dim() == 1 else t[positions] for n, t in tensors.items()}
 
+        def of_clients(tree: Tree) -> Tree:
+            """Select rows of clients in a tree, or ``None``."""
+            return None if tree is None else tree_map(lambda leaf: leaf[positions], tree)
+
         return replace(
             self,
             ids=self.ids[positions],
             samples=self.samples[positions],
             validation_samples=self.validation_samples[positions],
-            class_counts=None if self.class_counts is None else self.class_counts[positions],
+            class_counts=of_clients(self.class_counts),
+            center_losses=of_clients(self.center_losses),
+            group=of_clients(self.group),
+            validation_inputs=of_clients(self.validation_inputs),
+            validation_targets=of_clients(self.validation_targets),
             models={name: model[positions] for name, model in self.models.items()},
             states=rows(self.states),
             optimizer_states=rows(self.optimizer_states),

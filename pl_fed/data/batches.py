@@ -76,10 +76,6 @@ class BatchRule:
         last = size - (batches - 1) * self.batch_size
         return min(self.batch_size, last) if batches else 0
 
-    def samples_per_pass(self, size: int) -> int:
-        """Return the number of samples in the minibatches of one pass over ``size`` samples."""
-        return min(size, self.batches_per_pass(size) * self.batch_size)
-
     def is_uniform(self, sizes: Tensor) -> bool:
         """Return whether all minibatches of clients with these sizes have the same size.
 

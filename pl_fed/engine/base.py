@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -127,21 +127,13 @@ class Chunk:
 
     def truncate(self, most_steps: int) -> "Chunk":
         """Return a chunk of the same clients and rows with at most ``most_steps`` steps each."""
-        batches = self.batches.truncate(most_steps)
         steps = {
             model: [min(count, most_steps) for count in counts]
             for model, counts in self.steps.items()
         }
         rates = None if self.rates is None else self.rates[:, :most_steps]
-        return Chunk(
-            self.clients,
-            self.objective,
-            batches,
-            steps,
-            self.round.copy(),
-            place=self.place,
-            rates=rates,
-        )
+        batches, round = self.batches.truncate(most_steps), self.round.copy()
+        return replace(self, batches=batches, steps=steps, round=round, rates=rates, skipped={})
 
     def draw_keys(self, draws: Draws) -> Tensor:
         """Return the keys of the random draws of the clients' layers in each step.
@@ -279,11 +271,6 @@ class OwnBuffers:
             for name, buffer in part._buffers.items()
             if buffer is not None
         ]
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        """The buffers; one that is registered twice appears twice."""
-        return [buffer for *_, buffer, _ in self._places]
 
     def name_buffers(self) -> dict[str, Tensor]:
         """Return the buffers by their dotted names."""

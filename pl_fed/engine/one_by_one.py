@@ -114,7 +114,7 @@ class OneByOne(Engine):
             except Exception as error:
                 chunk.add_note(error, [position], step)
                 raise
-            models.adopt_buffers()
+            models.own_buffers.adopt()  # those that a step has replaced
             if outputs:
                 taken += 1
                 is_waiting = True
@@ -222,13 +222,14 @@ class _WorkingModels:
             ]
             self.trained[model] = after
         # no row contains these buffers, such as BatchNorm's number of batches or a criterion's
-        self._own = OwnBuffers(client)
+        self.own_buffers = OwnBuffers(client)
         in_rows = {
             id(buffer)
             for model in chunk.objective.trained
             for buffer in client.statistics(model).tensors.values()
         }
-        outside = {id(b): b for b in self._own.buffers if id(b) not in in_rows}
+        buffers = self.own_buffers.name_buffers().values()
+        outside = {id(buffer): buffer for buffer in buffers if id(buffer) not in in_rows}
         self.counters = [(buffer, buffer.clone()) for buffer in outside.values()]
 
     def load(self, position: int) -> None:
@@ -243,10 +244,6 @@ class _WorkingModels:
             # a large one is as a rule a constant: reading it takes half the time of a copy
             if buffer.numel() <= _SMALL or not torch.equal(buffer, value):
                 buffer.copy_(value)
-
-    def adopt_buffers(self) -> None:
-        """Copy the values of buffers that a step has replaced into the model's own buffers."""
-        self._own.adopt()
 
     def keep_completed(self, groups: list[_Group], num_steps: int, position: int) -> None:
         """Write the models that train for this number of steps into the client's new rows."""

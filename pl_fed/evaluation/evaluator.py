@@ -492,16 +492,10 @@ class _Sums:
             cell = position * self._shape[1] + targets
             predicted = outputs.argmax(1)
             self._correct.index_add_(0, cell, (predicted == targets).to(torch.int64))
-            self._count_groups(position, index, targets, predicted)
+            if self._groups is not None:
+                groups = cast(Tensor, self._data.groups)[index]
+                add_group_counts(self._groups, position, groups, targets, predicted)
         self._count.index_add_(0, cell, torch.ones_like(cell))
-
-    def _count_groups(
-        self, position: Tensor, index: Tensor, targets: Tensor, predicted: Tensor
-    ) -> None:
-        """Count samples by group and class, if the data has groups."""
-        if self._groups is not None and self._data.groups is not None:
-            groups = self._data.groups[index]
-            add_group_counts(self._groups, position, groups, targets, predicted)
 
     @property
     def tables(self) -> Tables:

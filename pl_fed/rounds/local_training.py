@@ -153,15 +153,19 @@ class LocalTraining:
         Returns:
             The results of the cohort, the same in every process.
         """
-        cohort, client = self.draw_cohort(round), self.client
+        cohort, client, data = self.draw_cohort(round), self.client, self.states.data
         share = self._share_work(cohort, round)
         own = CohortResults(len(share.clients), self._upload_buffer)
         if self.measures_start_losses and len(share.clients):
-            measure, failed = self.evaluator.start_losses, self._failed_loss
-            own.start_losses = self._measure(measure, failed, share.clients, round, own.errors)
+            unknown = client.row("global").data.new_full((), math.nan)
+            own.start_losses = self._measure(
+                self.evaluator.start_losses, unknown, share.clients, round, own.errors
+            )
         if self.measures_group_counts and len(cohort):
-            measure, failed = self.evaluator.group_counts, self._failed_counts
-            own.group_counts = self._measure(measure, failed, share.clients, round, own.errors)
+            (none,) = self.evaluator.zero_group_counts(data, 1)
+            own.group_counts = self._measure(
+                self.evaluator.group_counts, none, share.clients, round, own.errors
+            )
         remote = share.fetch_states(self.states.store)
         with ModelGuard(client, {"global", *client.trained}) as before:
             broadcast = ModelRows(before.rows["global"], before.statistics["global"])
@@ -400,8 +404,7 @@ class LocalTraining:
         """
         row, steps = work.broadcast.parameters, self.count_steps(clients, work.round)
         step_rows = {model: numbers_on(row, counts)[:, None] for model, counts in steps.items()}
-        rates = self._list_rates(work, steps)
-        lr = self._read_rates(work, rates, steps)
+        rates, lr = self._find_rates(work, steps)
         with _note_errors(work.round, clients, "begin"):
             planned = StepRows(step_rows)
             start = self.states.begin(
@@ -417,8 +420,7 @@ class LocalTraining:
                 steps |= self._limit_steps(clients, changed, work.round)
                 for model in changed:
                     start.steps[model] = numbers_on(row, steps[model])[:, None]
-                rates = self._list_rates(work, steps)
-                start.lr = self._read_rates(work, rates, steps)
+                rates, start.lr = self._find_rates(work, steps)
         batches = Batches(
             self.states.data,
             clients,
@@ -431,18 +433,18 @@ class LocalTraining:
         )
         return Chunk(clients, self.client.objective, batches, steps, start, rates=rates)
 
-    def _list_rates(self, work: CohortWork, steps: dict[str, list[int]]) -> Tensor | None:
-        """Return the learning rates of all local steps; ``None`` if the optimizer's hold."""
-        return list_local_rates(self.client.local_schedule, work.optimizer, steps, work.round)
+    def _find_rates(
+        self, work: CohortWork, steps: dict[str, list[int]]
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Return the learning rates of all local steps, and the mean rate of each trained model.
 
-    def _read_rates(
-        self, work: CohortWork, rates: Tensor | None, steps: dict[str, list[int]]
-    ) -> dict[str, Tensor]:
-        """Return the learning rate of each trained model, or its mean over the local steps."""
+        The former are ``None`` if the optimizer's rates hold for all steps.
+        """
         row = work.broadcast.parameters
-        if rates is not None:
-            return find_mean_rates(rates, work.optimizer, steps, row)
-        return read_rates(work.optimizer, row, self.settings.local.batches_per_step)
+        rates = list_local_rates(self.client.local_schedule, work.optimizer, steps, work.round)
+        if rates is None:
+            return None, read_rates(work.optimizer, row, self.settings.local.batches_per_step)
+        return rates, find_mean_rates(rates, work.optimizer, steps, row)
 
     def _limit_steps(
         self, clients: Tensor, steps: dict[str, list[int]], round: int
@@ -562,16 +564,6 @@ class LocalTraining:
                 return failed[None]
         parts = clients.split(1)
         return torch.cat([self._measure(measure, failed, part, round, errors) for part in parts])
-
-    @property
-    def _failed_loss(self) -> Tensor:
-        """The loss of a client that raises an exception."""
-        return self.client.row("global").data.new_full((), math.nan)
-
-    @property
-    def _failed_counts(self) -> Tensor:
-        """The counts by group and class of a client that raises an exception."""
-        return self.evaluator.zero_group_counts(self.states.data, 1)[0]
 
 
 def count_most_steps(objective: Objective, rule: BatchRule, sizes: Tensor) -> int:

@@ -405,7 +405,8 @@ class RoundRunner:
         return Uploads(
             share=share,
             rows=rows,
-            may_change=own.buffer is not None,  # else the clients may keep that tensor
+            # else the clients may keep that tensor, or all clients share the broadcast
+            may_change=own.uploads is not None and own.buffer is not None,
             weights=to_device(self.datamodule.clients.train.sizes[trained.clients], rows),
             context=context,
             proposals=Proposals(share, own.proposals),

@@ -16,14 +16,6 @@ from pl_fed.types import RoundContext
 Merge = Callable[[Aggregator, Tensor, Tensor, RoundContext], Tensor]
 
 
-def _merge_in_process(
-    aggregator: Aggregator, uploads: Tensor, weights: Tensor, context: RoundContext
-) -> Tensor:
-    """Merge uploads that are all in this process."""
-    merged: Tensor = aggregator(uploads, weights, context)
-    return merged
-
-
 class Server:
     """Server: an aggregator merges the uploads, and an optimizer steps along the merged update.
 
@@ -103,7 +95,7 @@ class Server:
         weights: Tensor,
         context: RoundContext,
         before_step: Callable[[torch.optim.Optimizer], None] = lambda _: None,
-        merge: Merge = _merge_in_process,
+        merge: Merge = Aggregator.__call__,
     ) -> Tensor:
         """Merge the uploads, and move the global model along the merged update.
 
@@ -113,7 +105,7 @@ class Server:
             weights: Number of training samples of each client, [n].
             context: The context of the round.
             before_step: Called with the optimizer after the gradient is set, before the step.
-            merge: Calls the aggregator, also for uploads in several processes.
+            merge: Calls the aggregator; by default on uploads that are all in this process.
 
         Returns:
             The merged update, [numel].

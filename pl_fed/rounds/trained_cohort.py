@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from pl_fed.devices import to_device
 from pl_fed.distributed.table_layout import TableLayout
 from pl_fed.distributed.work_share import WorkShare
+from pl_fed.trees import select
 
 GLOBAL_STATISTICS = "global.statistics"
 """The name under which clients propose running statistics of the global model."""
@@ -75,21 +76,8 @@ class ChunkResults:
 
     def select(self, places: Tensor) -> "ChunkResults":
         """Return the results of some clients, by their places in the chunk, int64 [n]."""
-
-        def rows(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-            """Select rows of clients."""
-            return {name: tensor[places] for name, tensor in tensors.items()}
-
         return ChunkResults(
-            self.positions[places],
-            self.clients[places],
-            rows(self.metrics),
-            self.status[places],
-            None if self.idle is None else self.idle[places],
-            None if self.uploads is None else self.uploads[places],
-            rows(self.proposals),
-            rows(self.states),
-            None if self.group is None else self.group[places],
+            **{entry.name: select(getattr(self, entry.name), places) for entry in fields(self)}
         )
 
 

@@ -25,7 +25,6 @@ def test_minibatches_are_those_of_a_pass_cut_by_hand(size, batch_size, min_batch
     if drop_last and len(pieces) > 1 and pieces[-1] < batch_size:
         pieces.pop()
     assert rule.batches_per_pass(size) == len(pieces)
-    assert rule.samples_per_pass(size) == sum(pieces)
     assert rule.smallest_batch(size) == min(pieces, default=0)
     assert rule.count(LocalWork(epochs=2), size) == 2 * len(pieces)
     assert rule.count(LocalWork(steps=3), size) == (3 if pieces else 0)

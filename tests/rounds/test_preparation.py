@@ -79,6 +79,23 @@ def test_clients_may_skip_the_preparation():
     outcome = run(Skipping, engine="stacked")
     assert outcome.states["prepared_start"].tolist() == [[0.0], [8.0], [0.0]]
 
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_the_only_client_with_a_preparation_reads_its_own_validation_samples(engine):
+    class Validating(Aligned):
+        reads_validation = True
+
+        def set_steps(self, client):
+            client.preparation_steps["personal"] = (client.ids[:, None] == 1).long()
+
+        def preparation_step(self, batch, batch_idx):
+            return self.loss("personal", self.validation_batch(batch))
+
+    data = shared_out(points(*[2 * [y] for y in (8.0, 16.0, 32.0)]), batch_size=1, val_fraction=0.5)
+    client = Validating(Point(), optimizer=sgd(0.5), local_steps=1)
+    outcome = run_rounds(client, data, rounds=1, engine=engine)
+    assert outcome.states["prepared_start"].tolist() == [[0.0], [8.0], [0.0]]
+
     class Absent(Aligned):
         def set_steps(self, client):
             client.preparation_steps["personal"] = 0 * client.preparation_steps["personal"]
