@@ -25,20 +25,20 @@ from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.tasks.base import SkippedStepError
 
 
-class _Group(NamedTuple):
-    """Group: a trained model of a client.
+class _TrainedModel(NamedTuple):
+    """Trained model: a model of a client, with its steps and gradient hooks.
 
     Attributes:
-        model: The name of the model.
+        name: The name of the model.
         parameters: Its parameters.
         steps: The client's number of steps on it.
-        net: Its module, if the module has hooks on its gradients; otherwise ``None``.
+        hooked_net: Its module if it has hooks on its gradients; otherwise ``None``.
     """
 
-    model: str
+    name: str
     parameters: list[Tensor]
     steps: int
-    net: nn.Module | None
+    hooked_net: nn.Module | None
 
 
 class OneByOne(Engine):
@@ -91,9 +91,9 @@ class OneByOne(Engine):
 
         An exception has a note of the round, the client and the step.
         """
-        groups = _list_groups(client, parameters, chunk, position)
-        has_hooks = any(group.net is not None for group in groups)
-        models.keep_completed(groups, 0, position)
+        trained = _list_trained(client, parameters, chunk, position)
+        has_hooks = any(model.hooked_net is not None for model in trained)
+        models.keep_completed(trained, 0, position)
         totals: dict[str, Tensor] = {}
         taken, per_step = 0, self.settings.batches_per_step
         is_waiting = False  # whether gradients wait for the optimizer
@@ -119,32 +119,34 @@ class OneByOne(Engine):
                 taken += 1
                 is_waiting = True
                 if has_hooks:
-                    _call_hooks("on_after_backward", client, optimizer, groups, step)
+                    _call_hooks("on_after_backward", client, optimizer, trained, step)
             if is_waiting and plan[step]:
                 is_waiting = False
                 if has_hooks:
-                    _call_hooks("on_before_optimizer_step", client, optimizer, groups, step)
+                    _call_hooks("on_before_optimizer_step", client, optimizer, trained, step)
                 set_rates(optimizer, rates, step)
-                self._move(optimizer, groups, step)
-            models.keep_completed(groups, step + 1, position)
+                self._move(optimizer, trained, step)
+            models.keep_completed(trained, step + 1, position)
             for name, value in outputs.items():
                 value = value.detach()
                 totals[name] = totals[name] + value if name in totals else value
         return {name: total / taken for name, total in totals.items()}
 
-    def _move(self, optimizer: torch.optim.Optimizer, groups: list[_Group], step: int) -> None:
+    def _move(
+        self, optimizer: torch.optim.Optimizer, trained: list[_TrainedModel], step: int
+    ) -> None:
         """Let the optimizer move the models that still train, by their clipped gradients.
 
         Args:
             optimizer: The optimizer of the client.
-            groups: The trained models.
+            trained: The trained models.
             step: The index of the step.
         """
-        for group in groups:
-            if step >= group.steps:
-                _clear_gradients(group.parameters)
+        for model in trained:
+            if step >= model.steps:
+                _clear_gradients(model.parameters)
             elif self.settings.clipping.value:
-                self._clip(group.parameters)
+                self._clip(model.parameters)
         optimizer.step()
 
     def _clip(self, parameters: list[Tensor]) -> None:
@@ -155,29 +157,29 @@ class OneByOne(Engine):
             parameter.grad = gradient
 
 
-def _list_groups(
+def _list_trained(
     client: Client, parameters: Mapping[str, list[Tensor]], chunk: Chunk, position: int
-) -> list[_Group]:
+) -> list[_TrainedModel]:
     """Return the trained models of a client, by its position in the chunk."""
-    groups = []
-    for model, own_parameters in parameters.items():
-        net = client.model(model)
+    trained = []
+    for name, own_parameters in parameters.items():
+        net = client.model(name)
         hooked = net if client.task.list_gradient_hooks(net) else None
-        groups.append(_Group(model, own_parameters, chunk.steps[model][position], hooked))
-    return groups
+        trained.append(_TrainedModel(name, own_parameters, chunk.steps[name][position], hooked))
+    return trained
 
 
 def _call_hooks(
     hook: str,
     client: Client,
     optimizer: torch.optim.Optimizer,
-    groups: list[_Group],
+    trained: list[_TrainedModel],
     step: int,
 ) -> None:
     """Call a hook of the models that still train: see :meth:`Task.call_gradient_hook`."""
-    for group in groups:
-        if step < group.steps and group.net is not None:
-            client.task.call_gradient_hook(hook, group.net, optimizer)
+    for model in trained:
+        if step < model.steps and model.hooked_net is not None:
+            client.task.call_gradient_hook(hook, model.hooked_net, optimizer)
 
 
 @contextmanager
@@ -245,12 +247,12 @@ class _WorkingModels:
             if buffer.numel() <= _SMALL or not torch.equal(buffer, value):
                 buffer.copy_(value)
 
-    def keep_completed(self, groups: list[_Group], num_steps: int, position: int) -> None:
+    def keep_completed(self, trained: list[_TrainedModel], num_steps: int, position: int) -> None:
         """Write the models that train for this number of steps into the client's new rows."""
-        for group in groups:
-            if group.steps == num_steps:
+        for model in trained:
+            if model.steps == num_steps:
                 for row in self.rows:
-                    if row.model == group.model:
+                    if row.model == model.name:
                         row.after[position].copy_(row.own)
 
     def hand_over(self) -> None:

@@ -231,7 +231,7 @@ class LocalTraining:
         """
         if not len(work.share.cohort):
             return []
-        self._choose_engine(work, self._replace_failing(work))
+        self._choose_engine(work, self._try_clients(work))
         return self._leave_out(work, self._split_cohort(work.share.clients, work.round))
 
     def _train(self, work: CohortWork, positions: Tensor) -> ChunkResults:
@@ -303,7 +303,7 @@ class LocalTraining:
             )
         )
 
-    def _replace_failing(self, work: CohortWork) -> Tensor:
+    def _try_clients(self, work: CohortWork) -> Tensor:
         """Return the cohort for the trial of an engine: a client that fails has a substitute.
 
         Otherwise the data of a client that fails would choose the engine of all others. If all

@@ -184,7 +184,7 @@ class RoundRunner:
         report = self._report_training(trained)
         # 2. The run stops if too many benign clients are broken.
         self._check_broken_share(trained, round)
-        is_small = not len(trained.clients) and self.privacy is None
+        keeps_all = not len(trained.clients) and self.privacy is None  # model and states
         if trained.has_uploads or self.privacy is not None:
             uploads = self._collect_uploads(trained, round, optimizer, notes)
             # 3. The attackers replace their uploads. 4. Broken uploads are left out. 5. The server
@@ -198,10 +198,10 @@ class RoundRunner:
                 moved = self._serve_centers(
                     uploads, trained.group, trained, optimizer, hooks, notes
                 )
-            is_small = moved is None
+            keeps_all = moved is None
             report |= moved or {}
         # 6. The states of all valid clients are stored: those of the whole round, or none.
-        if is_small:
+        if keeps_all:
             notes("small_cohort", 1.0)
             notes("benign_distance", math.nan)
         else:

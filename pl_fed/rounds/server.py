@@ -28,7 +28,8 @@ class Server:
         optimizer: Builds the optimizer of the global model's flat row.
 
     Attributes:
-        states: The server's states of the algorithm by name: see :meth:`Client.server_states`.
+        states: The server's states of the algorithm, by name: see :meth:`Client.add_server_state`.
+            ``ClientStates.server_states`` creates them when they are first read.
         only_adds: Whether a step only adds the merged update to the global model.
 
     Raises:
