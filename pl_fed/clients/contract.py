@@ -228,7 +228,7 @@ class ClientRound:
         broadcast: The global model w^t at the start of the round: one model.
         models: The trained and the evaluated models, by name, each of all clients. ``begin`` may
             replace them; in ``end_round`` they are the models after the local steps. They contain
-            ``"global"`` in ``end_round`` if it is trained.
+            ``"global"`` in ``end_round`` if it is trained or validated.
         states: The states that each client keeps between rounds, by name, [clients, length].
             ``begin`` and ``end_round`` may replace them. Clients keep the rows after ``end_round``.
         server_states: The states of the server, by name, [length]: read only.
@@ -315,7 +315,7 @@ class ClientRound:
         return len(self.ids)
 
     def copy(self) -> "ClientRound":
-        """Return a round with the same tensors, in dictionaries of its own."""
+        """Return a round with the same tensors, whose rows can be replaced without a trace here."""
         return replace(
             self,
             models=dict(self.models),
