@@ -338,7 +338,7 @@ class ClientRound:
             """Select rows of clients; all clients share a tensor of one dimension."""
             return {n: t if t.dim() == 1 else t[positions] for n, t in tensors.items()}
 
-        def of_clients(tree: Tree) -> Tree:
+        def select_tree(tree: Tree) -> Tree:
             """Select rows of clients in a tree, or ``None``."""
             return None if tree is None else tree_map(lambda leaf: leaf[positions], tree)
 
@@ -347,11 +347,11 @@ class ClientRound:
             ids=self.ids[positions],
             samples=self.samples[positions],
             validation_samples=self.validation_samples[positions],
-            class_counts=of_clients(self.class_counts),
-            center_losses=of_clients(self.center_losses),
-            group=of_clients(self.group),
-            validation_inputs=of_clients(self.validation_inputs),
-            validation_targets=of_clients(self.validation_targets),
+            class_counts=select_tree(self.class_counts),
+            center_losses=select_tree(self.center_losses),
+            group=select_tree(self.group),
+            validation_inputs=select_tree(self.validation_inputs),
+            validation_targets=select_tree(self.validation_targets),
             models={name: model[positions] for name, model in self.models.items()},
             states=rows(self.states),
             optimizer_states=rows(self.optimizer_states),
