@@ -168,7 +168,7 @@ class FLDetector(Aggregator):
             self.distances.write(clients[scored], latest)
 
     def _detect(self, context: RoundContext) -> bool:
-        """Split the clients with full scores; return whether there are clients to remember."""
+        """Split the clients with full scores; return whether clients have been detected."""
         if not len(self.distances.ids):
             return False
         ids, distances = self.distances.ids.cpu(), self.distances.rows.cpu()

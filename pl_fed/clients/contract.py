@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from pl_fed.data.batches import LocalWork
-from pl_fed.trees import Tree, leaves, tree_map
+from pl_fed.trees import Tree, leaves, select
 from pl_fed.types import Batch
 
 RESERVED_NAMES = ("broadcast", "samples", "validation_samples", "client", "class_counts")
@@ -315,7 +315,7 @@ class ClientRound:
         return len(self.ids)
 
     def copy(self) -> "ClientRound":
-        """Return a round with the same tensors, whose rows can be replaced without a trace here."""
+        """Return a round that shares all tensors; this one stays when rows of it are replaced."""
         return replace(
             self,
             models=dict(self.models),
@@ -338,20 +338,16 @@ class ClientRound:
             """Select rows of clients; all clients share a tensor of one dimension."""
             return {n: t if t.dim() == 1 else t[positions] for n, t in tensors.items()}
 
-        def select_tree(tree: Tree) -> Tree:
-            """Select rows of clients in a tree, or ``None``."""
-            return None if tree is None else tree_map(lambda leaf: leaf[positions], tree)
-
         return replace(
             self,
             ids=self.ids[positions],
             samples=self.samples[positions],
             validation_samples=self.validation_samples[positions],
-            class_counts=select_tree(self.class_counts),
-            center_losses=select_tree(self.center_losses),
-            group=select_tree(self.group),
-            validation_inputs=select_tree(self.validation_inputs),
-            validation_targets=select_tree(self.validation_targets),
+            class_counts=select(self.class_counts, positions),
+            center_losses=select(self.center_losses, positions),
+            group=select(self.group, positions),
+            validation_inputs=select(self.validation_inputs, positions),
+            validation_targets=select(self.validation_targets, positions),
             models={name: model[positions] for name, model in self.models.items()},
             states=rows(self.states),
             optimizer_states=rows(self.optimizer_states),

@@ -117,7 +117,7 @@ class FederatedEvaluation:
         return self._metrics[part]
 
     def _list_models(self, part: str) -> list[str]:
-        """Return the names of the models of an evaluation; a personal one follows the votes."""
+        """Return the names of the models of an evaluation; the votes follow the global model."""
         models = [*self.client.evaluated, *self._hybrid_models(part)]
         if part == "test" and self.evaluator.smoothing is not None:
             models.insert(models.index("global") + 1, "smoothed")
