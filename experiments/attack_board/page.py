@@ -7,17 +7,23 @@ python -m experiments.attack_board.page board.yaml ...   # collects the runs of 
 import itertools
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.attack_board.further_tables import (
+    write_durations,
+    write_seeds,
+    write_shares,
+)
 from experiments.attack_board.results import (
     AIMED,
     DURABILITY,
     EDGE_CASE,
     HERE,
+    MAIN,
     MODELS,
     NONE,
     PERSONAL_SIDE,
@@ -25,11 +31,12 @@ from experiments.attack_board.results import (
     SHARE,
     SUCCESS,
     TABLE,
+    WRITERS,
     Board,
     collect,
     differences,
 )
-from experiments.experiment import Row, read_csv
+from experiments.experiment import read_csv
 from experiments.papers import COLOURS, MARKERS, fold, interval, number, table
 
 FAIR = ("tilted", "q-FFL")
@@ -53,8 +60,12 @@ def write() -> None:
 
 def read_board() -> Board:
     """Return the committed results of the main study, its further seeds and its other shares."""
-    rows = read_csv(TABLE)
-    return Board(row for row in rows if row["study"] not in (DURABILITY, PERSONAL_SIDE))
+    return read_studies(*MAIN)
+
+
+def read_studies(*names: str) -> Board:
+    """Return the committed results of some studies."""
+    return Board(row for row in read_csv(TABLE) if row["study"] in names)
 
 
 def make_page(board: Board) -> str:
@@ -89,15 +100,18 @@ def make_page(board: Board) -> str:
         "## All cells\n",
     ]
     parts += [fold(name, tabulate_grid(board, name)) for name in board.algorithms]
-    if personal_side := [row for row in read_csv(TABLE) if row["study"] == PERSONAL_SIDE]:
+    if (personal_side := read_studies(PERSONAL_SIDE)).rows:
         parts += [
             "## What can a client do itself?\n",
-            answer_personal_side(board, Board(personal_side)),
-            tabulate_personal_side(board, Board(personal_side)),
+            answer_personal_side(board, personal_side),
+            tabulate_personal_side(board, personal_side),
         ]
-    if durations := [row for row in read_csv(TABLE) if row["study"] == DURABILITY]:
-        parts += ["## How long do backdoors last?\n", tabulate_durability(durations)]
-    return "\n".join(parts)
+    parts += [write_seeds(board), write_shares(board)]
+    if (writers := read_studies(WRITERS)).rows:
+        parts += ["## Other data: writers\n"]
+        parts += [f"{name}:\n\n{tabulate_grid(writers, name)}" for name in writers.algorithms]
+    parts.append(write_durations(read_studies(DURABILITY).rows))
+    return "\n".join(filter(None, parts))
 
 
 # First question: personal models
@@ -377,7 +391,7 @@ def tabulate_personal_side(board: Board, others: Board) -> str:
     """Return the sound accuracy of all algorithms under a plain mean."""
     attacks = [NONE, *board.attacks]
     rows = [
-        [algorithm, *(interval(part.sound_values(algorithm, a, REFERENCE)) for a in attacks)]
+        [algorithm, *(part.format_sound(algorithm, a, REFERENCE) for a in attacks)]
         for part, algorithm in list_personal_sides(board, others)
     ]
     return table(["sound accuracy", *attacks], rows)
@@ -391,7 +405,7 @@ def tabulate_grid(board: Board, algorithm: str) -> str:
     attacks = [NONE, *board.attacks]
     rows = []
     for defence in board.defences:
-        values = [interval(board.sound_values(algorithm, a, defence)) for a in attacks]
+        values = [board.format_sound(algorithm, a, defence) for a in attacks]
         worst = board.worst(algorithm, defence)
         rows.append([defence, *values, "–" if worst is None else f"**{worst[0]:.3f}**"])
     return table(["", *attacks, "worst case"], rows)
@@ -404,7 +418,7 @@ def tabulate_detection(board: Board) -> str:
         cells = []
         for attack in board.attacks:
             pair = [
-                [v for a in board.algorithms for v in board.values(c, a, attack, defence)]
+                [v for a in board.algorithms for v in board.values(c, a, attack, defence).values()]
                 for c in ("attack/detection_precision", "attack/detection_recall")
             ]
             texts = [f"{statistics.mean(values):.2f}" if values else "–" for values in pair]
@@ -416,28 +430,13 @@ def tabulate_detection(board: Board) -> str:
         for attack in board.attacks:
             column = f"attack/attack_{name}"
             values = [
-                v for a in board.algorithms for v in board.values(column, a, attack, REFERENCE)
+                v
+                for a in board.algorithms
+                for v in board.values(column, a, attack, REFERENCE).values()
             ]
             cells.append(f"{statistics.mean(values):.2f}" if values else "–")
         rows.append([f"{title}, under {REFERENCE}", *cells])
     return table(["precision / recall", *board.attacks], rows)
-
-
-def tabulate_durability(rows: Iterable[Row]) -> str:
-    """Return the rounds until a backdoor has lost half of its success, by defence."""
-    cells: dict[tuple[str, str], dict[str, str]] = {}
-    for row in rows:
-        texts = []
-        for model in MODELS:
-            if value := row.get(f"attack/{model}_durability"):
-                outlasts = float(row.get(f"attack/{model}_outlasts") or 0)
-                texts.append(f"{'≥ ' if outlasts else ''}{float(value):.0f}")
-            else:
-                texts.append("–")
-        cells.setdefault((row["attack"], row["algorithm"]), {})[row["defence"]] = " / ".join(texts)
-    defences = list(dict.fromkeys(defence for line in cells.values() for defence in line))
-    lines = [[*key, *(line.get(d, "–") for d in defences)] for key, line in cells.items()]
-    return table(["attack (global / personal)", "algorithm", *defences], lines)
 
 
 # Pictures

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.experiment import Row, read_csv, shorten, write_csv
+from experiments.papers import interval
 from pl_fed.studies.cell_folder import State
 from pl_fed.studies.results import make_row
 from pl_fed.studies.study import Study
@@ -28,7 +29,10 @@ ATTACK = (
     *("detection_precision", "detection_recall", "attack_distance", "attack_cosine"),
     *("global_durability", "global_outlasts", "personal_durability", "personal_outlasts"),
 )
+MAIN = ("attack_board", "attack_board_seeds", "attack_board_shares")
+"""Studies of one setting, which make one board."""
 DURABILITY, PERSONAL_SIDE = "attack_board_durability", "attack_board_personal_side"
+WRITERS = "attack_board_writers"
 REFERENCE = "Mean"
 EDGE_CASE = "edge case"  # its samples are of another data set, so that no benign client objects
 AIMED = ("PFedBA", "Bad-PFL", "A3FL", "Neurotoxin")
@@ -137,42 +141,45 @@ class Board:
         attack: str,
         defence: str,
         share: float = SHARE,
-    ) -> list[float]:
-        """Return a number of a cell for each seed; 0 is the accuracy of a diverged run."""
-        rows = self._cells.get((algorithm, attack, defence, share), [])
-        numbers = []
-        for row in rows:
+    ) -> dict[str, float]:
+        """Return a number of a cell by seed; 0 is the accuracy of a diverged run."""
+        numbers = {}
+        for row in self._cells.get((algorithm, attack, defence, share), []):
             if row.get(column):
-                numbers.append(float(row[column]))
+                numbers[row["seed"]] = float(row[column])
             elif row["status"] == State.DIVERGED and column.endswith("/accuracy"):
-                numbers.append(0.0)
+                numbers[row["seed"]] = 0.0
         return numbers
 
     def mean(self, column: str, *cell: str, share: float = SHARE) -> float | None:
         """Return the mean of a number over the seeds of a cell; ``None`` without a run."""
         values = self.values(column, *cell, share=share)
-        return statistics.mean(values) if values else None
+        return statistics.mean(values.values()) if values else None
 
     def sound(
-        self, algorithm: str, attack: str, defence: str, model: str | None = None
+        self, algorithm: str, attack: str, defence: str, share: float = SHARE
     ) -> float | None:
         """Return the sound accuracy: accuracy times the share of samples that no trigger misleads.
 
         For an attack without a trigger it is the accuracy.
         """
-        values = self.sound_values(algorithm, attack, defence, model)
-        return statistics.mean(values) if values else None
+        values = self.sound_values(algorithm, attack, defence, share)
+        return statistics.mean(values.values()) if values else None
 
     def sound_values(
-        self, algorithm: str, attack: str, defence: str, model: str | None = None
-    ) -> list[float]:
-        """Return the sound accuracy for each seed."""
-        model = model or self.model_of(algorithm)
-        accuracies = self.values(f"test/{model}/accuracy", algorithm, attack, defence)
-        success = self.values(f"test/{model}/{SUCCESS}", algorithm, attack, defence)
-        if attack == NONE or len(success) != len(accuracies):
+        self, algorithm: str, attack: str, defence: str, share: float = SHARE
+    ) -> dict[str, float]:
+        """Return the sound accuracy by seed."""
+        model = self.model_of(algorithm)
+        accuracies = self.values(f"test/{model}/accuracy", algorithm, attack, defence, share)
+        success = self.values(f"test/{model}/{SUCCESS}", algorithm, attack, defence, share)
+        if attack == NONE or success.keys() != accuracies.keys():
             return accuracies
-        return [a * (1 - s) for a, s in zip(accuracies, success)]
+        return {seed: number * (1 - success[seed]) for seed, number in accuracies.items()}
+
+    def format_sound(self, algorithm: str, attack: str, defence: str, share: float = SHARE) -> str:
+        """Return the sound accuracy as text, with its interval if there are several seeds."""
+        return interval([*self.sound_values(algorithm, attack, defence, share).values()])
 
     def worst(
         self, algorithm: str, defence: str, without: Sequence[str] = ()
@@ -200,7 +207,9 @@ class Board:
     def worst_values(self, algorithm: str, defence: str) -> list[float]:
         """Return the sound accuracy under the worst attack for each seed."""
         worst = self.worst(algorithm, defence)
-        return [] if worst is None else self.sound_values(algorithm, worst[1], defence)
+        if worst is None:
+            return []
+        return [*self.sound_values(algorithm, worst[1], defence).values()]
 
     def average(self, measure: Callable[[str], float | None]) -> float | None:
         """Return the mean of a measure over the algorithms; ``None`` if one lacks it."""

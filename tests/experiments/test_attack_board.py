@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.attack_board import benchmarks, page
+from experiments.attack_board import benchmarks, further_tables, page
 from experiments.attack_board.nets import CifarResNet18
 from experiments.attack_board.results import Board, collect, differences
 from pl_fed.studies.cell_configs import check_config
@@ -122,6 +122,59 @@ def test_clients_that_pay_by_hand():
     assert means["half with fewer samples"] == pytest.approx(0.4)
     assert means["half with more samples"] == pytest.approx(0.1)
     assert "Ditto +0.300" in page.answer_payers(Board(ROWS))
+
+
+def test_worst_cases_of_several_seeds_by_hand():
+    others = [
+        row("FedAvg", "none", "Mean", "0.7", "0.02", "1"),
+        row("FedAvg", "backdoor", "Mean", "0.7", "0.5", "1"),
+        row("FedAvg", "flips", "Mean", "0.3", "", "1"),
+        row("FedAvg", "backdoor", "Krum", "0.6", "0.0", "1"),
+        row("FedAvg", "flips", "Krum", "0.5", "", "1"),
+    ]
+    board = Board([*ROWS, *others])
+    attacks = ["backdoor", "flips"]
+    assert further_tables.find_worst(board, "FedAvg", "Mean", attacks) == pytest.approx(
+        {"0": 0.08, "1": 0.3}
+    )
+    assert further_tables.find_worst(board, "FedAvg", "Krum", attacks) == pytest.approx(
+        {"0": 0.63, "1": 0.5}
+    )
+    text = further_tables.write_seeds(board)
+    half = 12.706205 * 0.065  # the t quantile of one degree of freedom, and the standard error
+    assert f"| FedAvg | Krum | 0.700 | 0.565 ± {half:.3f} | +0.375 ± " in text
+    assert further_tables.write_seeds(Board(ROWS[:5])) == "", "one seed only"
+
+
+def test_other_shares_are_listed_in_order():
+    many = {**row("FedAvg", "flips", "Mean", "0.4"), "share": "0.4"}
+    few = {**row("FedAvg", "flips", "Mean", "0.7"), "share": "0.05"}
+    text = further_tables.write_shares(Board([*ROWS, many, few]))
+    assert "with 5 / 20 / 40 % attackers" in text
+    assert "| FedAvg | flips | 0.700 / 0.600 / 0.400 |" in text
+    assert further_tables.write_shares(Board(ROWS)) == ""
+
+
+def test_backdoors_that_last_to_the_end_are_bounded_from_below():
+    numbers = {"attack/global_durability": "3.0", "attack/personal_durability": "20.0"}
+    text = further_tables.write_durations(
+        [row("Ditto", "backdoor", "Mean", "0.9", **numbers, **{"attack/personal_outlasts": "1.0"})]
+    )
+    assert "| backdoor | Ditto | 3 / ≥ 20 |" in text
+    assert further_tables.write_durations([]) == ""
+
+
+@pytest.mark.slow
+def test_writers_are_a_part_of_the_board():
+    board, study = (Study.from_file(FOLDER / f"{name}.yaml") for name in ("board", "writers"))
+    labels = {axis.name: set(axis.labels) for axis in board.spec.axes}
+    for axis in study.spec.axes:
+        assert set(axis.labels) <= labels[axis.name]
+    met = set()
+    for cell in study.cells:
+        if not {*cell.values.items()} <= met:
+            met |= {*cell.values.items()}
+            check_config(cell.arguments)
 
 
 def test_page_of_incomplete_results_is_written():
