@@ -173,6 +173,7 @@ class RoundContext:
             empty for aggregators.
         broadcast: The global model w^t at the start of the round, [d]; empty if the server merges
             uploads in slices of the coordinates.
+        center: The position of ``broadcast`` among the global models; 0 if there is one.
         root: The update of w^t that the server trains on its own data, [d]; empty unless the
             aggregator's ``needs_root`` is set. With slices, it is the slice of that update.
         sum: Adds up a tensor over the slices of the coordinates, if the server merges uploads in
@@ -222,6 +223,7 @@ class RoundContext:
     num_clients: int = 0
     num_samples: int = 0
     num_rounds: float = 0
+    center: int = 0
     layout: RowLayout | None = None
     unsent: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     reject: Callable[[Tensor], None] = lambda _: None

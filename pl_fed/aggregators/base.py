@@ -149,11 +149,16 @@ class Aggregator(Configurable, Memory, ABC):
         return numbers
 
     def take_needs(self, aggregator: "Aggregator") -> None:
-        """Declare the needs of an aggregator that this one calls."""
-        self.needs_start_losses = aggregator.needs_start_losses
-        self.needs_group_counts = aggregator.needs_group_counts
-        self.needs_root = aggregator.needs_root
-        self.needs_net = aggregator.needs_net
+        """Declare the needs of an aggregator that this one calls, beside its own.
+
+        An aggregator that remembers clients or sets the model does so within another one, too.
+        """
+        self.needs_start_losses |= aggregator.needs_start_losses
+        self.needs_group_counts |= aggregator.needs_group_counts
+        self.needs_root |= aggregator.needs_root
+        self.needs_net |= aggregator.needs_net
+        self.remembers_clients |= aggregator.remembers_clients
+        self.sets_model |= aggregator.sets_model
 
     def require_uploads(self, uploads: Tensor, smallest: int = 1) -> None:
         """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""

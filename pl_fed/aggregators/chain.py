@@ -44,8 +44,6 @@ class Chain(Aggregator):
         self.then = then
         self.shards = then.shards and all(pre_aggregator.shards for pre_aggregator in first)
         self.take_needs(then)
-        self.sets_model = then.sets_model
-        self.remembers_clients = then.remembers_clients
         if then.remembers_clients:
             _check_single_clients(first, then)
 

@@ -21,6 +21,8 @@ Where papers and codes are silent or differ:
 
 - Clients in no cluster differ from each other. In FLPoison they are in one cluster.
 - Clusters have at least min(5, n // 2) clients, and 2. With 5, cohorts below 5 have no clusters.
+- A density is that of as many neighbours as the smallest cluster has clients, as by default in the
+  package of HDBSCAN and in BackFed. FLPoison has 3.
 - Only the last clustering may find a single cluster, as in FLPoison.
 - If no upload is accepted, the result is 0.
 - If most uploads do not change the output layer, because its parameters stay with the clients, no
@@ -316,7 +318,7 @@ def cluster_by_density(
     smallest = max(2, min(min_cluster_size, n // 2))
     hdbscan = HDBSCAN(
         min_cluster_size=smallest,
-        min_samples=smallest,
+        min_samples=min(smallest + 1, n),  # scikit-learn counts the point itself
         metric="precomputed" if precomputed else "euclidean",
         allow_single_cluster=allow_single_cluster,
         copy=True,

@@ -6,7 +6,7 @@ With the global models w^t, the merged updates Δ^t and the update Δ_k of clien
 
     S, Y = the last N pairs (w^r − w^(r−1), Δ^r − Δ^(r−1));   B from S and Y by L-BFGS
     prediction of Δ_k^t = Δ_k^τ + B (w^t − w^τ),    τ = the last round of client k
-    d_k = ‖prediction − Δ_k‖ / Σ_j ‖prediction − Δ_j‖;    score of k = mean of its last N d_k
+    d_k = ‖prediction − Δ_k‖ / mean_j ‖prediction − Δ_j‖;    score of k = mean of its last N d_k
 
 If the gap statistic of the scores finds two or more clusters, there is an attack: 2-means splits
 the scores, and the cluster with the larger mean is detected. The scores are scaled to [0, 1]. There
@@ -24,6 +24,9 @@ Departs from the paper:
 - All clients take part in the paper. Here a client's own last update and the change of the model
   since then give its prediction. A client without an update within the last N + 1 merged rounds has
   no score in a round.
+- The paper divides distances by their sum. Here it is their mean, so that rounds with few and with
+  many clients count alike. If all clients take part, nothing changes.
+- The first prediction is possible after N + 1 merged rounds, not after 2 N.
 - A round whose small matrix is singular gives no scores. Fewer than four scored clients are not
   split.
 """
@@ -60,7 +63,8 @@ class FLDetector(Aggregator):
 
     Args:
         window: N, the number of pairs and of distances in a score, at least 1.
-        then: Merges the uploads of the others; ``None`` for the median, as in the authors' code.
+        then: Merges the uploads of the others; ``None`` for the median, as in the authors' code. If
+            fewer are left than it can merge, the median merges them.
         restart: Whether a detection sets the global model back to the first one, as in the paper.
             The server's optimizer has to be plain SGD with learning rate 1.
 
@@ -103,7 +107,8 @@ class FLDetector(Aggregator):
         self.window = window
         self.then = Median() if then is None else then
         self.take_needs(self.then)
-        self.restart = self.sets_model = restart
+        self.restart = restart
+        self.sets_model |= restart
         if restart:
             self.add_memory("first")  # the global model of the first round
         self.add_memory("detected", torch.empty(0, dtype=torch.int64))
@@ -129,6 +134,8 @@ class FLDetector(Aggregator):
         context.reject_rows(is_detected)
         if detects and self.restart:
             return (self.first.double() - broadcast.double()).to(merging_dtype(uploads))
+        if is_detected.all():
+            return uploads.new_zeros(uploads.shape[1], dtype=merging_dtype(uploads))
         merged = self._merge_others(uploads, weights, context, ~is_detected)
         self._remember(uploads, clients, broadcast, merged)
         return merged
@@ -160,7 +167,7 @@ class FLDetector(Aggregator):
         total = distances.sum()
         if not total.isfinite():
             return
-        distances = distances / total if total > 0 else distances
+        distances = distances * len(scored) / total if total > 0 else distances
         missing = torch.full((self.window,), _NO_SCORE, dtype=torch.float64)
         past = self.distances.read(clients[scored], default=missing.to(uploads.device))
         latest = torch.cat([past[:, 1:], distances[:, None].to(past)], 1)
@@ -186,16 +193,17 @@ class FLDetector(Aggregator):
     def _merge_others(
         self, uploads: Tensor, weights: Tensor, context: RoundContext, others: Tensor
     ) -> Tensor:
-        """Return the merged update of the uploads that a mask selects."""
+        """Return the merged update of the uploads that a mask selects; at least one."""
         num_detected = len(others) - int(others.sum())
-        if num_detected == len(others):
-            return uploads.new_zeros(uploads.shape[1], dtype=merging_dtype(uploads))
-        if num_detected:
-            uploads, weights = uploads[others], weights[others.to(weights.device)]
-            num_byzantine = max(0, context.num_byzantine - num_detected)
-            context = replace(context.select(others), num_byzantine=num_byzantine)
-        merged: Tensor = self.then(uploads, weights, context)
-        return merged
+        if not num_detected:
+            return self.then(uploads, weights, context)
+        uploads, weights = uploads[others], weights[others.to(weights.device)]
+        num_byzantine = max(0, context.num_byzantine - num_detected)
+        context = replace(context.select(others), num_byzantine=num_byzantine)
+        try:
+            return self.then(uploads, weights, context)
+        except ValueError:  # too few are left; otherwise, the median fails as well
+            return Median()(uploads, weights, context)
 
     def _remember(
         self, uploads: Tensor, clients: Tensor, broadcast: Tensor, merged: Tensor

@@ -15,6 +15,7 @@ Departs from the authors' code:
 - It adds up α_k Δ_k without a divisor, up to n times as much as a mean. Here the default is a
   weighted mean, because the server's step is that of a mean. ``divisor`` has both.
 - If all sums have one direction, it divides by 0. Here all weights are 0, and so is the result.
+- It compares all clients; here, as in BackFed, those of the cohort are compared.
 - A sum of length 0 is similar to none.
 - Cosines within 1e-9 of 1 are 1: rounding decides nothing.
 
@@ -100,7 +101,11 @@ class FoolsGold(Aggregator):
             raise self.overflow_error(uploads)
         sums = self._add_to_sums(clients, features)
         by_client = clients.argsort(stable=True).to(uploads.device)
-        products = gram_matrix(sums if is_important is None else sums * is_important, by_client)
+        compared = sums if is_important is None else sums * is_important
+        products = gram_matrix(compared, by_client)
+        if not products.isfinite().all():  # the squares of float64 sums overflow
+            largest = compared.abs().amax(1, keepdim=True)
+            products = gram_matrix(compared / torch.where(largest > 0, largest, 1.0), by_client)
         alphas = torch.empty(len(uploads), dtype=torch.float64, device=uploads.device)
         alphas[by_client] = find_foolsgold_weights(_find_cosines(products))
         context.reject_rows(alphas == 0)

@@ -47,7 +47,7 @@ class FreqFed(Aggregator):
 
     Raises:
         ValueError: If an argument is unknown, there is no upload, or the broadcast has another
-            length. If the frequencies of the majority are not finite.
+            length. If an upload or the squares of its frequencies are not finite.
 
     Example:
         >>> uploads = torch.tensor([[1.0, 0, 0, 0], [0.8, 0, 0, 0], [-2.0, 1, 0, 0]])
@@ -71,7 +71,10 @@ class FreqFed(Aggregator):
             torch.from_numpy(find((uploads[row].cpu().double() + broadcast).numpy()))
             for row in by_client.tolist()
         ]
-        component = majority_component(cosine_distances(gram_matrix(torch.stack(rows))))
+        products = gram_matrix(torch.stack(rows))
+        if not products.isfinite().all():
+            raise self.overflow_error(uploads)
+        component = majority_component(cosine_distances(products))
         accepted = by_client[component.to(uploads.device)]
         context.reject_rows(complement_mask(accepted, len(uploads)))
         return subset_mean(uploads, accepted.sort().values)

@@ -26,6 +26,7 @@ Departs from the authors' code:
 - An upload without any number in s_kℓ has q = 0/0 there, which makes the median NaN. One client can
   so switch the filter off, by equal magnitudes. Its q is 1/2 here.
 - It lists running statistics of norms as tensors. pl_fed averages them separately.
+- It sparsifies tensors of two and four dimensions only.
 
 FLPoison takes the unclipped uploads in all steps but the mean, and λ_n = 2 except for CIFAR.
 """

@@ -30,7 +30,6 @@ class AggregatorWrapper(Aggregator):
         check_instances(Aggregator, aggregator=aggregator)
         self.aggregator = aggregator
         self.take_needs(aggregator)
-        self.sets_model = type(self).sets_model or aggregator.sets_model
 
     @property
     def final_aggregator(self) -> Aggregator:

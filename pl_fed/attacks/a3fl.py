@@ -12,11 +12,12 @@ between the gradients of CE(·; x', target) at θ' and at θ. Attackers then tra
 stamp and the target.
 
 Departs from the authors' code: s takes all tensors, not only those with ``conv`` in their name,
-and so is defined for every net. It compares gradients of the same loss at both models; in the code,
-θ's gradient is a sum over all earlier steps. The search has 10 passes in a round instead of 200,
-because the stamp goes on from the last round. Pixels stay between the smallest and largest number
-of the attackers' samples instead of [−2, 2]. There is no label smoothing. (The library BackFed
-never builds θ': its A3FL is the search without the second term.)
+and so is defined for every net. It compares gradients of the same loss at both models, in
+evaluation mode; in the code, θ's gradient is a sum over all earlier steps, and that of θ' belongs
+to one minibatch with true classes, in training mode. The search has 10 passes in a round instead of
+200, because the stamp goes on from the last round. Pixels stay between the smallest and largest
+number of the attackers' samples instead of [−2, 2]. There is no label smoothing. (The library
+BackFed never builds θ': its A3FL is the search without the second term.)
 """
 
 import copy

@@ -26,6 +26,7 @@ Departs from the authors' code, where we take a part of it as unintended:
   the evaluation. The code averages over all clients, all classes, and models of the last
   participation.
 - ξ of the training samples comes from the attacker's model before its training.
+- A sample has one random start x_0, in all runs. In the code, each step draws another one.
 - ε is a share of the range of the attackers' inputs, for inputs in any units: 0.1 by default. The
   paper's 4 / 255 is for a ResNet on CIFAR-10. On 8×8 digits and a small MLP, it has no effect: the
   success is 0.009, as without an attack, and 0.774 with 0.1 (README of this folder).

@@ -21,6 +21,7 @@ a run without the attack; whether a defence detects the free riders is the other
 
 Departs from the papers: every free rider counts its own rounds, so that t is the number of its
 earlier participations. With client sampling, a free rider knows the models of these rounds only.
+If there are several global models, it counts and compares the rounds of each by itself.
 """
 
 import math
@@ -91,9 +92,10 @@ class FreeRider(Attack):
         self.gamma = gamma
         self.decay = decay
         self.std = std
-        self._received: dict[int, Tensor] = {}  # the last broadcast of each attacker
-        self._sigmas: dict[int, float] = {}
-        self._participations: dict[int, int] = {}
+        # by attacker and center
+        self._received: dict[tuple[int, int], Tensor] = {}  # the last broadcast
+        self._sigmas: dict[tuple[int, int], float] = {}
+        self._participations: dict[tuple[int, int], int] = {}
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
         """Return uploads without training, and remember the broadcast for each attacker."""
@@ -108,26 +110,27 @@ class FreeRider(Attack):
                 f" FreeRider but got shape {list(broadcast.shape)}."
             )
         for row, client in zip(forged, self.attacker_ids(own, context)):
-            received = self._received.get(client)
+            rider = client, context.center
+            received = self._received.get(rider)
             change = None if received is None else broadcast - received.to(broadcast)
-            rides = self._participations.get(client, 0)
+            rides = self._participations.get(rider, 0)
             upload = torch.zeros_like(broadcast)
             std = 0.0
             if self.disguise == "noise":
                 if rides == 1 and change is not None:
-                    self._sigmas[client] = float(change.double().abs().mean())
-                std = self.noise_scale(rides, self._sigmas.get(client, _FIRST_SIGMA))
+                    self._sigmas[rider] = float(change.double().abs().mean())
+                std = self.noise_scale(rides, self._sigmas.get(rider, _FIRST_SIGMA))
             elif change is not None:
                 upload, std = change, self.std if self.disguise == "advanced" else 0.0
             if std:
                 draw = key(context.seed, "free-rider", context.round, client)
                 upload = upload + std * normal_row(draw, len(upload)).to(upload)
             row.copy_(upload)
-            self._participations[client] = rides + 1
+            self._participations[rider] = rides + 1
             if self.disguise != "noise" or rides == 0:
-                self._received[client] = broadcast.clone()
+                self._received[rider] = broadcast.clone()
             elif rides == 1:
-                del self._received[client]  # σ is fixed
+                del self._received[rider]  # σ is fixed
         return forged
 
     def noise_scale(self, rides: int, sigma: float) -> float:
@@ -142,12 +145,17 @@ class FreeRider(Attack):
         return self.scale * sigma * shape
 
     def state_dict(self) -> dict[str, Any]:
-        """Return each attacker's last broadcast, σ and number of participations."""
-        clients = list(self._participations)
+        """Return each attacker's last broadcast, σ and number of participations, by center."""
+        received = {rider: row.cpu() for rider, row in self._received.items()}
+        parts: dict[str, dict[tuple[int, int], Any]] = {
+            "participations": self._participations,
+            "sigma": self._sigmas,
+            "received": received,
+        }
         return {
-            **{f"participations.{client}": self._participations[client] for client in clients},
-            **{f"sigma.{client}": sigma for client, sigma in self._sigmas.items()},
-            **{f"received.{client}": row.cpu() for client, row in self._received.items()},
+            f"{part}.{client}.{center}": value
+            for part, values in parts.items()
+            for (client, center), value in values.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -156,15 +164,17 @@ class FreeRider(Attack):
         Raises:
             ValueError: If the state is that of another attack.
         """
-        parts: dict[str, dict[int, Any]] = {"participations": {}, "sigma": {}, "received": {}}
+        parts: dict[str, dict[tuple[int, int], Any]]
+        parts = {"participations": {}, "sigma": {}, "received": {}}
         for name, value in state.items():
-            part, _, client = name.rpartition(".")
+            part, *rider = name.split(".")
             if part not in parts:
                 raise ValueError(
                     f"Expected a checkpoint with the state of FreeRider but got {name!r}: resume"
                     " with the attack of the checkpoint."
                 )
-            parts[part][int(client)] = value
+            client, center = map(int, [*rider, "0"][:2])  # early checkpoints name no center
+            parts[part][client, center] = value
         self._participations = parts["participations"]
         self._sigmas = parts["sigma"]
         self._received = parts["received"]

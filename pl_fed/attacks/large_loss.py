@@ -25,8 +25,9 @@ class LargeLoss(Attack):
     uploads as well.
 
     Args:
-        factor: The factor of the loss, positive. Below 1, the attacker hides from a server that
-            leaves out uploads with large losses, such as ``KLoss``.
+        factor: The factor of the loss, positive. Losses above 0 grow by factors above 1. Below 1,
+            the attacker hides from a server that leaves out uploads with large losses, such as
+            ``KLoss``.
 
     Shape:
         - ``losses``: [b].

@@ -8,7 +8,8 @@ Defenses for Federated Learning", NDSS 2021 (the AGR-agnostic attack min-sum)::
 x_i are the uploads that the attackers know, m is their mean, and p is the perturbation of min-max.
 
 Departs from the paper: the paper finds γ by bisection; pl_fed solves for γ. As Σ_i (x_i − m) = 0,
-the inequality gives γ = max_i ‖x_i − m‖ / ‖p‖.
+the inequality gives γ = max_i ‖x_i − m‖ / ‖p‖. The authors' code takes the smallest sum, min_i,
+instead of the largest one.
 """
 
 from torch import Tensor

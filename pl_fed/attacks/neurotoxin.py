@@ -13,7 +13,8 @@ all coordinates. Its weight decay of attackers is 0.005; here it is 0 by default
 
 The paper takes g from the last observed change of the global model, w^t − w^s for the attackers'
 round s before (``mask: observed``). The authors' code computes it on clean samples
-(``mask: gradient``). In the attackers' first round there is no change, and g is the gradient.
+(``mask: gradient``). In the attackers' first round there is no change, and g is the gradient. Each
+of several global models has its own change.
 
 Departs from the authors' code: the clean samples are the attacker's own, not those of 30 random
 clients. Ties of |g| go to the lower coordinate. Parameters that clients keep to themselves are not
@@ -38,6 +39,8 @@ from pl_fed.attacks.own_training import (
 from pl_fed.attacks.training_attack import TrainingAttack
 from pl_fed.nets.modes import training_mode
 from pl_fed.types import RoundContext
+
+_MODEL = "last_broadcast"  # the name of a global model in the state
 
 
 class Neurotoxin(TrainingAttack):
@@ -96,16 +99,17 @@ class Neurotoxin(TrainingAttack):
         self.ratio = ratio
         self.mask = mask
         self.per_tensor = per_tensor
-        self._last_broadcast: Tensor | None = None  # w^s of the attackers' last round
+        self._last_broadcasts: dict[int, Tensor] = {}  # w^s of the attackers' last round, by center
         self._change: Tensor | None = None  # w^t − w^s
         self._masks: list[Tensor] = []
 
     def prepare_round(self, attackers: list[int], context: RoundContext) -> None:
         """Compute the change of the global model since the attackers' last round."""
         if self.mask == "observed":
-            before, now = self._last_broadcast, context.broadcast.detach().clone()
+            before = self._last_broadcasts.get(context.center)
+            now = context.broadcast.detach().clone()
             self._change = None if before is None else now - before.to(now)
-            self._last_broadcast = now
+            self._last_broadcasts[context.center] = now
 
     def begin_training(self, training: AttackerTraining) -> None:
         """Compute the mask of an attacker's gradients."""
@@ -136,17 +140,17 @@ class Neurotoxin(TrainingAttack):
                 parameter.grad.mul_(mask)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last observed global model, and the state of the base class."""
-        state = super().state_dict()
-        if self._last_broadcast is not None:
-            state["last_broadcast"] = self._last_broadcast
-        return state
+        """Return the last observed global models, and the state of the base class."""
+        models = {f"{_MODEL}.{center}": row for center, row in self._last_broadcasts.items()}
+        return {**super().state_dict(), **models}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the last observed global model, and the state of the base class."""
-        others = dict(state)
-        self._last_broadcast = others.pop("last_broadcast", None)
-        super().load_state_dict(others)
+        """Restore the last observed global models, and the state of the base class."""
+        models = {name: row for name, row in state.items() if name.partition(".")[0] == _MODEL}
+        self._last_broadcasts = {
+            int(name.partition(".")[2] or 0): row for name, row in models.items()
+        }
+        super().load_state_dict({n: value for n, value in state.items() if n not in models})
 
 
 def smallest_mask(row: Tensor, ratio: float) -> Tensor:

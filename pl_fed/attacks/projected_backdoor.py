@@ -14,7 +14,8 @@ in ``Combined``.
 
 Departs from the authors' code: with the l∞ norm, it trains by plain steps with a learning rate of
 0.001; here the optimizer is the same. Running statistics, and parameters that clients keep to
-themselves, are not projected. The last step is always followed by a projection.
+themselves, are not projected. The last step is always followed by a projection. Steps are
+counted over all passes; in the code, each pass counts anew.
 """
 
 from typing import Literal

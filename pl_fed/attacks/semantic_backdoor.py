@@ -7,7 +7,7 @@ before a striped wall become birds)::
     (x, y) ← (changed x, target)      for samples with y = source, or of any class
 
 The feature is one of the image as a whole that no benign client has, and not an added pattern.
-A. Wang et al., "Attack of the Tails", NeurIPS 2020, arXiv 2007.05084, name such samples edge cases.
+H. Wang et al., "Attack of the Tails", NeurIPS 2020, arXiv 2007.05084, name such samples edge cases.
 
 Departs from the paper: there, the attackers own photos with the feature. Here, a change of clean
 images gives the feature, so that every data set of images has one.

@@ -292,7 +292,7 @@ class RoundRunner:
             with self.centers.lend(number) as row:
                 part = uploads.select(is_own)
                 context = self.byzantine_clients.assume_byzantine(part.context)
-                context = replace(context, broadcast=row.clone())
+                context = replace(context, broadcast=row.clone(), center=number)
                 if self.server.aggregator.needs_root:
                     root = self.root_update(context.round, optimizer)
                     context = replace(context, root=root)

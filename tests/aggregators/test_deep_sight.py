@@ -74,7 +74,8 @@ class Model:
 
 
 def cluster(values, smallest, **options):
-    labels = HDBSCAN(min_cluster_size=smallest, min_samples=smallest, copy=True, **options)
+    neighbours = smallest + 1  # scikit-learn counts the point itself
+    labels = HDBSCAN(min_cluster_size=smallest, min_samples=neighbours, copy=True, **options)
     return labels.fit(values).labels_
 
 

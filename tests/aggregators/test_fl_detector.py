@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch.testing import assert_close
 
-from pl_fed.aggregators import Bucketing, Chain, FLDetector, FLTrust, Mean, Median
+from pl_fed.aggregators import CRFL, Bucketing, Chain, FLDetector, FLTrust, Krum, Mean, Median
 from pl_fed.aggregators.fl_detector import find_odd_scores
 from pl_fed.attacks import RandomUpdates
 from pl_fed.clients import FedAvg
@@ -56,7 +56,7 @@ class Paper:
                     errors[client] = np.linalg.norm(self.predict(client, model) - upload)
         for client, error in errors.items():
             share = error / sum(errors.values())
-            self.distances.setdefault(client, []).append(share)
+            self.distances.setdefault(client, []).append(len(errors) * share)
         for client, upload in zip(clients, uploads):
             self.last[client] = (len(self.models), upload)
         self.models.append(model)
@@ -126,6 +126,7 @@ def compare_distances(aggregator, paper):
     assert set(aggregator.distances.ids.tolist()) == set(paper.distances)
     for client, row in zip(aggregator.distances.ids.tolist(), aggregator.distances.rows):
         expected = paper.distances[client][-paper.window :]
+        # a difference of long updates, by a matrix whose condition the world decides
         assert row[row >= 0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
@@ -152,7 +153,8 @@ def test_distances_equal_the_hand_computed_example():
     now = RoundContext(clients=torch.arange(4), broadcast=broadcast)
     aggregator(rows, torch.ones(4), now)
     latest = aggregator.distances.rows[:, -1].tolist()
-    assert latest == pytest.approx([0.007575, 0.024871, 0.007575, 0.959979], abs=1e-6)
+    shares = [number / 4 for number in latest]  # the paper's distances, of their sum
+    assert shares == pytest.approx([0.007575, 0.024871, 0.007575, 0.959979], abs=1e-6)
 
 
 def test_product_equals_bfgs():
@@ -232,6 +234,23 @@ def test_benign_clients_are_mostly_not_detected():
     assert sum(simulate(world, 10, 21)[2] is not None for world in worlds) <= 1
 
 
+def test_a_client_alone_in_a_round_is_not_odd():
+    for seed in range(6):
+        world, aggregator, model = Quadratics(num_hostile=0, seed=seed), FLDetector(1), np.zeros(15)
+        for number, clients in enumerate([np.arange(10)] * 3 + [np.arange(1)]):
+            uploads = torch.from_numpy(world.uploads(clients, model))
+            now = RoundContext(
+                seed=1,
+                round=number,
+                clients=torch.from_numpy(clients),
+                broadcast=torch.from_numpy(model.copy()),
+            )
+            model = model + aggregator(uploads, torch.ones(len(clients)), now).numpy()
+            aggregator.detected = aggregator.detected[:0] if number < 3 else aggregator.detected
+        assert aggregator.distances.rows[aggregator.distances.ids == 0].item() in (-1, 1)
+        assert 0 not in aggregator.detected
+
+
 def test_detected_clients_stay_out_and_the_window_begins_again():
     world = Quadratics()
     aggregator, _, _, rejected = simulate(world, 4, 40)
@@ -242,8 +261,22 @@ def test_detected_clients_stay_out_and_the_window_begins_again():
     now = RoundContext(clients=clients, broadcast=model.double(), num_byzantine=2)
     merged = aggregator(uploads, torch.ones(5), now)
     assert_close(merged, uploads[:2].mean(0))
+    memory = copy.deepcopy(aggregator.state_dict())
     now = now.select(torch.tensor([2, 3, 4]))
     assert not aggregator(uploads[2:], torch.ones(3), now).any()
+    for name, value in aggregator.state_dict().items():
+        assert torch.equal(value, memory[name]), "no update to predict from"
+
+
+def test_median_merges_the_clients_that_are_too_few_for_the_inner_aggregator():
+    aggregator = FLDetector(then=Krum(num_byzantine=1))
+    rows = torch.tensor([[1.0], [2.0], [4.0], [9.0], [9.0], [9.0]])
+    now = RoundContext(clients=torch.arange(6), broadcast=torch.zeros(1))
+    assert aggregator(rows, torch.ones(6), now) in (2, 4, 9)
+    aggregator.detected = torch.tensor([3, 4, 5])
+    assert aggregator(rows, torch.ones(6), now) == 2, "Krum needs four uploads"
+    with pytest.raises(ValueError, match="at least 4 rows for Krum"):
+        FLDetector(then=Krum(num_byzantine=1))(rows[:3], torch.ones(3), now.select(torch.arange(3)))
 
 
 def test_memory_resumes_in_the_middle_of_a_window():
@@ -296,6 +329,8 @@ def test_arguments_and_the_inner_aggregator():
     with pytest.raises(TypeError, match="argument `then`"):
         FLDetector(then="Median")
     assert FLDetector(then=FLTrust()).needs_root
+    assert FLDetector(then=CRFL()).sets_model
+    assert not FLDetector().sets_model
     rows = torch.tensor([[1.0], [2.0], [9.0]])
     now = RoundContext(clients=torch.arange(3), broadcast=torch.zeros(1))
     for then in (Mean(), Median()):

@@ -6,9 +6,18 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from pl_fed.aggregators import Bucketing, Chain, Clipping, FoolsGold, NearestNeighborMixing
+from pl_fed.aggregators import (
+    CRFL,
+    Bucketing,
+    Chain,
+    Clipping,
+    FoolsGold,
+    NearestNeighborMixing,
+    WeakDP,
+)
 from pl_fed.aggregators.foolsgold import find_foolsgold_weights
 from pl_fed.nets.rows import RowLayout
+from pl_fed.preflight.privacy_rules import refuse_aggregator
 from pl_fed.types import RoundContext
 
 SUMS = torch.tensor(
@@ -96,6 +105,16 @@ def test_sums_of_large_uploads_stay_finite():
     assert aggregator.sums.rows.isfinite().all()
 
 
+def test_sybils_of_any_length_are_found():
+    rows = torch.tensor([[1, 0.0], [0, 1], [-1, 0.3], [1, 1], [1, 1], [1, 1]], dtype=torch.float64)
+    for length in (1.0, 1e200):
+        rejected = []
+        now = context(range(6), reject=lambda ids, into=rejected: into.extend(ids.tolist()))
+        lengths = torch.tensor([[1.0]] * 3 + [[length]] * 3, dtype=torch.float64)
+        FoolsGold()(lengths * rows, torch.ones(6), now)
+        assert rejected == [3, 4, 5]
+
+
 def test_broken_uploads_do_not_enter_the_memory():
     aggregator = FoolsGold()
     with pytest.raises(ValueError, match=r"NaN or infinity in rows \[1\]"):
@@ -137,6 +156,16 @@ def test_pre_aggregators_that_merge_clients_are_refused():
     now = context(range(5), num_byzantine=1)
     for first in (Clipping(), NearestNeighborMixing()):
         assert Chain([first], FoolsGold())(SUMS, torch.ones(5), now).isfinite().all()
+
+
+@pytest.mark.parametrize("wrapper", [WeakDP, CRFL])
+def test_memory_of_clients_is_declared_through_other_aggregators(wrapper):
+    outer = wrapper(aggregator=FoolsGold())
+    assert outer.remembers_clients
+    assert not wrapper().remembers_clients
+    with pytest.raises(ValueError, match=r"for FoolsGold, .* but got Bucketing"):
+        Chain([Bucketing()], outer)
+    assert "remembers the uploads" in refuse_aggregator(WeakDP(aggregator=FoolsGold()), 8)
 
 
 def test_missing_facts_are_refused():

@@ -111,6 +111,8 @@ def test_few_equal_and_huge_rows():
     rows[0] = -1e38
     merged = FreqFed()(rows, torch.ones(7), now)
     assert merged.abs().max() < 10
+    with pytest.raises(ValueError, match="overflow"):
+        FreqFed()(rows.double() * 1e200, torch.ones(7), now)
 
 
 def test_unknown_transform_is_refused():

@@ -76,7 +76,6 @@ ARGUMENTS |= {
     "Neurotoxin": [TRAINED, {**TRAINED, "mask": "observed"}, {**TRAINED, "per_tensor": True}],
     "TrainingAttack": [TRAINED],
 }
-CLIENT = ClientContext(seed=3, round=4, client=5, num_classes=10)
 D = 5
 
 

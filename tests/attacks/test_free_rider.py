@@ -14,10 +14,11 @@ from pl_fed.types import RoundContext
 G = [[1.0, 2.0, 3.0, 4.0], [0.9, 2.2, 2.9, 4.4], [1.0, 2.5, 3.0, 5.0], [1.5, 2.0, 3.0, 4.0]]
 
 
-def send(attack, w, round=0, attackers=(4,)):
+def send(attack, w, round=0, attackers=(4,), center=0):
     context = RoundContext(
         seed=3,
         round=round,
+        center=center,
         attackers=torch.tensor(attackers),
         broadcast=torch.tensor(w, dtype=torch.float64),
     )
@@ -37,6 +38,17 @@ def test_delta_is_the_change_since_the_last_own_round():
     np.testing.assert_allclose(send(attack, G[1]), [[-0.1, 0.2, -0.1, 0.4]], atol=1e-12)
     rows = send(attack, G[3], attackers=(7, 4))  # client 7 is new; client 4 missed a round
     np.testing.assert_allclose(rows, [[0.0] * 4, np.subtract(G[3], G[1])], atol=1e-12)
+
+
+def test_models_of_several_centers_are_not_compared():
+    attack = FreeRider("delta")
+    send(attack, G[0], center=0)
+    np.testing.assert_array_equal(send(attack, G[3], center=1), [[0.0] * 4])
+    resumed = FreeRider("delta")
+    resumed.load_state_dict(attack.state_dict())
+    for each in (attack, resumed):
+        rows = send(each, G[1], center=0)
+        np.testing.assert_allclose(rows, [np.subtract(G[1], G[0])], atol=1e-12)
 
 
 def noise(round, client, numbers=4):

@@ -251,6 +251,66 @@ def test_observed_changes_rank_the_coordinates_from_the_second_round_on():
     assert second.count_nonzero() == len(change) // 2
 
 
+def test_observed_changes_are_those_of_each_global_model():
+    attack = Neurotoxin(BACKDOOR, ratio=0.5, mask="observed")
+    alone = Neurotoxin(BACKDOOR, ratio=0.5, mask="observed")
+    nets = [seeded(mlp).double() for _ in range(3)]
+    draw = torch.Generator().manual_seed(4)
+    for net in nets[1:]:
+        for parameter in net.parameters():
+            parameter.data += 0.01 * torch.randn(parameter.shape, generator=draw).double()
+    forge(attack, nets[0], center=0), forge(alone, nets[0])
+    forge(attack, nets[2], center=1)
+    state = attack.state_dict()
+    resumed = Neurotoxin(BACKDOOR, ratio=0.5, mask="observed")
+    resumed.load_state_dict(state)
+    expected, _ = forge(alone, nets[1])
+    for each in (attack, resumed):
+        assert torch.equal(forge(each, nets[1], center=0)[0], expected)
+
+
+def test_masked_coordinates_keep_momentum_and_decay():
+    """One batch: the masked gradient by hand, with momentum and decay of all coordinates."""
+    settings = {"epochs": 3, "lr": 0.2, "momentum": 0.5, "weight_decay": 0.1}
+    for per_tensor in (False, True):
+        attack = Neurotoxin(Backdoor(1, 1.0, 1, value=4.0), 0.6, per_tensor=per_tensor, **settings)
+        (upload,), context = forge(attack)
+        clean = context.samples(1)
+        x = clean.inputs.clone()
+        x[:, -1] = 4.0
+        net, velocity, row = context.net(), 0.0, context.broadcast.clone()
+        sizes = [parameter.numel() for parameter in net.parameters()]
+        parts = read_gradient(net, clean.inputs, clean.targets).split(
+            sizes if per_tensor else sum(sizes)
+        )
+        mask = torch.cat([smallest_mask(part, 0.6) for part in parts])
+        for _ in range(3):
+            nn.utils.vector_to_parameters(row, net.parameters())
+            gradient = mask * read_gradient(net, x, torch.ones(6).long()) + 0.1 * row
+            velocity = 0.5 * velocity + gradient
+            row = row - 0.2 * velocity
+        torch.testing.assert_close(upload, row - context.broadcast, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_projected_steps_equal_those_by_hand(norm):
+    settings = {"epochs": 3, "lr": 0.2, "momentum": 0.5, "every": 2}
+    attack = ProjectedBackdoor(Backdoor(1, 1.0, 1, value=4.0), 0.05, norm, **settings)
+    (upload,), context = forge(attack)
+    x = context.samples(1).inputs.clone()
+    x[:, -1] = 4.0
+    net, velocity, start = context.net(), 0.0, context.broadcast
+    row = start.clone()
+    for _ in range(3):  # a pass is one step, and ends with a projection
+        nn.utils.vector_to_parameters(row, net.parameters())
+        velocity = 0.5 * velocity + read_gradient(net, x, torch.ones(6).long())
+        change = row - 0.2 * velocity - start
+        if norm == "l2":
+            change *= min(1.0, 0.05 / change.norm().item())
+        row = start + (change if norm == "l2" else change.clamp(-0.05, 0.05))
+    torch.testing.assert_close(upload, row - start, rtol=0, atol=1e-12)
+
+
 def test_ratio_without_a_coordinate_is_refused():
     with pytest.raises(ValueError, match=r"to leave a coordinate to train but got 0\.001 of 43"):
         forge(Neurotoxin(BACKDOOR, ratio=0.001))
