@@ -197,6 +197,7 @@ class RoundContext:
             there. Empty for aggregators, and unless clients share only a part of the net.
         reject: Adds client ids to those whose uploads the aggregator leaves out, or detects as
             Byzantine: see :meth:`reject_rows`.
+        weigh: Receives client ids and the weights of their uploads: see :meth:`weigh_rows`.
         simulate_merge: Returns the server's merged update if the attackers upload some rows [b, d].
             Its argument ``reject`` receives the ids of the clients whose uploads the aggregator
             would leave out. ``None`` if the attackers do not know the server, and for aggregators.
@@ -227,6 +228,7 @@ class RoundContext:
     layout: RowLayout | None = None
     unsent: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     reject: Callable[[Tensor], None] = lambda _: None
+    weigh: Callable[[Tensor, Tensor], None] = lambda *_: None
 
     def reject_rows(self, rejected: Tensor) -> None:
         """Report uploads that the aggregator leaves out of its result.
@@ -247,17 +249,35 @@ class RoundContext:
         if len(self.clients):
             self.reject(self.clients[rejected.cpu()])
 
+    def weigh_rows(self, weights: Tensor) -> None:
+        """Report the weights of the uploads in an aggregator's weighted mean.
+
+        Running statistics, and the algorithm's states that are averaged with the weights of the
+        uploads, get the same weights.
+
+        Args:
+            weights: Numbers of at least 0, [n].
+
+        Example:
+            >>> context = RoundContext(clients=torch.tensor([7, 3]), weigh=print)
+            >>> context.weigh_rows(torch.tensor([0.25, 0.75]))
+            tensor([7, 3]) tensor([0.2500, 0.7500])
+        """
+        if len(self.clients):
+            self.weigh(self.clients, weights)
+
     def mix_clients(self) -> "RoundContext":
         """Return the context of rows that mix several clients' uploads, such as their means.
 
         To leave out such a row rejects no single client: :meth:`reject_rows` only counts it.
+        Weights of such rows are those of no client.
 
         Example:
             >>> context = RoundContext(clients=torch.tensor([7, 3, 5]), note=print, reject=print)
             >>> context.mix_clients().reject_rows(torch.tensor([False, True, True]))
             dropped tensor(2)
         """
-        return replace(self, reject=lambda _: None)
+        return replace(self, reject=lambda _: None, weigh=lambda *_: None)
 
     def select(self, index: Tensor) -> "RoundContext":
         """Return the context of some of the clients.

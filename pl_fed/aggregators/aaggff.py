@@ -98,6 +98,7 @@ class AAggFF(Aggregator):
 
     shards = True
     needs_start_losses = True
+    weighs_clients = True
     remembers_clients = True
 
     gradients: Tensor
@@ -135,7 +136,9 @@ class AAggFF(Aggregator):
             self._decide_by_newton_step(clients[by_client], responses)
         else:
             self._decide_by_dual_averaging(clients[by_client], responses)
-        return weighted_sum(uploads, self.mixture.normalize_shares(clients).to(uploads.device))
+        chosen = self.mixture.normalize_shares(clients)
+        context.weigh_rows(chosen)
+        return weighted_sum(uploads, chosen.to(uploads.device))
 
     def _admit_clients(self) -> None:
         """Give new clients of the mixture a gradient of 0."""

@@ -71,6 +71,7 @@ class AFL(Aggregator):
 
     shards = True
     needs_start_losses = True
+    weighs_clients = True
     remembers_clients = True
 
     def __init__(self, lr: float = 0.1, merge: Literal["before", "after"] = "before") -> None:
@@ -93,6 +94,7 @@ class AFL(Aggregator):
         ascended = shares.index_add(0, clients.to(shares.device), climb)
         self.mixture.shares = project_onto_simplex(ascended)
         chosen = before if self.merge == "before" else self.mixture.normalize_shares(clients)
+        context.weigh_rows(chosen)
         return weighted_sum(uploads, chosen.to(uploads.device))
 
     def max_byzantine(self, num_uploads: int) -> int:

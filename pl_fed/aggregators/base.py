@@ -28,7 +28,8 @@ class Aggregator(Configurable, Memory, ABC):
       If an upload with NaN or infinity arrives nevertheless, the aggregator treats it as an outlier
       or raises an error.
     - It reports events for the log of the round with ``context.note``, and the uploads that it
-      leaves out with ``context.reject_rows``.
+      leaves out with ``context.reject_rows``. A mean with weights of its own reports these with
+      ``context.weigh_rows``.
 
     If several processes train the clients, every process receives all uploads. An aggregator can
     avoid this exchange with :attr:`shards` or :meth:`mass`.
@@ -75,6 +76,9 @@ class Aggregator(Configurable, Memory, ABC):
 
     needs_net: bool = False
     """Whether it calls ``context.net``, to look at models, and reads ``context.inputs``."""
+
+    weighs_clients: bool = False
+    """Whether it merges a mean with weights of its own, and reports them by ``weigh_rows``."""
 
     remembers_clients: bool = False
     """Whether it keeps a memory of each client by its id. Each row is then one client's."""
@@ -157,6 +161,7 @@ class Aggregator(Configurable, Memory, ABC):
         self.needs_group_counts |= aggregator.needs_group_counts
         self.needs_root |= aggregator.needs_root
         self.needs_net |= aggregator.needs_net
+        self.weighs_clients |= aggregator.weighs_clients
         self.remembers_clients |= aggregator.remembers_clients
         self.sets_model |= aggregator.sets_model
 

@@ -81,6 +81,7 @@ class FairFed(Aggregator):
 
     shards = True
     needs_group_counts = True
+    weighs_clients = True
     remembers_clients = True
 
     def __init__(
@@ -112,6 +113,7 @@ class FairFed(Aggregator):
         sum_of_shares = shares.sum()
         if sum_of_shares > 0:
             shares = shares / sum_of_shares
+        context.weigh_rows(shares)
         return weighted_sum(uploads, shares.to(uploads.device))
 
     def _check_counts(self, counts: Tensor) -> None:

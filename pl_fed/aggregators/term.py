@@ -61,6 +61,7 @@ class Term(Aggregator):
         if math.isnan(t):
             raise ValueError(f"Expected argument `t` to be a number but got {t}.")
         self.t = t
+        self.weighs_clients = t != 0
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Merge uploads [n, d] into their weighted mean [d]."""
@@ -68,7 +69,9 @@ class Term(Aggregator):
         if self.t == 0:
             return uploads.mean(dim=0, dtype=merging_dtype(uploads))
         losses = self.require_start_losses(uploads, context)
-        return weighted_mean(uploads, tilted_weights(losses, self.t))
+        shares = tilted_weights(losses, self.t)
+        context.weigh_rows(shares)
+        return weighted_mean(uploads, shares)
 
     def mass(self, weights: Tensor) -> float | None:
         """Return the number of clients at t = 0."""

@@ -140,8 +140,13 @@ class Client(Configurable, ClientRounds, ABC):
     Empty for algorithms without such weights."""
 
     weighted_states: tuple[str, ...] = ()
-    """Names of server states whose mean weighs clients by samples if the aggregator does, as that
-    of running statistics. Other states are means with equal weights."""
+    """Names of server states whose mean weighs clients as the aggregator does, by samples or by
+    weights of its own, as that of running statistics. Other states are means with equal
+    weights."""
+
+    needs_plain_step = False
+    """Whether the server must only add the merged update: any other ``server_optimizer`` than SGD
+    with learning rate 1 is refused."""
 
     needs_plain_mean = False
     """Whether the server must merge by the mean with equal weights, and only add it. Attacks that

@@ -12,19 +12,21 @@ Client k keeps its head and its model w_k of its last round. At the start of a r
 
 3. It takes local steps on the whole net, with its own head.
 
-It sends the body and the trace F_k of the Fisher information of its model. The server averages the
-bodies with weights F_k / Σ F.
+It sends the body and the trace F_k of the Fisher information of its model, Σ_i ‖∇ ℓ_i‖² with the
+loss ℓ_i of a sample: −ln p(y_i | x_i) for cross entropy. The server averages the bodies with the
+weights F_k / Σ F.
 
 Departs from the authors' code (also in PFLlib):
 
-- F_k = Σ_i ‖∇ ln p(y_i | x_i)‖² over single samples. The code sums over minibatches the squared
-  norm of a minibatch's mean gradient: equal for minibatches of one sample, and else dependent on
-  their partition.
+- F_k sums over single samples. The code sums over minibatches the squared norm of a minibatch's
+  mean gradient: equal for minibatches of one sample, and else dependent on their partition.
+- ℓ_i is that of ``criterion``: weights of classes change F_k. The code takes −ln p.
+- All clients align the received body. In PFLlib, the clients of a cohort change it in place, so
+  that each begins with the one that those before it have aligned.
 - The alignment takes minibatches of the size of the local steps; the code takes 16 samples.
 - The code measures F_k for all clients, and reads it for the cohort alone. Here the cohort does.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +36,7 @@ from torch import Tensor, nn
 from pl_fed.arguments import check_integers, check_nonnegative
 from pl_fed.clients.contract import ClientRound, Model, Objective
 from pl_fed.clients.fedper import FedPer
-from pl_fed.clients.heads import find_head
+from pl_fed.clients.heads import find_head, require_body
 from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData
 from pl_fed.nets.calls import Net
@@ -83,10 +85,11 @@ class FedAS(FedPer):
         fisher_weights: bool = True,
         **kwargs: Any,
     ) -> None:
-        own: Sequence[str] | None = None if head is None else [head]
-        super().__init__(net, own, **kwargs)
+        head = find_head(trainable_parameters(net), head)
+        require_body(net, head)
+        super().__init__(net, [head], **kwargs)
         self.set_models({"personal": Model()})
-        self.head = find_head(trainable_parameters(net), head)
+        self.head = head
         check_integers(0, alignment_epochs=alignment_epochs)
         check_nonnegative(alignment_lr=alignment_lr)
         self.fisher_weights = fisher_weights

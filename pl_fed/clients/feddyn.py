@@ -39,7 +39,7 @@ class FedDyn(Client):
     """FedDyn: one global model; the objective of a client has a linear and a quadratic term.
 
     The server takes the uniform mean D for any aggregator, and attacks on uploads do not change it.
-    The server optimizer must be SGD with learning rate 1 for Algorithm 1. An upload is (1 + cohort
+    The server optimizer must be SGD with learning rate 1. An upload is (1 + cohort
     / K) (w_k − w^t) + D: the mean of these, added to w^t, is w^{t+1}. Aggregators that clip or
     compare norms see these rows.
 
@@ -47,7 +47,8 @@ class FedDyn(Client):
         net: The net that clients train: see :class:`Client`.
         alpha: α > 0, the strength of the pull to w^t.
         weights: The weights of the clients' losses: ``"uniform"``, or ``"samples"``, a client's
-            share of all training samples.
+            share of all training samples. They decide the fixed point, for any weights of the
+            aggregator.
         **kwargs: The other arguments of :class:`Client`.
 
     Raises:
@@ -58,6 +59,8 @@ class FedDyn(Client):
         >>> list(client.state_defaults()), list(client.server_state_defaults())  # d_k and D
         (['drift'], ['mean_drift'])
     """
+
+    needs_plain_step = True
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ Departs from the paper and from published code; the authors have published none:
 - The personal model has the current broadcast θ and g, also for clients that did not take part,
   as in PFLlib.
 - n_c counts all training samples. PFLlib counts those of one pass without its last, smaller batch.
+- Running statistics of an own head are the client's own.
 - A class that a minibatch has and n_c has not, as by an attack on labels, counts as one sample.
 """
 
@@ -67,6 +68,9 @@ class FedROD(Client):
         layout = RowLayout.from_parameters(net)
         self.head_names = [n for n in layout.names if not self.head or belongs(n, [self.head])]
         self.head_positions = layout.positions(*self.head_names)
+        buffers = RowLayout.from_buffers(net)
+        names = [n for n in buffers.names if not self.head or belongs(n, [self.head])]
+        self.head_statistics = buffers.positions(*names)
         self.add_state("own", self._initial_own_head)
 
     def _initial_own_head(self) -> Tensor:
@@ -91,6 +95,8 @@ class FedROD(Client):
         if not client.steps:
             own = start.parameters[:, self.head_positions] + own
         start.parameters[:, self.head_positions] = own
+        last = client.models["personal"].statistics
+        start.statistics[:, self.head_statistics] = last[:, self.head_statistics]
         client.models["personal"] = start
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:

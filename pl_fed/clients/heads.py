@@ -40,6 +40,15 @@ def find_head(names: Iterable[str], head: str | None = None) -> str:
     return head
 
 
+def require_body(net: nn.Module, head: str) -> None:
+    """Raise ``ValueError`` if a net has no trainable parameters outside of its head."""
+    if not head or all(f"{name}.".startswith(f"{head}.") for name in trainable_parameters(net)):
+        raise ValueError(
+            f"Expected argument `net` to have a body to train below its head {head!r} but got"
+            f" {type(net).__name__} without other trainable parameters: add a layer."
+        )
+
+
 def record_features(net: nn.Module, head: str, predict: Callable[[], Any]) -> Tensor:
     """Return the input of a net's head in a forward pass.
 

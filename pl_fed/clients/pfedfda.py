@@ -46,7 +46,7 @@ from pl_fed.arguments import check_integers, check_nonnegative, check_shares
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.clients.fedper import belongs, own_parts
-from pl_fed.clients.heads import find_head, require_linear_head
+from pl_fed.clients.heads import find_head, require_body, require_linear_head
 from pl_fed.functional.discriminants import (
     class_moments,
     clip_eigenvalues,
@@ -119,16 +119,12 @@ class PFedFDA(Client):
         self.single_beta, self.candidates = single_beta, candidates
         layout = self.row("global").layout
         self.head = find_head(layout.names, head)
+        require_body(net, self.head)
         own_parts(net, [self.head], argument="head")  # refuses tied parameters
         linear = require_linear_head(self.global_model, self.head)
         names = [f"{self.head}.weight", f"{self.head}.bias"]
         self.num_classes, self.num_features = linear.out_features, linear.in_features
         self.head_positions = layout.positions(*names)
-        if len(self.head_positions) == layout.numel:
-            raise ValueError(
-                f"Expected argument `net` to have a body to train below its head {self.head!r} but"
-                f" got {type(net).__name__} without other trainable parameters: add a layer."
-            )
         self.add_server_state("means", self._initial_means)
         self.add_server_state("covariance", self._initial_covariance)
 

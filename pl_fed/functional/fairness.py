@@ -51,8 +51,8 @@ def best_mean(values: Tensor, percent: int = 10) -> Tensor:
 def jain_index(values: Tensor) -> Tensor:
     """Return Jain's index (Σ a)² / (n Σ a²): 1 for equal values, 1/n if one client has everything.
 
-    If all values are 0 the clients are equal, and the index is 1. It is undefined, and NaN, if a
-    value is negative: such a value is no share of a sum.
+    It is undefined, and NaN, if a value is negative, because such a value is no share of a sum, and
+    if all values are 0.
 
     Args:
         values: One value for each client, shape [clients].
@@ -68,8 +68,7 @@ def jain_index(values: Tensor) -> Tensor:
     largest = values.max()
     shares = values / torch.where(largest == 0, 1, largest)  # their squares do not underflow
     index = shares.sum().square() / (len(shares) * shares.square().sum())
-    index = torch.where(largest == 0, 1, index)
-    return torch.where(values.min() < 0, torch.nan, index)
+    return torch.where((values.min() < 0) | (largest == 0), torch.nan, index)
 
 
 def population_var(values: Tensor) -> Tensor:

@@ -260,12 +260,32 @@ def check_mean(client: Client, aggregator: Aggregator, only_adds: bool) -> None:
         only_adds: Whether the server only adds the merged update to the global model.
 
     Raises:
-        ValueError: If the aggregator weights clients by samples; or if the algorithm needs a plain
-            mean, and the aggregator or the server optimizer makes it another one.
+        ValueError: If the aggregator weights clients by samples, or by weights of its own where the
+            algorithm scales uploads; or if the algorithm needs a plain mean or step, and the
+            aggregator or the server optimizer makes it another one.
     """
     name, last = type(client).__name__, aggregator.final_aggregator
     if client.needs_plain_mean:
         _check_plain_mean(name, aggregator, only_adds)
+    if client.needs_plain_step and not only_adds:
+        raise ValueError(
+            "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
+            f" {name}, whose server is a part of the algorithm, but got another: remove it, or use"
+            " another algorithm."
+        )
+    if (client.normalizer or client.weigher) and aggregator.weighs_clients:
+        raise ValueError(
+            f"Expected `federation.aggregator` to be one without weights of its own for {name},"
+            " which scales uploads before their weights are known, but got"
+            f" {type(last).__name__}: use, for example, Mean."
+        )
+    reads_global = aggregator.needs_start_losses or aggregator.needs_group_counts
+    if reads_global and len(client.unsent_positions):
+        rank_zero_warn(
+            f"{type(last).__name__} reads the results of the global model on the clients' data, but"
+            f" {name} never trains the parts of it that clients keep: the results are those of"
+            " their first values."
+        )
     if client.mean_of != "clients":
         return
     weighting = getattr(last, "weighting", "uniform")

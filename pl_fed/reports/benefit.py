@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pl_fed.functional.rank_correlation import rank_correlation
 from pl_fed.reports import configs
-from pl_fed.reports.group import choose_metric, is_lower_better
+from pl_fed.reports.group import choose_metric, is_higher_better
 from pl_fed.reports.run import Run, read_run, sort_models
 
 _COLUMNS = ("client", "train_samples", "test_samples")
@@ -30,6 +30,8 @@ class Benefit:
         joined: Their results in the federation, [clients].
         train_samples: Their numbers of training samples, [clients]; NaN if unknown.
         lower_is_better: Whether smaller results are better.
+        num_diverged: The number of further clients whose result in the federation is infinite or
+            NaN, and that by local training is not. Shares count them among those that lose.
 
     Example:
         >>> ids, alone = np.arange(4), np.array([0.5, 0.5, 0.75, 1.0])
@@ -44,6 +46,7 @@ class Benefit:
     joined: NDArray[np.float64]
     train_samples: NDArray[np.float64]
     lower_is_better: bool = False
+    num_diverged: int = 0
 
     @property
     def gains(self) -> NDArray[np.float64]:
@@ -53,18 +56,19 @@ class Benefit:
 
     @property
     def mean(self) -> float:
-        """The mean of all gains."""
+        """The mean of all finite gains."""
         return float(self.gains.mean())
 
     @property
     def share_gaining(self) -> float:
         """The share of the clients that are better off."""
-        return float((self.gains > 0).mean())
+        return float((self.gains > 0).sum() / (len(self.gains) + self.num_diverged))
 
     @property
     def share_losing(self) -> float:
         """The share of the clients that are worse off."""
-        return float((self.gains < 0).mean())
+        losing = (self.gains < 0).sum() + self.num_diverged
+        return float(losing / (len(self.gains) + self.num_diverged))
 
     @property
     def mean_gain(self) -> float | None:
@@ -74,14 +78,14 @@ class Benefit:
 
     @property
     def mean_loss(self) -> float | None:
-        """The mean loss of the clients that lose, above 0; ``None`` without any."""
+        """The mean finite loss of the clients that lose, above 0; ``None`` without any."""
         losing = self.gains < 0
         return float(-self.gains[losing].mean()) if losing.any() else None
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss of a client; 0 if no client loses."""
-        return max(0.0, float(-self.gains.min()))
+        """The largest loss of a client; 0 if no client loses, and infinite if one has diverged."""
+        return np.inf if self.num_diverged else max(0.0, float(-self.gains.min()))
 
     def correlate(self, values: NDArray[np.float64]) -> float | None:
         """Return Spearman's rank correlation of the gains with a property of the clients.
@@ -114,7 +118,8 @@ def measure_benefit(
 
     Raises:
         NoFitError: If a folder has no run.
-        ValueError: If a run lacks the results, or the clients differ.
+        ValueError: If a run lacks the results, the clients differ, or neither run tells whether
+            larger values of the metric are better.
 
     Example: the clients that lose by joining. ::
 
@@ -136,8 +141,14 @@ def measure_benefit(
             f" {reason} in {alone.folder} than in {federation.folder}: give both runs the same"
             " seed and the same `data`."
         )
-    lower_is_better = is_lower_better([federation, alone], name)
-    benefit = compare_runs(federation, alone, columns, lower_is_better)
+    is_higher = is_higher_better([federation, alone], name)
+    if is_higher is None:
+        raise ValueError(
+            "Expected argument `metric` to be one with a known direction but got"
+            f" {name}: set `federation.directions` of both runs, and test them again, or choose"
+            " another metric."
+        )
+    benefit = compare_runs(federation, alone, columns, lower_is_better=not is_higher)
     if benefit is None:
         raise ValueError(
             f"Expected arguments `folder` and `local` to have benign clients with a test {name} in"
@@ -158,12 +169,16 @@ def compare_runs(
         lower_is_better: Whether smaller results are better.
     """
     joined, alone = run.clients[columns[0]], local.clients[columns[1]]
-    valid = run.benign & local.benign & np.isfinite(joined) & np.isfinite(alone)
+    measured = run.benign & local.benign & np.isfinite(alone)
+    valid = measured & np.isfinite(joined)
     if not valid.any():
         return None
+    num_diverged = int((measured & ~valid).sum())
     ids = run.clients.get("client", np.arange(len(valid))).astype(np.int64)
     samples = run.clients.get("train_samples", np.full(len(valid), np.nan))
-    return Benefit(ids[valid], alone[valid], joined[valid], samples[valid], lower_is_better)
+    return Benefit(
+        ids[valid], alone[valid], joined[valid], samples[valid], lower_is_better, num_diverged
+    )
 
 
 def find_difference_of_clients(run: Run, other: Run) -> str:
@@ -199,8 +214,11 @@ def find_column(run: Run, metric: str, model: str | None) -> str:
     Raises:
         ValueError: If ``per_client.csv`` has no such column.
     """
+    known = run.models("test")
     models = sort_models(
-        name.removesuffix(f"_{metric}") for name in run.clients if name.endswith(f"_{metric}")
+        name.removesuffix(f"_{metric}")
+        for name in run.clients
+        if name.endswith(f"_{metric}") and (not known or name.removesuffix(f"_{metric}") in known)
     )
     if (model is None and not models) or (model is not None and model not in models):
         names = ", ".join(name for name in run.clients if "_" in name)

@@ -34,7 +34,7 @@ def measure_equality(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
     for group in groups:
         for model in list_models([group], "test"):
             column = f"{model}_{metric}"
-            tested = [run for run in group.tested_runs if len(_finite_results(run, column))]
+            tested = [run for run in group.tested_runs if len(_list_results(run, column))]
             runs = group.first_of_seeds(tested)
             if not runs:
                 continue
@@ -46,23 +46,28 @@ def measure_equality(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
 
 def _measure(run: Run, model: str, metric: str, is_higher: bool | None) -> dict[str, float]:
     """Return the figures of one run by their headings; NaN where undefined."""
-    values, figures = _finite_results(run, f"{model}_{metric}"), {}
+    values, figures = _list_results(run, f"{model}_{metric}"), {}
     for figure in _FIGURES:
         is_known = is_higher is not None or not figure.is_ranked
         number = figure.compute(values, is_higher) if is_known else np.nan
         figures[_HEADINGS.get(figure.name, figure.name)] = number
-    losses = _finite_results(run, f"{model}_loss")
+    losses = _list_results(run, f"{model}_loss")
     if metric != "loss":
-        figures["loss gap"] = float(np.ptp(losses)) if len(losses) else np.nan
+        is_finite = len(losses) and np.isfinite(losses).all()
+        figures["loss gap"] = float(np.ptp(losses)) if is_finite else np.nan
     return figures
 
 
-def _finite_results(run: Run, column: str) -> NDArray[np.float64]:
-    """Return the finite values of the benign clients in a column; none without the column."""
+def _list_results(run: Run, column: str) -> NDArray[np.float64]:
+    """Return the values of the benign clients with samples in a column; none without the column.
+
+    They are NaN or infinite for clients whose models have diverged.
+    """
     if column not in run.clients:
         return np.empty(0)
-    values: NDArray[np.float64] = run.clients[column][run.benign]
-    return values[np.isfinite(values)]
+    values: NDArray[np.float64] = run.clients[column]
+    samples = run.clients.get("test_samples", np.zeros(len(values)))
+    return values[run.benign & (~np.isnan(values) | (samples > 0))]
 
 
 def _mean(numbers: Sequence[float]) -> float | None:

@@ -539,12 +539,13 @@ class RoundRunner:
             return self._merge_privately(self.privacy, uploads, hooks, notes)
         uploads = uploads.normalize(self.client, server.aggregator)
         factor = mean_factor(self.client, len(share.cohort))
+        reported: list[tuple[Tensor, Tensor]] = []
         try:
             update = server.step(
                 self.client.row("global").data,
                 scale(uploads.rows, factor),
                 uploads.weights,
-                uploads.context,
+                replace(uploads.context, weigh=lambda *pair: reported.append(pair)),
                 before_step=hooks.on_server_step,
                 merge=share.merge,
             )
@@ -559,7 +560,8 @@ class RoundRunner:
         benign = ~self.byzantine_clients.is_byzantine[share.cohort]
         distance = uploads.distance_to_benign_mean(update, benign, server.aggregator, factor)
         notes("benign_distance", distance)
-        uploads.update_server_states(self.client, self._server_states, proposed, server.aggregator)
+        weights = uploads.find_weights(server.aggregator, reported)
+        uploads.update_server_states(self.client, self._server_states, proposed, weights)
         return {"train/update_norm": row_norm(update)}
 
     def _adopt_lone_model(self, trained: TrainedCohort) -> None:

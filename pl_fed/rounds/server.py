@@ -138,7 +138,7 @@ class Server:
             reject: Receives the ids of the clients whose uploads the aggregator would leave out.
         """
         aggregator = copy.deepcopy(self.aggregator).to(uploads.device)
-        silent = replace(context, note=lambda *_: None, reject=reject)
+        silent = replace(context, note=lambda *_: None, reject=reject, weigh=lambda *_: None)
         merged: Tensor = aggregator(uploads, weights, silent)
         return merged
 

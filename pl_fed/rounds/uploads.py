@@ -1,7 +1,7 @@
 """The uploads of a round: attackers forge them, and broken uploads are left out."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -160,24 +160,42 @@ class Uploads:
         mean = self.share.processes.sum(weighted_sum(scale(self.rows, factor), shares))
         return row_norm(update - mean)
 
+    def find_weights(
+        self, aggregator: Aggregator, reported: Sequence[tuple[Tensor, Tensor]]
+    ) -> Tensor | None:
+        """Return the weights of the clients in the aggregator's mean, [cohort].
+
+        ``None`` for equal ones, and for an aggregator that merges no weighted mean.
+
+        Args:
+            aggregator: The aggregator that merged the uploads.
+            reported: The ids and weights that it reported: see :meth:`RoundContext.weigh_rows`.
+                Clients without a weight have 0.
+        """
+        if not reported:
+            return self.weights if weights_by_samples(aggregator) else None
+        clients, numbers = reported[-1]
+        positions = {client: place for place, client in enumerate(self.share.cohort.tolist())}
+        weights = torch.zeros(len(positions), dtype=torch.float64)
+        weights[[positions[client] for client in clients.tolist()]] = numbers.cpu().double()
+        return weights.to(self.rows.device)
+
     def update_server_states(
         self,
         client: Client,
         server_states: Mapping[str, Tensor],
         proposed: Iterable[str],
-        aggregator: Aggregator,
+        weights: Tensor | None,
     ) -> None:
         """Change the server's states in place: to the means of proposals, and by the uploads.
-
-        If the aggregator weights clients by samples, the means of running statistics and of the
-        algorithm's ``weighted_states`` do too.
 
         Args:
             client: The algorithm; its ``receive`` returns the changes by the uploads.
             server_states: The states by name, [length] each.
             proposed: Names of the states with a proposal in any process. The means leave all other
                 states bit-equal.
-            aggregator: The aggregator of the uploads.
+            weights: The weights of the clients in the means of running statistics and of the
+                algorithm's ``weighted_states``, at least 0, [cohort]; ``None`` for equal ones.
         """
         share, rows = self.proposals.share, self.proposals.rows
         for name in proposed:
@@ -187,10 +205,10 @@ class Uploads:
             clients = client.population.cohort if is_population_mean else len(self.share.cohort)
             divisor = float(clients)
             is_weighted = name in (GLOBAL_STATISTICS, *client.weighted_states)
-            if is_weighted and weights_by_samples(aggregator):
-                own = share.select_own(self.weights)[: len(change), None]
+            if is_weighted and weights is not None:
+                own = share.select_own(weights)[: len(change), None]
                 change = change * own.to(change)
-                divisor = float(self.weights.sum())
+                divisor = float(weights.sum()) or 1.0
             current += share.processes.sum(change.sum(0)) / divisor
         for name, change in client.receive(self.share.clients, self.rows).items():
             server_states[name].add_(self.share.processes.sum(change))

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
 from tables import table_test
+from torch import nn
 from torch.testing import assert_close
 
 from pl_fed.aggregators import AFL, Mean
@@ -62,6 +63,22 @@ def test_rounds_equal_the_formula():
                 merged = merge(afl, uploads, losses, cohort, num_clients)
                 np.testing.assert_allclose(merged.numpy(), mean, rtol=0, atol=1e-9)
                 np.testing.assert_allclose(afl.mixture.shares, expected, rtol=0, atol=1e-12)
+
+
+def test_running_statistics_have_the_weights_of_the_parameters():
+    """The whole weight goes to the client with the largest loss: its model is the global one."""
+
+    def make():
+        return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+    arrays = classes([8, 8, 8])
+    arrays.inputs[16:] += 6
+    data, settings = shared_out(arrays, batch_size=8), {"optimizer": sgd(0.1), "local_steps": 2}
+    client = FedAvg(seeded(make), **settings)
+    joint = run_rounds(client, data, 1, aggregator=AFL(1e6, "after"))
+    alone = [run_rounds(client, data, 1, sampler=Only(k)) for k in range(3)]
+    (chosen,) = [run for run in alone if torch.allclose(run.w, joint.w, rtol=0, atol=1e-12)]
+    assert_close(joint.w_statistics, chosen.w_statistics, rtol=0, atol=1e-12)
 
 
 def test_step_of_zero_is_the_mean_in_every_round():

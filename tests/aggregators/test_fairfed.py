@@ -286,6 +286,19 @@ def test_zero_step_equals_the_mean_by_samples_exactly(engine):
     assert run_rounds(client, data, aggregator=FairFed(0.5), **settings).distance(expected) > 0
 
 
+def test_zero_step_averages_running_statistics_by_samples():
+    client = FedAvg(
+        seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))),
+        optimizer=sgd(0.1),
+        local_steps=3,
+    )
+    data, settings = make_data(), {"rounds": 3, "sampler": Uniform(3)}
+    expected = run_rounds(client, data, aggregator=Mean("samples"), **settings)
+    outcome = run_rounds(client, data, aggregator=FairFed(0.0), **settings)
+    assert outcome.distance(expected) < 1e-12
+    assert run_rounds(client, data, aggregator=Mean(), **settings).distance(expected) > 1e-3
+
+
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_byzantine_clients_count_their_poisoned_labels(engine):
     data, attack = make_data(3), RandomLabels()

@@ -20,7 +20,7 @@ from tables import table_test
 from torch import nn
 
 from pl_fed.attacks import RandomLabels
-from pl_fed.clients import FedAS, FedPer
+from pl_fed.clients import FedAS, FedPer, PFedFDA
 
 ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
 
@@ -153,9 +153,18 @@ def test_data_without_classes_are_refused():
     [
         ({"alignment_lr": -1.0}, "`alignment_lr`"),
         ({"alignment_epochs": -1}, "`alignment_epochs`"),
-        ({"head": "9"}, "to list names among 0.weight, 0.bias, 2.weight, 2.bias"),
+        (
+            {"head": "9"},
+            "`head` to be a module with trainable parameters, such as 0, 2",
+        ),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
         FedAS(mlp(), **arguments)
+
+
+@pytest.mark.parametrize("algorithm", [FedAS, PFedFDA])
+def test_nets_without_a_body_are_refused(algorithm):
+    with pytest.raises(ValueError, match="`net` to have a body to train below its head"):
+        algorithm(nn.Linear(4, 3))

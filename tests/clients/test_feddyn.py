@@ -174,3 +174,9 @@ def test_a_client_without_a_step_pulls_the_model_to_the_last_mean():
 def test_arguments_out_of_range_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
         FedDyn(mlp(), **arguments)
+
+
+def test_another_server_step_is_refused():
+    data, client = shared_out(classes([8] * 3)), FedDyn(seeded(mlp), optimizer=sgd(0.1))
+    with pytest.raises(ValueError, match="plain SGD with learning rate 1 for FedDyn"):
+        run_rounds(client, data, server_optimizer=sgd(1.0, momentum=0.9))

@@ -18,9 +18,9 @@ from small_federations import (
 )
 from tables import table_test
 
-from pl_fed.aggregators import Mean, Median
+from pl_fed.aggregators import AFL, Chain, Clipping, Mean, Median, Term
 from pl_fed.attacks import SignFlipping
-from pl_fed.clients import FedAvg, FedNova
+from pl_fed.clients import FedAS, FedAvg, FedNova
 from pl_fed.optimizers import LocalCosine
 from pl_fed.preflight.rules import check_local_schedule
 
@@ -181,3 +181,13 @@ def test_momentum_that_clients_keep_is_refused():
     client = FedNova(seeded(mlp), optimizer=sgd(0.1, momentum=0.9))
     with pytest.raises(ValueError, match=r"`federation\.engine\.keep_optimizer_state` to be false"):
         run_rounds(client, shared_out(classes([7, 5])), 1, keep_optimizer_state=True)
+
+
+@pytest.mark.parametrize("algorithm", [FedNova, FedAS])
+def test_aggregators_with_weights_of_their_own_are_refused(algorithm):
+    data = shared_out(classes([8] * 3))
+    client = algorithm(seeded(mlp), optimizer=sgd(0.1))
+    for aggregator in (AFL(), Term(1.0), Chain([Clipping()], AFL())):
+        with pytest.raises(ValueError, match=r"without weights of its own .* but got (AFL|Term)"):
+            run_rounds(client, data, aggregator=aggregator)
+    run_rounds(client, data, 1, aggregator=Term(0.0))

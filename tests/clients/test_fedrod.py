@@ -212,6 +212,33 @@ def deep():
     return nn.Sequential(OrderedDict(body=body, head=mlp(4, inputs=5)))
 
 
+class DeepHead(nn.Module):
+    """A body, and a head with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+        self.head = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def test_own_head_is_evaluated_with_its_own_running_statistics():
+    data = validated_by_training(shared_out(classes([20, 24, 16]), batch_size=8))
+    client = FedROD(seeded(DeepHead), head="head", optimizer=sgd(0.5), local_epochs=2)
+    result = trained(client, data, 4)
+    for k in range(3):
+        net = result.federation.model_of(k)
+        kept = result.kept["personal.statistics"][k]
+        assert torch.equal(net.head[1].running_mean, kept[:6])
+        assert torch.equal(net.head[1].running_var, kept[6:12])
+        inputs, targets = (torch.from_numpy(part) for part in samples_of(data, k))
+        loss = nn.functional.cross_entropy(net(inputs), targets).item()
+        assert loss == pytest.approx(result.metrics["personal"]["loss"][k].item(), abs=1e-9)
+    assert not torch.equal(kept, result.client.statistics("global").data)
+
+
 def test_labels_of_absent_classes_by_an_attack_leave_losses_finite():
     arrays = classes([6, 6])
     arrays.targets[:6] = 0

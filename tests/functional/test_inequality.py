@@ -74,9 +74,11 @@ def test_against_independent_formulas(values):
 @given(values=results, percent=st.integers(1, 100))
 def test_tails_and_quantiles(values, percent):
     a = np.array(values)
-    assert tail_mean(a, percent) == pytest.approx(worst_mean(torch.from_numpy(a), percent).item())
+    assert tail_mean(a, percent) == pytest.approx(
+        worst_mean(torch.from_numpy(a), percent).item(), abs=1e-12
+    )
     best = best_mean(torch.from_numpy(a), percent).item()
-    assert tail_mean(a, percent, largest=True) == pytest.approx(best)
+    assert tail_mean(a, percent, largest=True) == pytest.approx(best, abs=1e-12)
     low, high = sum(a < quantile(a, percent)), sum(a <= quantile(a, percent))
     assert low <= percent / 100 * (len(a) - 1) + 1 + 1e-9
     assert high >= percent / 100 * (len(a) - 1) - 1e-9
@@ -97,10 +99,34 @@ def test_shares_of_values_that_are_no_shares_are_undefined(values):
     assert all(math.isnan(figure(np.array(values))) for figure in OF_SHARES)
 
 
-def test_jain_index_is_undefined_for_negative_values_alone():
+@given(values=st.lists(st.floats(-10, 10), min_size=1, max_size=20), percent=st.integers(0, 100))
+def test_quantiles_against_numpy_and_with_infinite_values(values, percent):
+    a = np.array(values)
+    assert quantile(a, percent) == pytest.approx(np.quantile(a, percent / 100), abs=1e-12)
+    place = percent / 100 * len(values)
+    with_infinity = quantile(np.append(a, np.inf), percent)
+    if place <= len(values) - 1:  # both neighbours are finite
+        ordered = np.sort(a)
+        low, high = ordered[int(place)], ordered[min(int(place) + 1, len(a) - 1)]
+        assert with_infinity == pytest.approx(low + place % 1 * (high - low), abs=1e-12)
+    else:
+        assert with_infinity == np.inf
+
+
+def test_quantiles_of_infinite_values():
+    inf = np.inf
+    assert quantile(np.array([0.1, inf, 0.3]), 50) == 0.3
+    assert quantile(np.array([0.1, 0.2, 0.3, 0.4, inf]), 75) == 0.4
+    assert quantile(np.array([0.1, inf, inf]), 75) == inf
+    assert quantile(np.array([-inf, 0.1, 0.2, 0.3]), 0) == -inf
+    assert np.isnan(quantile(np.array([np.nan, inf]), 50))
+
+
+def test_jain_index_is_undefined_without_positive_values():
     assert jain_index(torch.tensor([0.5, -0.1])).isnan()
     assert jain_index(torch.tensor([-0.5, 0.0])).isnan()
-    assert jain_index(torch.tensor([0.0, 0.0])) == 1
+    assert jain_index(torch.tensor([0.0, 0.0])).isnan()
+    assert jain_index(torch.tensor([0.0, 1.0])) == 0.5
 
 
 def test_gaps_and_tails_hold_a_nan():

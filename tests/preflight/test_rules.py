@@ -8,7 +8,7 @@ from small_federations import classes, mlp, sections, seeded, sgd, shared_out
 from tables import table_test
 
 from pl_fed import Adversary, Federation, clients
-from pl_fed.aggregators import MDA, Clipping, GeometricMedian, Mean
+from pl_fed.aggregators import MDA, QFFL, Clipping, GeometricMedian, Mean
 from pl_fed.samplers import All
 
 DATA = shared_out(classes([5, 8, 4]))
@@ -55,6 +55,16 @@ def test_mean_over_all_clients_warns_of_another_server_optimizer(name, arguments
         set_up(name, arguments)
         set_up("FedAvg", {}, Mean("samples"), server_optimizer=adam)
         set_up("MeanRegularized", {"mean": "cohort"}, server_optimizer=adam)
+
+
+def test_losses_of_a_model_with_parts_that_nobody_trains_are_announced():
+    match = "QFFL reads the results of the global model on the clients' data, but FedPer never"
+    with pytest.warns(UserWarning, match=match):
+        set_up("FedPer", {}, QFFL())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*never trains the parts.*")
+        set_up("FedPer", {}, Mean())
+        set_up("Ditto", {}, QFFL())
 
 
 def test_too_many_byzantine_clients_for_an_aggregator_are_refused_before_training():

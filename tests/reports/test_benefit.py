@@ -12,6 +12,7 @@ from pl_fed.reports.benefit import Benefit, describe_benefit
 from pl_fed.reports.clients import draw_gains
 from pl_fed.reports.group import group_runs
 from pl_fed.reports.run import find_runs
+from pl_fed.studies.tables import format_number
 
 LOCAL = {"model.class_path": "pl_fed.clients.Local"}
 ALONE, JOINED = (0.5, 0.75, 1.0, 0.25, 0.5), (0.75, 0.75, 0.5, 0.5, 0.625)
@@ -48,6 +49,34 @@ def test_smaller_losses_are_gains(tmp_path):
     benefit = pl_fed.measure_benefit(*write_pair(tmp_path), metric="loss")
     assert benefit.lower_is_better
     assert benefit.gains.tolist() == [0.25, 0.0, -0.5, 0.25, 0.125]
+
+
+def test_clients_whose_models_diverge_lose(tmp_path):
+    folders = write_pair(tmp_path)
+    change_column(folders[0], "personal_loss", [0.1, 0.2, "inf", "nan", 0.3])
+    change_column(folders[1], "personal_loss", [0.3] * 5)
+    benefit = pl_fed.measure_benefit(*folders, metric="loss")
+    assert benefit.clients.tolist() == [0, 1, 4]
+    assert (benefit.share_gaining, benefit.share_losing, benefit.num_diverged) == (0.4, 0.4, 2)
+    assert benefit.largest_loss == np.inf
+    assert benefit.mean == pytest.approx(0.1)
+    assert "inf" in format_number(benefit.largest_loss, 3)
+
+
+def test_metrics_of_unknown_direction_are_refused(tmp_path):
+    folders = write_pair(tmp_path)
+    for folder in folders:
+        change_column(folder, "personal_ape", [1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="one with a known direction but got ape"):
+        pl_fed.measure_benefit(*folders, metric="ape")
+
+
+def test_metrics_with_a_longer_name_are_others(tmp_path):
+    folders = write_pair(tmp_path)
+    for folder in folders:
+        change_column(folder, "personal_balanced_mae", [1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="test mae of the model personal or global"):
+        pl_fed.measure_benefit(*folders, metric="mae")
 
 
 def test_models_of_the_federation(tmp_path):
