@@ -214,11 +214,11 @@ def find_column(run: Run, metric: str, model: str | None) -> str:
     Raises:
         ValueError: If ``per_client.csv`` has no such column.
     """
-    known = run.models("test")
+    tested = run.models("test")
     models = sort_models(
         name.removesuffix(f"_{metric}")
         for name in run.clients
-        if name.endswith(f"_{metric}") and (not known or name.removesuffix(f"_{metric}") in known)
+        if name.endswith(f"_{metric}") and (not tested or name.removesuffix(f"_{metric}") in tested)
     )
     if (model is None and not models) or (model is not None and model not in models):
         names = ", ".join(name for name in run.clients if "_" in name)
