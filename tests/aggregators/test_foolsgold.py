@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from hostile_uploads import KINDS, hostile_uploads
 from torch import nn
 from torch.testing import assert_close
 
@@ -75,6 +76,22 @@ def test_rounds_with_changing_cohorts_equal_numpy():
         assert_close(merged, torch.from_numpy(expected), rtol=1e-9, atol=1e-9)
     seen = aggregator.sums.ids
     assert_close(aggregator.sums.rows, torch.from_numpy(sums)[seen])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_on_hostile_uploads_equal_numpy(kind):
+    for seed in range(6):
+        for n in (8, 11):
+            rows = hostile_uploads(kind, n, 3, seed=seed)
+            alphas = weigh_by_numpy(rows.numpy())
+            divisors = {"none": 1, "clients": n, "weights": max(1, alphas.sum())}
+            for divisor, number in divisors.items():
+                rejected = []
+                now = context(range(n), reject=lambda ids, into=rejected: into.extend(ids.tolist()))
+                merged = FoolsGold(divisor=divisor)(rows, torch.ones(n), now)
+                expected = torch.from_numpy(alphas @ rows.numpy() / number)
+                assert_close(merged, expected, rtol=1e-12, atol=1e-12)
+                assert rejected == np.flatnonzero(alphas == 0).tolist()
 
 
 def test_sybils_are_left_out_and_reported():

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from hostile_uploads import KINDS, hostile_uploads
 from scipy.spatial.distance import pdist, squareform
 from sklearn.cluster import HDBSCAN
+from test_nguyen_flame import cluster_by_linkage
 from torch.testing import assert_close
 
 from pl_fed.aggregators import FreqFed
@@ -85,6 +87,26 @@ def test_result_equals_hdbscan_on_the_frequencies(transform):
         assert rejected == np.flatnonzero(~accepted).tolist()
         dropped += len(rejected)
     assert dropped > 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transform", ["matrix", "row"])
+def test_results_on_hostile_uploads_equal_numpy(transform, kind):
+    for seed in range(6):
+        broadcast = torch.randn(40, generator=torch.Generator().manual_seed(seed)).double()
+        for n in (8, 11):
+            rows, rejected = hostile_uploads(kind, n, 3, seed=seed), []
+            low = np.array([FREQUENCIES[transform](model) for model in (rows + broadcast).numpy()])
+            accepted = np.array(cluster_by_linkage(squareform(pdist(low, "cosine"))))
+            now = RoundContext(
+                clients=torch.arange(n),
+                broadcast=broadcast,
+                reject=lambda clients, into=rejected: into.extend(clients.tolist()),
+            )
+            merged = FreqFed(transform)(rows, torch.ones(n), now)
+            expected = torch.from_numpy(rows.numpy()[accepted].mean(0))
+            assert_close(merged, expected, rtol=1e-12, atol=1e-12)
+            assert rejected == np.flatnonzero(~accepted).tolist()
 
 
 def test_high_frequencies_do_not_count():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from hostile_uploads import KINDS, hostile_uploads
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import pdist, squareform
 from sklearn.cluster import HDBSCAN
@@ -130,6 +131,23 @@ def test_result_equals_the_steps_in_numpy():
         merged = NguyenFlame(noise=0.0)(rows, torch.ones(len(rows)), now)
         assert_close(merged, torch.from_numpy(expected), rtol=1e-9, atol=1e-12)
         assert log.rejected == np.flatnonzero(~accepted).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_on_hostile_uploads_equal_the_steps_in_numpy(kind):
+    for seed in range(6):
+        broadcast = torch.randn(40, generator=torch.Generator().manual_seed(seed)).double()
+        noise = normal_row(key(4, "nguyen flame", seed), 40).numpy()
+        for n in (8, 11):
+            rows, log = hostile_uploads(kind, n, 3, seed=seed), Log()
+            expected, accepted = merge_by_numpy(rows.numpy(), broadcast.numpy())
+            norms = np.linalg.norm(rows.numpy(), axis=1)
+            expected += 0.01 * np.median(norms) * noise
+            now = context(rows, log, broadcast=broadcast, seed=4, round=seed)
+            merged = NguyenFlame(noise=0.01)(rows, torch.ones(n), now)
+            assert_close(merged, torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
+            assert log.rejected == np.flatnonzero(~accepted).tolist()
+            assert log.notes["clipped"] == (norms[accepted] > np.median(norms)).sum()
 
 
 def test_distances_are_those_of_models():

@@ -10,6 +10,7 @@ from tables import table_test
 from pl_fed.attacks import EdgeCaseBackdoor, SemanticBackdoor
 from pl_fed.data import Npz
 from pl_fed.data.source import Arrays
+from pl_fed.random import integers, key, uniforms
 from pl_fed.types import Batch, ClientContext
 
 CONTEXT = ClientContext(seed=11, round=0, client=2, num_classes=10)
@@ -80,6 +81,36 @@ def test_share_of_samples_gets_the_target_and_other_samples_stay_unchanged():
     assert torch.equal(again.inputs, poisoned.inputs), "drawn once for all rounds"
     other = EdgeCaseBackdoor(3, Pool(), samples=0.3).poison(batch, replace(CONTEXT, client=4))
     assert not torch.equal(other.inputs, poisoned.inputs)
+
+
+SPLIT = np.array([0] * 30 + [1] * 5 + [2] * 6)
+
+
+@table_test(
+    "labels, split", [([0, 1, 2, 3], None), ([1, 3], None), ([0, 1, 2, 3], SPLIT), ([0, 2], SPLIT)]
+)
+def test_samples_of_the_pool_are_those_of_the_documented_draws(labels, split):
+    ids = 7 * torch.randperm(60, generator=torch.Generator().manual_seed(1))
+    batch = Batch(torch.zeros(60, 1), torch.arange(60) % 10, samples=ids)
+    members = np.flatnonzero(np.isin(np.arange(41) % 4, labels))
+    if split is None:
+        draws = integers(key(0, "edge-case-parts"), torch.from_numpy(members), 2**31 - 1).numpy()
+        half = (len(members) + 1) // 2
+        parts = [np.sort(part) for part in np.split(members[np.argsort(draws)], [half])]
+    else:
+        parts = [members[split[members] == 0], members[split[members] > 0]]
+    fields = {} if split is None else {"split": torch.from_numpy(split)}
+    attack = EdgeCaseBackdoor(3, Pool(41, **fields), classes=labels, samples=0.4)
+    drawn = integers(key(11, "edge-case", 2), ids, len(parts[0])).numpy()
+    has_trigger = uniforms(key(11, "backdoor", 2), ids).numpy() < 0.4
+    poisoned = attack.poison(batch, CONTEXT)
+    expected = np.where(has_trigger, 100 + parts[0][drawn], 0)
+    np.testing.assert_array_equal(poisoned.inputs[:, 0], expected)
+    np.testing.assert_array_equal(poisoned.targets, np.where(has_trigger, 3, batch.targets))
+    drawn = integers(key(0, "edge-case"), ids, len(parts[1])).numpy()
+    triggered = attack.trigger(batch)
+    np.testing.assert_array_equal(triggered.inputs[:, 0], 100 + parts[1][drawn])
+    np.testing.assert_array_equal(triggered.mask, batch.targets.numpy() != 3)
 
 
 def test_bytes_of_an_npz_file_are_scaled(tmp_path):

@@ -1,20 +1,23 @@
 """Triggers that attackers learn, against numpy: stamps of PFedBA and A3FL, features of Bad-PFL."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from small_federations import classes, seeded, shared_out
 from tables import table_test
-from test_training_attacks import round_context
+from test_training_attacks import read_gradient, round_context
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from pl_fed.attacks import A3FL, BadPFL, PFedBA
 from pl_fed.attacks.a3fl import descend_by_signs
 from pl_fed.attacks.bad_pfl import ascend_by_signs
 from pl_fed.attacks.pfedba import measure_gap
 from pl_fed.attacks.trigger_generator import TriggerGenerator
+from pl_fed.random import key, uniforms
 from pl_fed.types import Batch
 
 TARGET, CLASSES, PIXELS = 1, 3, 6
@@ -22,6 +25,10 @@ TARGET, CLASSES, PIXELS = 1, 3, 6
 
 def make_linear():
     return nn.Linear(PIXELS, CLASSES, bias=False).double()
+
+
+def make_two_layers():
+    return nn.Sequential(nn.Linear(PIXELS, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
 
 
 def make_round(net, sizes=(9, 8, 12), attackers=(1,), shape=(PIXELS,), **changes):
@@ -227,6 +234,61 @@ def test_stamp_of_a3fl_with_adversary_equals_numpy():
     np.testing.assert_allclose(attack.stamp.numpy(), stamp, rtol=0, atol=1e-12)
 
 
+def slope_of_loss(net, row, x, y, stamp):
+    """Return the derivative of the mean loss of a net with some parameters by the last pixels."""
+    nn.utils.vector_to_parameters(row.clone(), net.parameters())
+    stamp = stamp.clone().requires_grad_()
+    stamped = torch.cat([x[:, : -len(stamp)], stamp.expand(len(x), -1)], dim=1)
+    return torch.autograd.grad(cross_entropy(net(stamped), y), [stamp])[0]
+
+
+def gradient_at(net, row, x, y):
+    nn.utils.vector_to_parameters(row.clone(), net.parameters())
+    return read_gradient(net, x, y)
+
+
+def test_stamp_and_similarity_of_a3fl_equal_those_by_hand_for_several_tensors():
+    """θ' takes three steps with momentum; s is the mean of four cosines."""
+    records = []
+
+    class Recorder(A3FL):
+        def compare_models(self, training, adversary, stamp):
+            similarity = super().compare_models(training, adversary, stamp)
+            row = nn.utils.parameters_to_vector(adversary.parameters()).detach()
+            records.append((row, similarity))
+            return similarity
+
+    settings = {"adversarial_epochs": 3, "adversarial_lr": 0.5, "balance": 8.0, "batch_size": 50}
+    attack = Recorder(
+        TARGET, size=2, low=-9.0, high=9.0, trigger_epochs=5, trigger_lr=0.3, **settings
+    )
+    context = make_round(seeded(make_two_layers))
+    forge(attack, context)
+    clean, net, theta = context.samples(1), context.net(), context.broadcast
+    x, y, target = clean.inputs, clean.targets, torch.full_like(clean.targets, TARGET)
+    sizes = [parameter.numel() for parameter in net.parameters()]
+    stamp, expected_records, differs = torch.full((4,), 0.5).double(), [], False
+    for epoch in range(5):
+        stamped = torch.cat([x[:, :-4], stamp.expand(len(x), 4)], dim=1)
+        alone = slope = slope_of_loss(net, theta, x, target, stamp)
+        if epoch:
+            row, velocity = theta, 0.0
+            for _ in range(3):
+                velocity = 0.9 * velocity + gradient_at(net, row, stamped, y) + 5e-4 * row
+                row = row - 0.5 * velocity
+            pairs = zip(*(gradient_at(net, w, stamped, target).split(sizes) for w in (theta, row)))
+            cosines = [float(g @ h / g.norm() / h.norm()) for g, h in pairs]
+            expected_records.append((row, np.mean(cosines)))
+            slope = slope + 8.0 * np.mean(cosines) * slope_of_loss(net, row, x, target, stamp)
+        differs |= bool((slope.sign() != alone.sign()).any())
+        stamp = stamp - 0.3 * slope.sign()
+    assert differs, "otherwise the adversary has no effect"
+    for (row, similarity), (expected_row, expected) in zip(records, expected_records, strict=True):
+        torch.testing.assert_close(row, expected_row, rtol=0, atol=1e-12)
+        assert similarity == pytest.approx(expected, rel=0, abs=1e-12)
+    torch.testing.assert_close(attack.stamp, stamp, rtol=0, atol=1e-12)
+
+
 def test_adversarial_models_exist_and_unlearn_the_stamp():
     class Recorder(A3FL):
         def train_adversary(self, training, stamp, epoch):
@@ -305,6 +367,77 @@ def test_generator_learns_features_of_the_target_from_clean_samples():
         scores = context.net()(triggered.inputs).detach()
         losses.append(float(nn.functional.cross_entropy(scores, triggered.targets)))
     assert losses[1] < losses[0] - 0.02
+
+
+def make_generator(seed):
+    """Return the documented layers of a trigger generator, with its keyed initial parameters."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(key(seed, "Bad-PFL generator") & (2**63 - 1))
+        layers = []
+        for inputs, outputs in ((PIXELS, 128), (128, 64), (64, 128)):
+            layers += [nn.Linear(inputs, outputs), nn.LayerNorm(outputs), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(128, PIXELS), nn.Tanh()).double()
+
+
+def descend_by_adam(parameters, loss, steps, lr=0.01):
+    """Take steps of Adam (Kingma and Ba, Algorithm 1)."""
+    parameters = list(parameters)
+    means, squares = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    for step in range(1, steps + 1):
+        gradients = torch.autograd.grad(loss(), parameters)
+        for p, g, mean, square in zip(parameters, gradients, means, squares):
+            mean.copy_(0.9 * mean + 0.1 * g)
+            square.copy_(0.999 * square + 0.001 * g**2)
+            denominator = (square / (1 - 0.999**step)).sqrt() + 1e-8
+            p.data -= lr * mean / (1 - 0.9**step) / denominator
+
+
+def test_generator_and_poisoned_inputs_of_bad_pfl_equal_those_by_hand():
+    """One batch: x + ξ with the keyed random start, four steps of Adam, and x + ξ + δ.
+
+    Many numbers lie at the bounds, as the black pixels of images do.
+    """
+    poisoned, (low, high) = [], (-0.75, 0.5)
+
+    class Recorder(BadPFL):
+        def poison_samples(self, training):
+            poisoned.append(super().poison_samples(training))
+            return poisoned[-1]
+
+    attack = Recorder(TARGET, samples=0.5, epsilon=0.1, generator_steps=4, batch_size=50)
+    unbounded = make_round(seeded(make_two_layers))
+
+    def samples(client):
+        batch = unbounded.samples(client)
+        return batch._replace(inputs=batch.inputs.clamp(low, high))
+
+    context = replace(unbounded, samples=samples)
+    forge(attack, context)
+    clean, net = context.samples(1), context.net()
+    x, y, target = clean.inputs, clean.targets, torch.full_like(clean.targets, TARGET)
+    reach = 0.1 * (high - low)
+    noise = uniforms(key(0, "Bad-PFL noise"), torch.arange(x.numel())).double().view_as(x)
+    start = (x + reach * (2 * noise - 1)).clamp(low, high).requires_grad_()
+    (slope,) = torch.autograd.grad(cross_entropy(net(start), y), [start])
+    change = (start.detach() + reach * slope.sign() - x).clamp(-reach, reach)
+    noisy = (x + change).clamp(low, high)
+    generator = make_generator(context.seed)
+    descend_by_adam(
+        generator.parameters(),
+        lambda: cross_entropy(net(noisy + reach * generator(x)), target),
+        steps=4,
+    )
+    learned = nn.utils.parameters_to_vector(attack._generator.parameters())
+    expected = nn.utils.parameters_to_vector(generator.parameters())
+    torch.testing.assert_close(learned, expected, rtol=0, atol=1e-12)
+    draw = key(context.seed, "Bad-PFL samples", context.round, 1)
+    selected = uniforms(draw, torch.arange(len(x))) < 0.5
+    assert 0 < int(selected.sum()) < len(x)
+    triggered = (noisy + reach * generator(x)).detach()
+    (batch,) = poisoned
+    expected = torch.where(selected[:, None], triggered, x)
+    torch.testing.assert_close(batch.inputs, expected, rtol=0, atol=1e-12)
+    assert torch.equal(batch.targets, torch.where(selected, TARGET, y))
 
 
 def test_clean_samples_of_an_attacker_stay_clean():

@@ -36,6 +36,7 @@ from pl_fed.attacks.own_training import select_samples
 from pl_fed.attacks.projected_backdoor import project
 from pl_fed.clients import FLAME, IFCA, Ditto, FedAvg, FedBN, FedPer, FedRep, Finetuning, LpProj
 from pl_fed.nets.rows import RowLayout
+from pl_fed.random import generator
 from pl_fed.samplers import All
 from pl_fed.types import Batch, RoundContext
 
@@ -395,6 +396,33 @@ def test_step_of_the_constrained_loss_by_hand():
     torch.testing.assert_close(upload, change, rtol=0, atol=1e-12)
 
 
+def cosine_gradient(row, start):
+    """Return the gradient of 1 − cos(row, start) by the row."""
+    length = row.norm() * start.norm()
+    return (row @ start) / length * row / row.norm() ** 2 - start / length
+
+
+@table_test("num_unsent", [0, 18])
+def test_steps_of_the_cosine_constraint_by_hand(num_unsent):
+    """The constraint compares the sent parameters; momentum is that of the joint gradient."""
+    settings = {"scale": 2.5, "lr": 0.3, "momentum": 0.5, "epochs": 4}
+    attack = ConstrainedReplacement(Backdoor(1, 1.0, 1, value=4.0), 0.6, "cosine", **settings)
+    (upload,), context = forge(attack, unsent=torch.arange(43 - num_unsent, 43))
+    x = context.samples(1).inputs.clone()
+    x[:, -1] = 4.0
+    net, start, velocity = context.net(), context.broadcast, 0.0
+    row, num_sent = start.clone(), 43 - num_unsent
+    for _ in range(4):
+        nn.utils.vector_to_parameters(row.clone(), net.parameters())
+        gradient = 0.6 * read_gradient(net, x, torch.ones(6).long())
+        gradient[:num_sent] += 0.4 * cosine_gradient(row[:num_sent], start[:num_sent])
+        velocity = 0.5 * velocity + gradient
+        row = row - 0.3 * velocity
+    expected = 2.5 * (row - start)
+    expected[num_sent:] = 0
+    torch.testing.assert_close(upload, expected, rtol=0, atol=1e-12)
+
+
 def test_projection_on_both_balls():
     start, row = torch.tensor([1.0, 1.0]).double(), torch.tensor([4.0, 5.0]).double()
     torch.testing.assert_close(project(row, start, 2.0, "l2"), torch.tensor([2.2, 2.6]).double())
@@ -723,6 +751,36 @@ def test_upload_of_a_fairness_attack_cancels_the_predicted_updates():
     torch.testing.assert_close(mean, change)
     broken = torch.full_like(own, torch.nan)
     torch.testing.assert_close(attacks["own"].forge(honest, broken, context)[0], 3 * change)
+
+
+@table_test("samples, share", [(1.0, None), (0.5, None), (0.5, 0.2)])
+def test_uploads_of_a_fairness_attack_equal_those_by_hand(samples, share):
+    """One batch, so that the order of its samples does not matter."""
+    net = seeded(mlp).double()
+    context = round_context(net, shared_out(classes([9, 6, 14])), attackers=(0, 2))
+    draw = torch.Generator().manual_seed(5)
+    honest, own = torch.randn(3, 43, generator=draw, dtype=torch.float64).split([1, 2])
+    settings = {"epochs": 4, "lr": 0.2, "momentum": 0.5, "weight_decay": 0.1, "batch_size": 50}
+    attack = FairnessAttack([1, 2], samples, "own", share, **settings)
+    uploads = attack.forge(honest, own, context)
+    s = share or 2 / 3
+    for client, own_row, upload in zip((0, 2), own, uploads, strict=True):
+        clean = context.samples(client)
+        favoured = np.flatnonzero(clean.targets.numpy() != 0)
+        num_favoured = round(samples * clean.size)
+        draw = generator(3, "fairness attack", 2, client)
+        order = torch.randperm(len(favoured), generator=draw).numpy()
+        others = torch.randperm(clean.size, generator=draw).numpy()
+        positions = np.resize(favoured[order], num_favoured)
+        positions = np.append(positions, others[: clean.size - num_favoured])
+        x, y = clean.inputs[positions], clean.targets[positions]
+        row, velocity = context.broadcast.clone(), 0.0
+        for _ in range(4):
+            nn.utils.vector_to_parameters(row.clone(), net.parameters())
+            velocity = 0.5 * velocity + read_gradient(net, x, y) + 0.1 * row
+            row = row - 0.2 * velocity
+        expected = (row - context.broadcast) / s - (1 - s) / s * own_row
+        torch.testing.assert_close(upload, expected, rtol=0, atol=1e-12)
 
 
 @table_test("arguments", [{"classes": []}, {"classes": [-1]}, {"samples": 1.5}, {"share": 0.0}])
