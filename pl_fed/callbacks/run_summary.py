@@ -103,7 +103,7 @@ class RunSummary(Callback):
             "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
             "stage": stage,
             "diverged": diverged,
-            "metrics": {part: history[part] for part in ("test", "val")},
+            "metrics": _add_undefined(history, trainer.callback_metrics),
             "attack": self._summarize_attack(history),
             "counts": self._counts(find_evaluated_round(trainer), history),
             "seconds": self._seconds(history["seconds"]),
@@ -249,6 +249,23 @@ def summarize_attack(rounds: Mapping[str, list[float]]) -> dict[str, float]:
         if values := [value for value in rounds.get(name, ()) if math.isfinite(value)]:
             summary[name] = math.fsum(values) / len(values)
     return summary
+
+
+def _add_undefined(
+    history: Mapping[str, Any], latest: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Return the last test and validation metrics, also those that are NaN in the latest one.
+
+    Args:
+        history: The metrics of :func:`read_history`, which lacks NaN.
+        latest: The metrics of the latest evaluation, by name with the part.
+    """
+    metrics = {part: dict(history[part]) for part in ("test", "val")}
+    for name, value in latest.items():
+        part, _, rest = name.partition("/")
+        if metrics.get(part) and math.isnan(float(value)):
+            metrics[part][rest] = math.nan
+    return metrics
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, float]]:

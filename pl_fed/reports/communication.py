@@ -19,7 +19,8 @@ def measure_communication(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
         name = f"val/{model}/{metric}"
         curves = {group.number: group.curve(name) for group in groups}
         values = [value for curve in curves.values() for value in curve.mean]
-        level = (min(values) / _SHARE if lower else max(values) * _SHARE) if values else 0.0
+        best = (min(values) if lower else max(values)) if values else 0.0
+        level = best / _SHARE if lower == (best > 0) else best * _SHARE
         for group in groups:
             curve = curves[group.number]
             if not curve.rounds:

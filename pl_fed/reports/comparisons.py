@@ -102,7 +102,7 @@ def compare_own_to_global(groups: Sequence[Group]) -> _Rows:
             "group": group.number,
             "name": group.label,
             "model": model,
-            "worse off": f"{int(worse.sum())} of {len(worse)}",
+            "worse off": pairs.describe()["worse"],
             "their mean loss": float(-pairs.gains[worse].mean()) if worse.any() else None,
             "mean gain of the others": float(pairs.gains[~worse].mean())
             if (~worse).any()
@@ -128,13 +128,15 @@ def compare_to_clean(groups: Sequence[Group]) -> _Rows:
                 ends = (np.sort(pairs.before), np.sort(pairs.after))
                 if is_lower_better(group.runs, metric):
                     ends = (ends[0][::-1], ends[1][::-1])
+                diverged = pairs.num_diverged
+                last = "diverged" if diverged else f"{ends[1][:tail].mean():.3f}"
                 yield {
                     "group": group.number,
                     "name": group.label,
                     "share": share,
                     "model": model,
                     **pairs.describe(),
-                    f"lose more than {_LOSS:g}": int((pairs.gains < -_LOSS).sum()),
-                    "largest loss": float(-pairs.gains.min()),
-                    "worst 10 %": f"{ends[0][:tail].mean():.3f} → {ends[1][:tail].mean():.3f}",
+                    f"lose more than {_LOSS:g}": int((pairs.gains < -_LOSS).sum()) + diverged,
+                    "largest loss": None if diverged else float(-pairs.gains.min()),
+                    "worst 10 %": f"{ends[0][:tail].mean():.3f} → {last}",
                 }

@@ -10,7 +10,7 @@ from pl_fed.reports.robustness import comparable_groups
 
 _DEFENCE = ("federation.aggregator", "federation.pre_aggregators")
 _ADVERSARY = "federation.adversary"
-_PLAIN = ("", "pl_fed.aggregators.Mean")
+_PLAIN = ("", "pl_fed.aggregators.Mean", "pl_fed.aggregators.Mean, uniform")
 
 
 def measure_defences(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:

@@ -21,11 +21,14 @@ class Pairs(NamedTuple):
         before: The results of the reference, [pairs].
         after: The results of the other group, [pairs].
         lower_is_better: Whether smaller results are better.
+        num_diverged: The number of further clients with a result in the reference alone, as their
+            models have diverged in the other group. They are worse off.
     """
 
     before: NDArray[np.float64]
     after: NDArray[np.float64]
     lower_is_better: bool
+    num_diverged: int = 0
 
     @property
     def differences(self) -> NDArray[np.float64]:
@@ -48,11 +51,13 @@ class Pairs(NamedTuple):
     def describe(self) -> dict[str, Any]:
         """Return the mean difference, its interval, and the clients that win and lose."""
         mean, half = float(self.differences.mean()), self.half_width
+        clients = len(self.gains) + self.num_diverged
+        interval = None if half is None else f"{mean - half:+.3f} to {mean + half:+.3f}"
         return {
-            "difference": mean,
-            "interval": None if half is None else f"{mean - half:+.3f} to {mean + half:+.3f}",
-            "better": _describe_share(self.gains > 0),
-            "worse": _describe_share(self.gains < 0),
+            "difference": None if self.num_diverged else mean,
+            "interval": None if self.num_diverged else interval,
+            "better": f"{(self.gains > 0).sum()} of {clients}",
+            "worse": f"{(self.gains < 0).sum() + self.num_diverged} of {clients}",
         }
 
 
@@ -72,7 +77,7 @@ def pair_clients(
         return None
     before, after = (np.concatenate(values) for values in zip(*pairs))
     lower = is_lower_better([*reference.runs, *group.runs], metric)
-    return Pairs(before, after, lower) if len(before) else None
+    return _drop_diverged(before, after, lower)
 
 
 def pair_models(group: Group, columns: tuple[str, str], metric: str) -> Pairs | None:
@@ -91,8 +96,19 @@ def pair_models(group: Group, columns: tuple[str, str], metric: str) -> Pairs | 
         for run in group.first_of_seeds(runs)
     ]
     results = np.concatenate(tables, axis=1)
-    before, after = results[:, np.isfinite(results).all(0)]
-    return Pairs(before, after, is_lower_better(group.runs, metric)) if len(before) else None
+    before, after = results[:, np.isfinite(results[0])]
+    return _drop_diverged(before, after, is_lower_better(group.runs, metric))
+
+
+def _drop_diverged(
+    before: NDArray[np.float64], after: NDArray[np.float64], lower_is_better: bool
+) -> Pairs | None:
+    """Return the pairs with finite results, or ``None`` without any; the others are counted."""
+    is_finite = np.isfinite(after)
+    if not is_finite.any():
+        return None
+    diverged = int((~is_finite).sum())
+    return Pairs(before[is_finite], after[is_finite], lower_is_better, diverged)
 
 
 def _match_results(
@@ -101,7 +117,7 @@ def _match_results(
     """Yield the results of the same benign clients in each pair of runs of equal seed and data."""
     for run, other in match_runs(reference, group, columns):
         before, after = run.clients[columns[0]], other.clients[columns[1]]
-        valid = run.benign & other.benign & np.isfinite(before) & np.isfinite(after)
+        valid = run.benign & other.benign & np.isfinite(before)
         yield before[valid], after[valid]
 
 
@@ -136,7 +152,3 @@ def _data_settings(run: Run) -> tuple[str, dict[str, Any]]:
     settings = configs.settings(run.config)
     data = {key: value for key, value in settings.items() if key.startswith("data.")}
     return configs.describe_seeds(run.config), data
-
-
-def _describe_share(mask: NDArray[np.bool_]) -> str:
-    return f"{int(mask.sum())} of {len(mask)}"

@@ -192,7 +192,9 @@ def _best_group(groups: Sequence[Group], model: str, metric: str) -> int | None:
     if figure is not None and figure.higher_is_better is not None:
         is_higher: bool | None = figure.higher_is_better
     else:
-        is_higher = False if is_spread else is_higher_better(runs, base)
+        is_higher = is_higher_better(runs, metric)
+        if is_higher is None:
+            is_higher = False if is_spread else is_higher_better(runs, base)
     if is_higher is None:
         return None
     sign = 1 if is_higher else -1

@@ -61,7 +61,8 @@ def aggregate_interval(
 
     Args:
         scores: The scores, [seeds, tasks].
-        statistic: Maps scores [..., seeds, tasks] to aggregates [...].
+        statistic: Maps scores [..., seeds, tasks] to aggregates [...]. The seeds of a task are in
+            any order: seeds of different tasks are not paired.
         level: The confidence level, in (0, 1).
         draws: Number of resamples.
         seed: Seed of the resamples. Equal arguments give equal numbers.

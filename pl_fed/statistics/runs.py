@@ -226,7 +226,12 @@ def arrange_scores(
             or a run diverged and ``diverged`` is ``"refuse"``.
     """
     names = tuple(dict.fromkeys(runs.groups if groups is None else groups))
-    tables = [_average_clients(_take_group(runs, name)) for name in names]
+    tables = []
+    for name in names:
+        values = _take_group(runs, name)
+        if not isinstance(diverged, str):  # a number counts for each client that has diverged
+            values = {key: v if np.isfinite(v) else diverged for key, v in values.items()}
+        tables.append(_average_clients(values))
     seeds = dict.fromkeys(seed for table in tables for seed in table)
     common = [seed for seed in seeds if all(seed in table for table in tables)]
     if not common:

@@ -1,5 +1,6 @@
 """Checks of samples: finite numbers in arrays of the expected shape."""
 
+import math
 from typing import Protocol
 
 import numpy as np
@@ -109,13 +110,14 @@ def subtract_pairs(first: Floats, second: Floats) -> Floats:
     """Return ``first − second`` without the rounding errors of the subtraction.
 
     0.3 − 0.2 and 0.2 − 0.1 differ in the last bit, which would break ties between ranks.
-    Differences are rounded to 10⁻¹⁰ of the largest absolute value (its next power of ten).
+    A difference is rounded to 10⁻¹⁰ of the larger value of its pair (its next power of ten).
     """
-    largest = max(np.abs(first).max(initial=0), np.abs(second).max(initial=0))
+    return np.array([_subtract(*pair) for pair in zip(first.tolist(), second.tolist())])
+
+
+def _subtract(first: float, second: float) -> float:
+    """Return ``first − second`` without the rounding error of the subtraction."""
+    largest = max(abs(first), abs(second))
     if largest == 0:
-        return np.zeros_like(first)
-    decimals = _DIGITS - int(np.ceil(np.log10(largest)))
-    differences = first - second
-    if abs(decimals) > 290:  # powers of ten end at 1e308
-        return differences
-    return np.round(differences, decimals) + 0.0  # no −0
+        return 0.0
+    return round(first - second, _DIGITS - math.ceil(math.log10(largest))) + 0.0  # no −0

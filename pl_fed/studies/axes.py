@@ -1,7 +1,7 @@
 """Axes of a study: the values that its cells combine."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,11 +123,22 @@ def _check_labels(path: str, labels: list[str]) -> None:
             refuse(path, "have labels that differ in more than case", f"{other} and {label}")
 
 
+def list_shared(first: Iterable[str], second: Iterable[str]) -> list[str]:
+    """Return the paths that name the same argument, also if one has ``init_args``.
+
+    Example:
+        >>> list_shared(["model.lam", "data.seed"], ["model.init_args.lam"])
+        ['model.lam']
+    """
+    others = {path.replace(".init_args.", ".") for path in second}
+    return [path for path in first if path.replace(".init_args.", ".") in others]
+
+
 def _check_independent(first: Axis, second: Axis) -> None:
     """Refuse two axes that set the same argument: one would undo the other."""
     for label, change in first.changes.items():
         for other, later in second.changes.items():
-            for argument in later.overrides.keys() & change.overrides.keys():
+            for argument in list_shared(change.overrides, later.overrides):
                 raise StudyError(
                     f"Expected argument `axes.{second.name}` to set other arguments than"
                     f" `axes.{first.name}` but got {argument}, which {first.name}={label} and"

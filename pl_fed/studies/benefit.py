@@ -12,7 +12,7 @@ from pl_fed.reports.benefit import (
     find_column,
     find_difference_of_clients,
 )
-from pl_fed.reports.group import is_lower_better
+from pl_fed.reports.group import is_higher_better
 from pl_fed.reports.run import NoFitError, Run, read_run
 from pl_fed.statistics import t_interval
 from pl_fed.studies.cell_folder import CellFolder, State
@@ -75,9 +75,13 @@ def measure_study(
     for row, folder in done:
         key = layout.find_method(row), layout.find_condition(row), str(row[SEED])
         try:
-            runs[key] = read_run(folder.path)
+            run = read_run(folder.path)
         except (NoFitError, OSError):
+            run = None
+        if run is None or not run.clients:
             missing["without files"] += 1
+        else:
+            runs[key] = run
     name = _find_metric(comparison.metric, [run for key, run in runs.items() if key[0] == local])
     by_cell = {}
     for (method, condition, seed), run in runs.items():
@@ -118,7 +122,12 @@ def _compare(run: Run, alone: Run, comparison: MetricComparison, metric: str) ->
         columns = joined, find_column(alone, metric, None)
     except ValueError:
         return None
-    return compare_runs(run, alone, columns, is_lower_better([run, alone], metric))
+    is_higher: bool | None = comparison.is_higher_better
+    if split_metric(comparison.metric)[2] != metric:  # a figure over clients, such as a spread
+        is_higher = is_higher_better([run, alone], metric)
+    if is_higher is None:
+        return None
+    return compare_runs(run, alone, columns, lower_is_better=not is_higher)
 
 
 def make_benefit_table(benefit: StudyBenefit, layout: Layout) -> Table:

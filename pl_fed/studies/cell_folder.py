@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -191,8 +192,15 @@ def write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def iterate_numbers(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def iterate_numbers(
+    value: Mapping[str, Any], prefix: str = "", reads_undefined: bool = False
+) -> Iterator[tuple[str, float]]:
     """Yield the numbers in nested mappings by their paths with slashes.
+
+    Args:
+        value: The mapping.
+        prefix: The beginning of the paths.
+        reads_undefined: Whether ``None`` is NaN; otherwise it is left out.
 
     Example:
         >>> list(iterate_numbers({"test": {"loss": 0.5, "note": "x"}}))
@@ -200,6 +208,8 @@ def iterate_numbers(value: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
     """
     for name, item in value.items():
         if isinstance(item, Mapping):
-            yield from iterate_numbers(item, f"{prefix}{name}/")
+            yield from iterate_numbers(item, f"{prefix}{name}/", reads_undefined)
+        elif item is None and reads_undefined:
+            yield f"{prefix}{name}", math.nan
         elif isinstance(item, int | float) and not isinstance(item, bool):
             yield f"{prefix}{name}", item

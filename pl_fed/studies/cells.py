@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pl_fed.command.config_files import read_text
@@ -18,6 +19,7 @@ from pl_fed.studies.spec import StudySpec
 
 _UNSAFE = re.compile(r"[^\w.+-]")
 _MAX_BYTES = 180  # of a folder's name, with room for the suffix of one moved aside
+_CONFIGS = (".yaml", ".yml", ".json")
 _DIGITS = 8  # of the hash that tells shortened names apart
 
 
@@ -81,9 +83,15 @@ class Cell:
             *self.best_words,
             *self.arguments,
             *(_read_layer(layer) for layer in self.change.layers),
+            *map(read_text, self._list_config_files()),
         ):
             digest.update(f"{len(text)}:{text}".encode())
         return digest.hexdigest()
+
+    def _list_config_files(self) -> list[Path]:
+        """Return the config files that are values of arguments, such as ``model: ditto.yaml``."""
+        values = [str(value) for value in self.change.overrides.values()]
+        return [Path(v) for v in values if v.endswith(_CONFIGS) and Path(v).is_file()]
 
 
 def _read_layer(layer: str) -> str:

@@ -11,7 +11,7 @@ from pl_fed.studies.jobs import CheckJob, CheckOutcome
 from pl_fed.studies.pool import Pool
 from pl_fed.studies.readers import StudyError
 
-RecordedRows = Mapping[tuple[tuple[str, str], ...], Mapping[str, Any]]
+RecordedRows = Mapping[frozenset[tuple[str, str]], Mapping[str, Any]]
 """Rows of a table of results by the labels of their cells, with the seed."""
 
 
@@ -53,7 +53,7 @@ def read_states(
 
 def _find_row(status: CellStatus, recorded: RecordedRows) -> CellStatus:
     """Return the status of a cell with its recorded row, if it has no folder."""
-    row = recorded.get(tuple(status.cell.labels.items()))
+    row = recorded.get(frozenset(status.cell.labels.items()))
     if row is None or status.folder.path.exists() or not State(row["status"]).is_result:
         return status
     return replace(status, state=State.RECORDED, row=row)

@@ -66,6 +66,8 @@ def find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool |
         [False, True, False]
     """
     name = metric.replace("/held_out/", "/", 1).split("/", 2)[-1]
+    if (declared := directions.get(name)) is not None:
+        return declared
     if name.endswith(_LOWER_SUFFIXES):
         return False
     if name.endswith(_HIGHER_SUFFIXES):

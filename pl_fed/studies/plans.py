@@ -1,13 +1,14 @@
 """Plans of a study beyond its cells: its tuning and its comparisons."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pl_fed.studies.axes import Axis
+from pl_fed.studies.axes import Axis, list_shared
 from pl_fed.studies.changes import check_path
 from pl_fed.studies.metrics import read_metric
 from pl_fed.studies.readers import (
+    StudyError,
     read_integer,
     read_list,
     read_mapping,
@@ -108,16 +109,31 @@ def read_tuning(value: Any, axes: tuple[Axis, ...]) -> Tuning | None:
     metric, maximizes = read_metric("tune.metric", plan.get("metric"))
     if not metric.startswith("val/"):
         refuse("tune.metric", "be a metric of the validation, such as val/global/loss", metric)
+    space = _read_space(plan.get("space"), labels[str(per)], sampler == "grid")
+    _check_axes(space, [axis for axis in axes if axis.name != per])
     return Tuning(
         per=str(per),
         on=read_selection("tune.on", plan.get("on", {}), axes),
         budget=read_integer("tune.budget", plan.get("budget"), 1),
         sampler=str(sampler),
-        space=_read_space(plan.get("space"), labels[str(per)], sampler == "grid"),
+        space=space,
         metric=metric,
         seeds=read_integer("tune.seeds", plan.get("seeds", 1), 1),
         maximizes=maximizes,
     )
+
+
+def _check_axes(space: Mapping[str, Mapping[str, Any]], axes: Sequence[Axis]) -> None:
+    """Refuse to tune an argument that an axis sets: the tuned value would undo the axis."""
+    for axis in axes:
+        for change in axis.changes.values():
+            for label, values in space.items():
+                for argument in list_shared(values, change.overrides):
+                    raise StudyError(
+                        f"Expected argument `tune.space.{label}` to leave the arguments of other"
+                        f" axes alone but got {argument}, which the axis {axis.name} sets: remove"
+                        " it there or here."
+                    )
 
 
 def _read_space(

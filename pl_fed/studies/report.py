@@ -102,7 +102,7 @@ def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None
     for status in statuses:
         row = make_row(status)
         from_table += status.state is State.RECORDED
-        key = tuple(status.cell.labels.items())
+        key = frozenset(status.cell.labels.items())
         if status.state is State.MISSING and not status.folder.path.exists() and key in table:
             row = table[key]
             from_table += 1

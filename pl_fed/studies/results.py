@@ -22,7 +22,8 @@ _PARTS = ("metrics", "attack", "counts", "seconds")
 def make_row(status: CellStatus) -> dict[str, Any]:
     """Return the row of a cell: its labels, its seed, its state and all numbers of its summary.
 
-    A cell without a result has no numbers. Metrics are named like ``test/personal/accuracy``,
+    A cell without a result has no numbers. A metric that is undefined, as for a model that has
+    diverged, is NaN. Metrics are named like ``test/personal/accuracy``,
     others ``attack/…``, ``counts/…`` and ``seconds/…``. A recorded cell has the row of its table.
     """
     if status.state is State.RECORDED:
@@ -35,7 +36,8 @@ def make_row(status: CellStatus) -> dict[str, Any]:
     for part in _PARTS:
         values = summary.get(part)
         prefix = "" if part == "metrics" else f"{part}/"
-        numbers |= dict(iterate_numbers(values, prefix) if isinstance(values, Mapping) else ())
+        if isinstance(values, Mapping):
+            numbers |= dict(iterate_numbers(values, prefix, reads_undefined=part == "metrics"))
     return {**labels, **numbers}
 
 
@@ -53,7 +55,7 @@ def write_results(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 def read_table(
     path: Path, name: str = "argument `options.recorded`"
-) -> dict[tuple[tuple[str, str], ...], dict[str, Any]]:
+) -> dict[frozenset[tuple[str, str]], dict[str, Any]]:
     """Return the ended cells of a table of results by their labels, with the seed.
 
     The columns up to ``seed`` are labels, ``status`` is a text, and all others are numbers. Cells
@@ -89,5 +91,5 @@ def read_table(
                 " put the original back, or remove it."
             ) from error
         if status in _ENDED:
-            rows[tuple(labels.items())] = {**labels, "status": str(status), **numbers}
+            rows[frozenset(labels.items())] = {**labels, "status": str(status), **numbers}
     return rows

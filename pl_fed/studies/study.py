@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_fed.studies.cards import list_cards, may_use_card
-from pl_fed.studies.cell_folder import State, write_text
+from pl_fed.studies.cell_folder import CellFolder, State, write_text
 from pl_fed.studies.cells import Cell, expand
 from pl_fed.studies.engines import open_remote_pool
 from pl_fed.studies.execution import Event, Execution
@@ -17,7 +17,7 @@ from pl_fed.studies.inspection import CellStatus, check_configs, needs_check, re
 from pl_fed.studies.pool import Pool, WorkerPool, count_cores
 from pl_fed.studies.readers import StudyError, refuse
 from pl_fed.studies.remote_pool import read_remote
-from pl_fed.studies.results import make_row, read_table, write_results
+from pl_fed.studies.results import RESULTS, make_row, read_table, write_results
 from pl_fed.studies.selection import Selection, read_only
 from pl_fed.studies.spec import StudySpec, read_spec, read_spec_file
 from pl_fed.studies.tuning import Tuner
@@ -246,9 +246,19 @@ class Study:
                 listener = report or (lambda _: None)
                 Execution(self.spec.name, self.folder, todo, keep, listener).run(pool)
         self._remove_checkpoints(statuses)
-        rows = self.rows()
+        rows = self._keep_earlier(self.rows())
         write_results(self.folder, rows)
         return rows
+
+    def _keep_earlier(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return rows with those of an earlier table for cells that have no folder."""
+        table = read_table(self.folder / RESULTS, "the study's results.csv")
+        kept = []
+        for cell, row in zip(self.cells, rows):
+            has_folder = CellFolder(self.folder, cell.path).path.exists()
+            earlier = table.get(frozenset(cell.labels.items()))
+            kept.append(row if has_folder or earlier is None else earlier)
+        return kept
 
     def _remove_checkpoints(self, statuses: Sequence[CellStatus]) -> None:
         """Remove the checkpoints of finished runs that an earlier, killed start left behind."""

@@ -205,20 +205,22 @@ class Tuner:
     def _read_metric(self, status: CellStatus) -> float:
         """Return the metric of a finished run: of its global model if it has no personal one.
 
+        It is NaN if it is undefined, as for a model that has diverged.
+
         Raises:
             StudyError: If the run has no such metric.
         """
         metrics = status.folder.read_summary().get("metrics", {}).get("val") or {}
         names = [f"{VALIDATION}{name}" for name in metrics]
         name = choose_model(self.plan.metric, names).removeprefix(VALIDATION)
-        value = metrics.get(name)
-        if value is None:
+        if name not in metrics:
             raise StudyError(
                 f"Expected argument `tune.metric` to be a metric of the last validation but got"
                 f" {self.plan.metric}, which {status.cell.name} does not have"
                 f"{_describe_metrics(metrics)}."
             )
-        return float(value)
+        value = metrics[name]
+        return math.nan if value is None else float(value)
 
     def _maximizes(self, label: str, trial: Trial | None = None) -> bool:
         """Return whether larger scores are better, as a finished run of the label tells.

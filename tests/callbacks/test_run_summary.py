@@ -21,6 +21,7 @@ from pl_fed.callbacks.versions import read_commit
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Arrays, FederatedData
 from pl_fed.rounds.broken_clients import NonFiniteLossError
+from pl_fed.studies.cell_folder import iterate_numbers
 from pl_fed.tasks import Regression
 
 SIZES = [20, 30, 25, 15, 35]
@@ -134,6 +135,22 @@ def test_run_that_fails_has_no_summary_of_its_earlier_part(tmp_path):
 def test_undefined_numbers_are_null(tmp_path):
     write_json(tmp_path / "summary.json", {"a": math.nan, "b": [math.inf, 1.5], "c": {"d": None}})
     assert read(tmp_path) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
+
+
+def test_metrics_that_are_nan_in_the_last_evaluation_are_null(tmp_path):
+    """``metrics.csv`` lacks them, and an earlier value is not the present one."""
+    trainer, client, data = fit(tmp_path)
+    assert read(tmp_path)["metrics"]["val"]["global/loss"] > 0
+    with torch.no_grad():
+        for parameter in client.global_model.parameters():
+            parameter.fill_(math.nan)
+    trainer.test(client, data)
+    test = read(tmp_path)["metrics"]["test"]
+    assert test["global/loss"] is None
+    assert test["personal/loss"] > 0
+    row = dict(iterate_numbers({"test": test}, reads_undefined=True))
+    assert math.isnan(row["test/global/loss"])
+    assert "test/global/loss" not in dict(iterate_numbers({"test": test}))
 
 
 def test_variance_that_is_too_large_for_float32(tmp_path):

@@ -165,6 +165,36 @@ def test_defence_is_compared_with_the_plain_mean(answer):
     assert costs == [(pytest.approx(0.1), None), (None, pytest.approx(0.2))]
 
 
+def test_a_mean_that_is_named_is_the_plain_mean(answer):
+    mean = {"class_path": "pl_fed.aggregators.Mean", "init_args": {"weighting": "uniform"}}
+    rows = answer(
+        "defences",
+        ({"federation.aggregator": mean}, {"accuracy": (0.9,) * 4}),
+        (MEDIAN, {"accuracy": (0.8,) * 4}),
+    )
+    assert [row["cost without an attack"] for row in rows] == [pytest.approx(0.1)]
+
+
+def test_clients_whose_models_diverge_are_worse_off(answer):
+    answer("differences", ({}, {"accuracy": (0.5, 0.7)}), (MEDIAN, {"accuracy": (0.6, 0.8)}))
+    change_columns(answer.folder / "run1", personal_accuracy=[0.6, "nan"])
+    (row,) = answer.again("differences")
+    assert (row["better"], row["worse"]) == ("1 of 2", "1 of 2")
+    assert row["difference"] is row["interval"] is None
+
+
+def test_level_is_worse_than_the_best_value_also_below_zero(answer):
+    answer("communication", ({}, {}))
+    rows = read_table(answer.folder / "run0" / "metrics.csv")
+    values = iter([0.5, -1.0, -2.0, *[-2.0] * 99])
+    for row in rows:
+        if row.get("val/personal/accuracy"):
+            row["val/personal/accuracy"] = next(values)
+    write_table(answer.folder / "run0" / "metrics.csv", rows)
+    (row, *_) = answer.again("communication")
+    assert row["level of accuracy"] == pytest.approx(0.475), "larger values are better"
+
+
 def test_other_groups_are_compared_with_local_training(answer):
     rows = answer(
         "local",

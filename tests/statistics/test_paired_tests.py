@@ -169,6 +169,15 @@ def test_differences_keep_ties_at_any_scale(values, exponent):
     assert not np.signbit(differences[differences == 0]).any()
 
 
+def test_one_explosion_does_not_erase_the_other_pairs():
+    first = [0.11, 0.25, 0.37, 0.52, 0.61, 0.74, 0.86, 2e10]
+    second = [0.01, 0.04, 0.05, 0.09, 0.07, 0.08, 0.1, 0.0]
+    assert wilcoxon_test(first, second).p_value == pytest.approx(
+        stats.wilcoxon(np.subtract(first, second)).pvalue
+    )
+    assert paired_differences(first, second)[:2].tolist() == [0.1, 0.21]
+
+
 def test_tiny_numbers_have_differences():
     assert paired_differences([1e-305], [0.0]).tolist() == [1e-305]
 

@@ -200,3 +200,13 @@ def test_dependent_clients_mislead_a_test_over_clients_and_not_over_seeds():
         over_seeds += paired_t_test(by_seed.first, by_seed.second).p_value <= 0.05
     assert over_clients / 200 > 0.3
     assert over_seeds / 200 < 0.11
+
+
+def test_number_for_diverged_clients_counts_for_each_of_them():
+    clients = [*range(10)] * 2
+    values = [*[0.9] * 9, math.nan, *[0.5] * 10]
+    runs = Runs(["a"] * 10 + ["b"] * 10, [0] * 20, values, clients)
+    scores = arrange_scores(runs, diverged=0.1)
+    assert scores.values.tolist() == [[pytest.approx(0.82), 0.5]]
+    pairs = pair_runs(runs, "a", "b", diverged=0.1).average_clients()
+    assert pairs.first.tolist() == [pytest.approx(0.82)]

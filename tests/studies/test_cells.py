@@ -99,6 +99,16 @@ def test_digest_follows_the_texts_of_layers(tmp_path):
     assert len(digests) == 4
 
 
+def test_digest_follows_the_texts_of_config_files_among_the_values(tmp_path):
+    file, digests = tmp_path / "model.yaml", set()
+    for text in ("lam: 1", "lam: 2"):
+        file.write_text(text)
+        digests.add(Cell({}, 0, Change(overrides={"model": str(file)})).digest)
+    assert len(digests) == 2
+    missing = Cell({}, 0, Change(overrides={"model": "nowhere.yaml", "model.lam": 1}))
+    assert missing.digest == Cell({}, 0, missing.change).digest
+
+
 def test_long_names_are_shortened_and_stay_apart():
     names = {folder_name({"axis": "a" * 300 + str(number)}) for number in range(50)}
     assert len(names) == 50

@@ -8,8 +8,10 @@ import yaml
 
 from pl_fed.studies.axes import SHORT_NAMES
 from pl_fed.studies.cells import expand
+from pl_fed.studies.metrics import find_direction
 from pl_fed.studies.plans import Choices, Interval
 from pl_fed.studies.readers import StudyError
+from pl_fed.studies.results import read_table
 from pl_fed.studies.spec import read_spec, read_spec_file
 
 STUDY = {
@@ -257,3 +259,19 @@ def test_wrong_extension_is_one_sentence(tmp_path, text, part):
     with pytest.raises(StudyError, match=re.escape(part)) as error:
         read_spec_file(tmp_path / "study.yaml")
     assert "\n" not in str(error.value)
+
+
+def test_a_declared_direction_wins_over_the_end_of_a_name():
+    declared = {"explained_var": True, "psnr_gap": True, "accuracy": True}
+    for name in ("explained_var", "psnr_gap"):
+        assert find_direction(f"test/global/{name}", declared) is True
+        assert find_direction(f"test/global/{name}_std", declared) is False
+    assert find_direction("test/global/accuracy_gap", declared) is False
+
+
+def test_columns_of_a_recorded_table_have_any_order(tmp_path):
+    for columns in ("algorithm,attack", "attack,algorithm"):
+        values = "Ditto,none" if columns.startswith("algorithm") else "none,Ditto"
+        (tmp_path / "table.csv").write_text(f"{columns},seed,status,loss\n{values},0,done,0.5\n")
+        (key,) = read_table(tmp_path / "table.csv")
+        assert key == {("algorithm", "Ditto"), ("attack", "none"), ("seed", "0")}

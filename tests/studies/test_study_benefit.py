@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 from run_folders import read_table, with_changes, write_run, write_table
@@ -71,6 +72,14 @@ def test_each_method_is_compared_with_local_training_of_its_seed_and_condition(m
     assert table.rows[0][4] == "38%"
     assert all(len(row) == len(table.header) for row in table.rows)
     assert "Ditto" in table.latex()
+
+
+def test_direction_is_that_of_the_comparison(made):
+    study, rows, cells = made
+    layout = arrange(study.spec.axes, study.spec.compare, rows)
+    lower = replace(compare(study), is_higher_better=False)
+    benefit = measure_study(cells, layout, lower)
+    assert benefit.by_cell["Ditto", "none", "0"].gains.tolist() == [-0.25, 0, 0.5, -0.25]
 
 
 def test_clients_have_rows_of_their_own(made):

@@ -4,12 +4,14 @@ import csv
 import json
 import random
 import re
+import shutil
 import signal
 import time
 
 import pytest
 import yaml
 from forked_processes import children
+from run_folders import write_table
 from study_processes import StudyCommand, run
 
 import pl_fed
@@ -374,6 +376,20 @@ def test_checkpoints_stay_on_request(tmp_path):
     assert run(["study.yaml"], tmp_path)[0] == 0
     assert (tmp_path / "study/seed=0/checkpoints/last.ckpt").is_file()
     assert not CellFolder(tmp_path / "study", "seed=0").is_locked
+
+
+def test_a_part_of_a_study_keeps_the_rows_of_an_earlier_table(finished, tmp_path, monkeypatch):
+    """Committed results need no folders."""
+    monkeypatch.chdir(tmp_path)
+    rows = read_results(finished / "study")
+    (tmp_path / "study").mkdir()
+    write_table(tmp_path / "study" / "results.csv", [r for r in rows if r["seed"] != "2"])
+    shutil.copytree(finished / "study/algorithm=Ditto", tmp_path / "study/algorithm=Ditto")
+    study = pl_fed.Study(**STUDY)
+    study.run(only=["algorithm=Ditto"])
+    after = read_results(tmp_path / "study")
+    assert [r["status"] for r in after] == ["done"] * 5 + ["missing"]
+    assert [r["test/global/loss"] for r in after[:5]] == [r["test/global/loss"] for r in rows[:5]]
 
 
 def test_results_from_python(finished, monkeypatch):

@@ -267,6 +267,35 @@ def test_unknown_direction_is_refused(tmp_path, monkeypatch):
     assert tuner.best("Ditto").score == 1.0
 
 
+def test_undefined_scores_are_the_worst(tmp_path, monkeypatch):
+    """A finished run whose model is NaN has ``null`` in its summary."""
+
+    class Undefined(Runs):
+        def run_cell(self, cell):
+            super().run_cell(cell)
+            path = CellFolder(self.root, cell.path).path / "summary.json"
+            summary = json.loads(path.read_text())
+            if cell.trial % 2:
+                metrics = summary["metrics"]["val"]
+                summary["metrics"]["val"] = dict.fromkeys(metrics)
+            path.write_text(json.dumps(summary))
+
+    Undefined(monkeypatch)
+    tuner = tune(spec_of(tmp_path))
+    for label in ("Ditto", "FedAvg"):
+        scores = [item.score for item in tuner.trials[label]]
+        assert [score == -math.inf for score in scores] == [False, True] * 6
+        assert tuner.best(label).trial.number % 2 == 0
+
+
+def test_space_leaves_the_arguments_of_other_axes_alone(tmp_path):
+    axes = {"algorithm": ["Ditto", "FedAvg"], "lr": {"small": {"model.optimizer.lr": 0.01}}}
+    for path in ("model.optimizer.lr", "model.init_args.optimizer.init_args.lr"):
+        plan = {**PLAN, "on": {}, "space": {"all": {path: LR}}}
+        with pytest.raises(StudyError, match=r"`tune\.space\.all` to leave .* the axis lr sets"):
+            read_spec({**STUDY, "axes": axes, "tune": plan})
+
+
 def test_diverged_trials_of_a_loss_stay_the_worst(tmp_path, monkeypatch):
     """Also those of a whole generation, after which nothing but the name tells the direction."""
 
