@@ -262,9 +262,9 @@ def _add_undefined(
     """
     metrics = {part: dict(history[part]) for part in ("test", "val")}
     for name, value in latest.items():
-        part, _, rest = name.partition("/")
+        part, _, metric = name.partition("/")
         if metrics.get(part) and math.isnan(float(value)):
-            metrics[part][rest] = math.nan
+            metrics[part][metric] = math.nan
     return metrics
 
 

@@ -253,12 +253,12 @@ class Study:
     def _keep_earlier(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return rows with those of an earlier table for cells that have no folder."""
         table = read_table(self.folder / RESULTS, "the study's results.csv")
-        kept = []
+        found = []
         for cell, row in zip(self.cells, rows):
             has_folder = CellFolder(self.folder, cell.path).path.exists()
             earlier = table.get(frozenset(cell.labels.items()))
-            kept.append(row if has_folder or earlier is None else earlier)
-        return kept
+            found.append(row if has_folder or earlier is None else earlier)
+        return found
 
     def _remove_checkpoints(self, statuses: Sequence[CellStatus]) -> None:
         """Remove the checkpoints of finished runs that an earlier, killed start left behind."""
