@@ -171,7 +171,12 @@ class Group:
             yield {round: statistics.fmean(column) for round, column in values.items()}
 
     def final(self, metric: str) -> Final | None:
-        """Return the last value of a metric, or ``None`` if no run has it."""
+        """Return the last value of a metric, or ``None`` if no run has it.
+
+        It is ``None``, too, if it is undefined in a run: the others would make it look better.
+        """
+        if any(run.is_undefined(metric) for run in self.runs):
+            return None
         return self.summarize(lambda run: run.final(metric))
 
     def finals(self, metric: str) -> list[float]:

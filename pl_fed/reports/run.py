@@ -111,6 +111,13 @@ class Run:
             metric = metric.replace(_TRAINED, "") if is_same else metric
         return self.table.last(metric)[1] if metric in self.metrics else None
 
+    def is_undefined(self, metric: str) -> bool:
+        """Return whether a test metric is undefined, as for a model that has diverged."""
+        part, _, name = metric.partition("/")
+        metrics = self.summary.get("metrics")
+        values = metrics.get(part) if isinstance(metrics, Mapping) else None
+        return isinstance(values, Mapping) and name in values and values[name] is None
+
     @cached_property
     def metrics(self) -> set[str]:
         """The names of all metrics."""

@@ -1,6 +1,7 @@
 """Groups of runs that differ only in their seeds."""
 
 import itertools
+import json
 import math
 from dataclasses import replace
 
@@ -155,3 +156,15 @@ def test_curves_of_a_repeated_seed_count_once(tmp_path):
     assert curve.runs == [2, 2]
     assert group.has_repeated_seeds
     assert [run.name for run in group.first_of_seeds(group.runs)] == ["run0", "run3"]
+
+
+def test_group_with_an_undefined_result_has_no_mean(tmp_path):
+    """The mean of the other seeds would make it look better."""
+    changes = ({"seed_everything": seed} for seed in (0, 1))
+    (group,) = group_written_runs(tmp_path, *((change, {}) for change in changes))
+    assert group.final("test/personal/accuracy").mean == pytest.approx(0.625)
+    summary = {"metrics": {"test": {"personal/accuracy": None}}}
+    (tmp_path / "run1" / "summary.json").write_text(json.dumps(summary))
+    (group,) = group_runs(find_runs([tmp_path])[0])
+    assert group.final("test/personal/accuracy") is None
+    assert group.final("test/global/accuracy").mean == pytest.approx(0.625)
