@@ -22,7 +22,7 @@ Where papers and codes are silent or differ:
 - Clients in no cluster differ from each other. In FLPoison they are in one cluster.
 - Clusters have at least min(5, n // 2) clients, and 2. With 5, cohorts below 5 have no clusters.
 - A density is that of as many neighbours as the smallest cluster has clients, as by default in the
-  package of HDBSCAN and in BackFed. FLPoison has 3.
+  package of HDBSCAN and in BackFed: a group of exactly that size is no cluster. FLPoison has 3.
 - Only the last clustering may find a single cluster, as in FLPoison.
 - If no upload is accepted, the result is 0.
 - If most uploads do not change the output layer, because its parameters stay with the clients, no
@@ -307,7 +307,7 @@ def cluster_by_density(
         allow_single_cluster: Whether all points may be one cluster.
 
     Example:
-        >>> cluster_by_density(np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.3]]), 3)
+        >>> cluster_by_density(np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.3]]), 2)
         array([0, 0, 0, 1, 1, 1])
     """
     from sklearn.cluster import HDBSCAN  # slow to import

@@ -84,6 +84,7 @@ def test_without_a_card_there_is_a_worker_for_each_core(monkeypatch):
     assert make_study(GPU, runs_per_gpu=3).count_workers() == count_cores()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="environments are read in /proc")
 def test_workers_take_cards_in_turn(cards, monkeypatch):
     monkeypatch.setenv(VISIBLE_CARDS, "4,7")
@@ -93,6 +94,7 @@ def test_workers_take_cards_in_turn(cards, monkeypatch):
     assert all(ONE_THREAD.items() <= variables.items() for variables in found)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="environments are read in /proc")
 def test_on_the_cpu_workers_keep_the_environment(cards, monkeypatch):
     monkeypatch.setenv(VISIBLE_CARDS, "4,7")
