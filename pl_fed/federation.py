@@ -937,6 +937,11 @@ class Federation(Configurable):
                 f"`data.normalize: {mode}` takes its statistics from the present clients, so the"
                 " net gets other inputs than before: give a pair [mean, std] from the first run on."
             )
+        if self.session.datamodule.skew is not None:
+            rank_zero_warn(
+                "`data.skew` depends on the numbers of the clients and of their samples, so that a"
+                " client that is matched may get other inputs than before."
+            )
         if self.byzantine_clients.is_byzantine.any():
             rank_zero_info("The Byzantine clients are drawn anew among the present clients.")
         return state, matching.new

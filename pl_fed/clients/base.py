@@ -859,6 +859,14 @@ class Client(Configurable, ClientRounds, ABC):
         return self._exchanged_numbers
 
     @property
+    def exact_numbers(self) -> int:
+        """How many more numbers a client sends in full if uploads are compressed; by default none.
+
+        Override it if the server reads them from the upload otherwise.
+        """
+        return 0
+
+    @property
     def download_numbers(self) -> int:
         """How many numbers a client receives in a round: shared ones, and states of the server."""
         return self._exchanged_numbers

@@ -82,6 +82,11 @@ class FedDyn(Client):
         return self.shared_numbers
 
     @property
+    def exact_numbers(self) -> int:
+        """How many more numbers a client sends if its upload is compressed: w_k − w^t, for D."""
+        return self.shared_numbers
+
+    @property
     def download_numbers(self) -> int:
         """How many numbers a client receives in a round: w^t; the clients do not need D."""
         return self.shared_numbers

@@ -71,6 +71,7 @@ class Scaffold(Client):
         super().__init__(net, models=models, **kwargs)
         self.add_state("own_control", self.zero_row, mean="control")
         self.control = control
+        self.reads_rates = control == "start"  # a schedule would weigh the gradients at x
         self.weight_decay = 0.0  # of the local optimizer: set by `check`
 
     def check(self, data: ClientData, population: Population) -> None:

@@ -1,5 +1,6 @@
 """A random sample of clients, for validations that are too long over all clients."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +44,7 @@ class ClientSample:
         """
         candidates = int((sizes > 0).sum())
         if isinstance(number, float):
-            number = -int(-number * candidates // 1)
+            number = max(1, math.ceil(number * candidates - 1e-9))  # 0.07 · 100 is above 7
         count = min(number, candidates)
         ranks = random_bits(key(seed, "evaluated clients"), torch.arange(len(sizes)))
         ranks.masked_fill_(sizes == 0, _LAST)

@@ -1,5 +1,6 @@
 """The one-cycle schedule over the local steps of a round."""
 
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Literal
@@ -63,10 +64,13 @@ class LocalOneCycle(LocalSchedule):
         """Return the learning rate of each local step, [steps]; of a single step, the round's."""
         if steps == 1:
             return [round_lr]
+        pct_start = self.pct_start
+        if pct_start * steps == 1:  # torch would divide by the length 0 of the rise
+            pct_start = math.nextafter(pct_start, 0)
         return _list_rates(
             round_lr,
             steps,
-            self.pct_start,
+            pct_start,
             self.div_factor,
             self.final_div_factor,
             self.anneal_strategy,

@@ -223,7 +223,7 @@ def check_local_schedule(client: Client, batches_per_step: int) -> None:
     if client.reads_rates:
         raise ValueError(
             f"Expected argument `model.lr_scheduler` to be a schedule of rounds for"
-            f" {type(client).__name__}, whose steps read the learning rate, but got {name}, which"
+            f" {type(client).__name__}, whose steps need one learning rate, but got {name}, which"
             " changes it in each local step: remove it."
         )
     if batches_per_step > 1:

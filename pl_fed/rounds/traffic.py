@@ -44,11 +44,13 @@ class Traffic:
         """The bytes that one client sends and receives in a round."""
         if self._client_bytes is None:
             client, size = self.client, self.client.row("global").data.element_size()
-            numbers = client.upload_numbers
+            numbers, layout = client.upload_numbers, client.sent_layout
+            upload = min(numbers, numbers if layout is None else layout.numel)
+            others = numbers - upload  # running statistics and proposals, sent in full
             if self.channel is None:
-                sent = size * self.aggregator.sent_numbers(numbers)
+                sent = size * (self.aggregator.sent_numbers(upload) + others)
             else:
-                others = numbers - self.channel.layout.numel
+                others += client.exact_numbers
                 sent = self.channel.count_bytes(size) + size * others
             self._client_bytes = sent, size * client.download_numbers
         return self._client_bytes

@@ -24,6 +24,10 @@ class LinkBytes:
     download: int
 
 
+_ROUNDING = 1e-9  # of the deadline: a rounding error is no delay
+_NO_LIMIT = 2**53
+
+
 @dataclass(frozen=True)
 class RoundPlan:
     """Round plan: the clients of a round, their steps and their times. All tensors are on the CPU.
@@ -34,7 +38,8 @@ class RoundPlan:
         finished: Whether a client's upload is sent, bool [drawn].
         late: Whether a client misses the deadline, bool [drawn].
         taken: Whether the server takes a client's upload, bool [drawn].
-        steps: The local steps that a client does, int64 [drawn].
+        steps: The local steps that the times are those of, int64 [drawn].
+        limits: The most local steps that fit into the round, int64 [drawn].
         seconds: The time of each client's upload after the start of the round, float64 [drawn].
         round_seconds: The length of the round.
     """
@@ -45,6 +50,7 @@ class RoundPlan:
     late: Tensor
     taken: Tensor
     steps: Tensor
+    limits: Tensor
     seconds: Tensor
     round_seconds: float
 
@@ -55,7 +61,7 @@ class RoundPlan:
 
     def limits_of(self, clients: Tensor) -> list[int]:
         """Return the largest numbers of local steps of some drawn clients."""
-        limits = dict(zip(self.drawn.tolist(), self.steps.tolist()))
+        limits = dict(zip(self.drawn.tolist(), self.limits.tolist()))
         return [limits[client] for client in clients.tolist()]
 
     def report(self) -> dict[str, float]:
@@ -100,15 +106,16 @@ def plan_round(
         if column in numbers:
             transfer = transfer + size / numbers[column]
     deadline = math.inf if settings.deadline is None else settings.deadline
-    fitting = steps
+    latest = deadline * (1 + _ROUNDING)
+    limits, fitting = torch.full_like(steps, _NO_LIMIT), steps
     if settings.policy == "partial":
-        most = ((deadline - transfer) * numbers["speed"]).floor()
-        fitting = torch.minimum(steps.double(), most.clamp(min=0)).long()
+        most = ((latest - transfer) * numbers["speed"]).floor()
+        limits = most.clamp(0, _NO_LIMIT).long()
+        fitting = torch.minimum(steps, limits)
     seconds = transfer + fitting / numbers["speed"]
-    misses = seconds > deadline
+    misses = seconds > latest
     if settings.policy == "partial":
-        # a rounding error is no delay: the steps fit
-        misses = (transfer > deadline) | ((fitting == 0) & (steps > 0))
+        misses = (transfer > latest) | ((fitting == 0) & (steps > 0))
         seconds = seconds.clamp(max=deadline).where(~misses, seconds)
     late = finished & misses
     taken = finished & ~misses
@@ -122,4 +129,4 @@ def plan_round(
     length = float(seconds[taken].max()) if bool(taken.any()) else 0.0
     if bool(late.any()) and not is_full:
         length = deadline  # the server waits for late clients until then
-    return RoundPlan(drawn, started, finished, late, taken, fitting, seconds, length)
+    return RoundPlan(drawn, started, finished, late, taken, fitting, limits, seconds, length)

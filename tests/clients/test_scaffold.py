@@ -1,6 +1,7 @@
 """SCAFFOLD against Algorithm 1 in numpy, on linear regressions with unlike clients."""
 
 import functools
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ from torch import nn
 import pl_fed
 from pl_fed import Federation
 from pl_fed.clients import FedAvg, Scaffold
+from pl_fed.optimizers import LocalCosine
+from pl_fed.preflight.rules import check_local_schedule
 from pl_fed.types import Batch
 
 SIZES = [7, 3, 10, 2]
@@ -258,3 +261,12 @@ def test_unknown_control_is_refused():
 @pytest.mark.parametrize("control", ["path", "start"])
 def test_only_the_global_model_is_evaluated(control):
     assert Scaffold(seeded(mlp), control=control).evaluated == ("global",)
+
+
+def test_gradients_of_a_pass_are_not_weighed_by_a_schedule():
+    for control in ("start", "path"):
+        client = Scaffold(seeded(mlp), control=control, optimizer=sgd(0.1))
+        client.local_schedule = LocalCosine(sgd(0.1)(client.global_model.parameters()))
+        is_refused = control == "start"
+        with pytest.raises(ValueError, match="LocalCosine") if is_refused else nullcontext():
+            check_local_schedule(client, batches_per_step=1)

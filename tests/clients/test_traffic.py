@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from algorithms import ALGORITHMS, CLIENTS, make
 from small_federations import classes, mlp, sgd, shared_out
 
 import pl_fed
-from pl_fed.aggregators import PreAggregator
+from pl_fed.aggregators import Chain, Mean, PreAggregator
 from pl_fed.aggregators.base import PreparedUploads
-from pl_fed.clients import FedAvg
+from pl_fed.clients import FedAvg, FedDyn, Scaffold
+from pl_fed.rounds.traffic import Traffic
 from pl_fed.samplers import All
 
 
@@ -78,6 +80,22 @@ def test_a_round_reports_its_bytes(tmp_path):
                 for name in ("upload", "download")}  # fmt: skip
     assert bytes_of["upload"] == 3 * (len(row) // 10) * row.element_size()
     assert bytes_of["download"] == 3 * len(row) * row.element_size()
+
+
+def test_proposals_are_sent_in_full():
+    client = Scaffold(mlp(), optimizer=sgd())
+    traffic = Traffic(client, Chain([Tenth()], Mean()), None)
+    row = client.row("global").data
+    assert traffic.client_bytes[0] == (len(row) // 10 + len(row)) * row.element_size()
+
+
+def test_server_of_feddyn_reads_exact_changes_beside_a_compressed_upload():
+    client = FedDyn(mlp(), optimizer=sgd())
+    row = client.row("global").data
+    channel = SimpleNamespace(layout=client.sent_layout, count_bytes=lambda size: 9)
+    traffic = Traffic(client, Mean(), channel)
+    assert traffic.client_bytes[0] == 9 + len(row) * row.element_size()
+    assert Traffic(client, Mean(), None).client_bytes[0] == len(row) * row.element_size()
 
 
 def test_local_training_sends_nothing():

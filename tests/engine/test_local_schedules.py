@@ -54,6 +54,14 @@ def test_warm_up_rises_and_falls():
     assert LocalOneCycle(optimizer_of()).local_rates(0.2, 1, 0, 0) == [0.2]
 
 
+@pytest.mark.parametrize(("steps", "share"), [(10, 0.1), (5, 0.2), (4, 0.25), (2, 0.5)])
+def test_one_cycle_of_a_single_rising_step_begins_at_the_peak(steps, share):
+    own = LocalOneCycle(optimizer_of(), pct_start=share, anneal_strategy="linear")
+    lowest = 0.2 / 25 / 1e4
+    expected = [0.2 + (lowest - 0.2) * t / (steps - 1) for t in range(steps)]
+    assert own.local_rates(0.2, steps, 0, 0) == pytest.approx(expected, abs=1e-12)
+
+
 @table_test(
     "make, message",
     [

@@ -30,6 +30,12 @@ def test_share_is_rounded_up(share, clients):
     assert ClientSample.draw(share, torch.ones(10, dtype=int), 0).is_drawn.sum() == clients
 
 
+def test_shares_of_a_hundred_clients_are_exact():
+    ones = torch.ones(100, dtype=int)
+    for percent in range(1, 101):
+        assert ClientSample.draw(percent / 100, ones, 0).is_drawn.sum() == percent
+
+
 @pytest.mark.slow
 def test_every_client_is_drawn_equally_often():
     sizes, draws = torch.ones(10, dtype=int), 2000

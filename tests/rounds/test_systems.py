@@ -213,6 +213,16 @@ def test_steps_that_begin_sets_keep_to_the_deadline():
     assert ends == [pytest.approx(0.8**5, abs=1e-12)] * 2
 
 
+def test_a_clock_without_a_deadline_changes_no_steps():
+    data = shared_out(points(*[[0.0]] * 3))
+    client = StepsOfItsOwn(
+        Point(start=1.0), optimizer=sgd(0.2), criterion=HalfSquares(), local_steps=2
+    )
+    alone = run_rounds(client, data, 1).w
+    for systems in (Systems(speed=5.0), Systems(speed=5.0, deadline=1000.0, policy="partial")):
+        assert torch.equal(run_rounds(client, data, 1, systems=systems).w, alone)
+
+
 def test_more_uploads_than_drawn_clients_are_refused():
     data, systems = shared_out(classes(SIZES)), Systems(take_first=5)
     with pytest.raises(

@@ -84,7 +84,7 @@ def test_plan_equals_a_simulation_in_plain_python(policy, take_first):
             settings, numbers, coins, drawn.tolist(), steps.tolist()
         )
         participants = plan.participants
-        assert dict(zip(participants.tolist(), plan.limits_of(participants))) == taken
+        assert dict(zip(participants.tolist(), plan.steps[plan.taken].tolist())) == taken
         report = plan.report()
         assert report["systems/participants"] == len(taken)
         assert report["systems/dropped"] == dropped
@@ -111,6 +111,24 @@ def test_partial_work_fills_the_deadline():
     assert plan.steps.tolist() == [20]
     assert plan.round_seconds == 2.0
     assert one_client(steps=7).round_seconds == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("policy", ["drop", "partial"])
+@pytest.mark.parametrize("steps", [29, 57])
+def test_steps_that_fit_exactly_are_done(policy, steps):
+    settings = Systems(speed=100.0, deadline=steps / 100, policy=policy)
+    profiles = ClientProfiles(settings, 1, (), seed=0)
+    plan = plan_round(settings, profiles, torch.tensor([0]), torch.tensor([steps]), LINK, 0)
+    assert plan.participants.tolist() == [0]
+    assert plan.steps.tolist() == [steps]
+
+
+def test_only_a_deadline_limits_the_steps():
+    assert one_client(steps=7).limits_of(torch.tensor([0])) == [20]
+    settings = Systems(speed=10.0)
+    profiles = ClientProfiles(settings, 1, (), seed=0)
+    plan = plan_round(settings, profiles, torch.tensor([0]), torch.tensor([7]), LINK, 0)
+    assert plan.limits_of(torch.tensor([0]))[0] > 10**9
 
 
 def test_a_client_without_a_fitting_step_is_late():
