@@ -28,7 +28,9 @@ from experiments.attack_board.results import (
     NONE,
     PERSONAL_SIDE,
     REFERENCE,
+    SEEDS,
     SHARE,
+    SHARES,
     SUCCESS,
     TABLE,
     WRITERS,
@@ -59,8 +61,8 @@ def write() -> None:
 
 
 def read_board() -> Board:
-    """Return the committed results of the main study, its further seeds and its other shares."""
-    return read_studies(*MAIN)
+    """Return the committed results of the main study, all with one seed and one share."""
+    return read_studies(MAIN)
 
 
 def read_studies(*names: str) -> Board:
@@ -106,7 +108,8 @@ def make_page(board: Board) -> str:
             answer_personal_side(board, personal_side),
             tabulate_personal_side(board, personal_side),
         ]
-    parts += [write_seeds(board), write_shares(board)]
+    more = read_studies(MAIN, SEEDS, SHARES)
+    parts += [write_seeds(more), write_shares(more)]
     if (writers := read_studies(WRITERS)).rows:
         parts += ["## Other data: writers\n"]
         parts += [f"{name}:\n\n{tabulate_grid(writers, name)}" for name in writers.algorithms]
@@ -354,8 +357,8 @@ def answer_worst(board: Board) -> str:
             sentences.append(f"{algorithm}: {defence}, {value:.3f} (under {attack}){text}.")
     sentences.append(
         "Sound accuracy is accuracy times the share of triggered samples that are not misled; for"
-        " attacks without a trigger it is accuracy. ± is half of the 95 % interval over seeds; a"
-        f" number without it has one seed. Differences below {NOISE} are noise of one seed."
+        f" attacks without a trigger it is accuracy. All have one seed: differences below {NOISE}"
+        " are noise. Intervals for a part are below."
     )
     return "\n".join(f"- {sentence}" for sentence in sentences) + "\n"
 

@@ -29,8 +29,7 @@ ATTACK = (
     *("detection_precision", "detection_recall", "attack_distance", "attack_cosine"),
     *("global_durability", "global_outlasts", "personal_durability", "personal_outlasts"),
 )
-MAIN = ("attack_board", "attack_board_seeds", "attack_board_shares")
-"""Studies of one setting, which make one board."""
+MAIN, SEEDS, SHARES = "attack_board", "attack_board_seeds", "attack_board_shares"
 DURABILITY, PERSONAL_SIDE = "attack_board_durability", "attack_board_personal_side"
 WRITERS = "attack_board_writers"
 REFERENCE = "Mean"
