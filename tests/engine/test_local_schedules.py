@@ -202,7 +202,9 @@ def test_control_variates_divide_by_the_sum_of_the_rates():
 
 def test_a_schedule_that_a_step_reads_is_refused():
     client = DittoGreedy(seeded(mlp), optimizer=sgd(), lr_scheduler=LocalCosine)
-    with pytest.raises(ValueError, match="a schedule of rounds for DittoGreedy, whose steps need one"):
+    with pytest.raises(
+        ValueError, match="a schedule of rounds for DittoGreedy, whose steps need one"
+    ):
         run_by_trainer(client)
     client = FedAvg(seeded(mlp), optimizer=sgd(), lr_scheduler=LocalCosine)
     with pytest.raises(ValueError, match="`accumulate_grad_batches` to be 1 for LocalCosine, whi"):
