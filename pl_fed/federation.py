@@ -53,9 +53,11 @@ from pl_fed.preflight.rules import (
     check_predict,
     check_samples,
     check_server_step,
+    check_upload_factors,
     check_validation_loss,
     check_votes,
     describe_unused_groups,
+    warn_of_untrained_parts,
 )
 from pl_fed.preflight.step_facts import StepFacts
 from pl_fed.preflight.step_rules import (
@@ -441,6 +443,8 @@ class Federation(Configurable):
             rank_zero_info(sentence)
         check_held_out_clients(client, datamodule.held_out)
         check_mean(client, aggregator, self.server.only_adds)
+        check_upload_factors(client, aggregator)
+        warn_of_untrained_parts(client, aggregator)
         check_server_step(aggregator, self.server.only_adds)
         if self.compression is not None:
             check_compression(self.compression, client, aggregator)

@@ -10,15 +10,15 @@ from experiments.papers import interval, number, table
 
 def write_seeds(board: Board) -> str:
     """Return the worst cases with intervals, where attacks have several seeds; or nothing."""
-    algorithms, attacks, defences = list_complete(board, several_seeds=True)
+    algorithms, attacks, defences = list_measured(board, several_seeds=True)
     if not attacks:
         return ""
-    patches = [attack for attack in attacks if attack != EDGE_CASE]
+    others = [attack for attack in attacks if attack != EDGE_CASE]
     rows = []
     for algorithm, defence in itertools.product(algorithms, defences):
         clean = board.sound_values(algorithm, NONE, defence)
         cells = [algorithm, defence, interval([*clean.values()])]
-        for considered in (attacks, patches):
+        for considered in (attacks, others):
             values = find_worst(board, algorithm, defence, considered)
             plain = find_worst(board, algorithm, REFERENCE, considered)
             gains = [values[seed] - plain[seed] for seed in values if seed in plain]
@@ -41,7 +41,7 @@ def write_shares(board: Board) -> str:
         return ""
     shares = board.shares
     first = next(share for share in shares if share != SHARE)
-    algorithms, attacks, defences = list_complete(board, share=first)
+    algorithms, attacks, defences = list_measured(board, share=first)
     rows = []
     for algorithm, attack in itertools.product(algorithms, attacks):
         cells = [algorithm, attack]
@@ -83,7 +83,7 @@ def write_durations(rows: Sequence[Row]) -> str:
     return "\n".join(["## How long do backdoors last?\n", text, table(head, lines)])
 
 
-def list_complete(
+def list_measured(
     board: Board, share: float = SHARE, several_seeds: bool = False
 ) -> tuple[list[str], list[str], list[str]]:
     """Return the algorithms, attacks and defences with results, or with several seeds."""

@@ -108,8 +108,8 @@ def make_page(board: Board) -> str:
             answer_personal_side(board, personal_side),
             tabulate_personal_side(board, personal_side),
         ]
-    more = read_studies(MAIN, SEEDS, SHARES)
-    parts += [write_seeds(more), write_shares(more)]
+    repeated = read_studies(MAIN, SEEDS, SHARES)
+    parts += [write_seeds(repeated), write_shares(repeated)]
     if (writers := read_studies(WRITERS)).rows:
         parts += ["## Other data: writers\n"]
         parts += [f"{name}:\n\n{tabulate_grid(writers, name)}" for name in writers.algorithms]

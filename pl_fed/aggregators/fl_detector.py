@@ -202,7 +202,7 @@ class FLDetector(Aggregator):
         context = replace(context.select(others), num_byzantine=num_byzantine)
         try:
             return self.then(uploads, weights, context)
-        except ValueError:  # too few are left; otherwise, the median fails as well
+        except ValueError:  # most likely, too few are left
             return Median()(uploads, weights, context)
 
     def _remember(

@@ -200,7 +200,7 @@ def quantile(values: Values, percent: int) -> float:
     if not np.isfinite(values).all() and not np.isnan(values).any():
         place = percent / 100 * (len(values) - 1)  # ∞ − ∞ is no number
         low, high = np.sort(values)[[math.floor(place), math.ceil(place)]]
-        return float(low if low == high or place == int(place) else low + place % 1 * (high - low))
+        return float(low if low == high else low + place % 1 * (high - low))
     return float(np.quantile(values, percent / 100))
 
 

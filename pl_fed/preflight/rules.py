@@ -260,32 +260,15 @@ def check_mean(client: Client, aggregator: Aggregator, only_adds: bool) -> None:
         only_adds: Whether the server only adds the merged update to the global model.
 
     Raises:
-        ValueError: If the aggregator weights clients by samples, or by weights of its own where the
-            algorithm scales uploads; or if the algorithm needs a plain mean or step, and the
-            aggregator or the server optimizer makes it another one.
+        ValueError: If the aggregator weights clients by samples; or if the algorithm needs a plain
+            mean or step, and the aggregator or the server optimizer makes it another one.
     """
     name, last = type(client).__name__, aggregator.final_aggregator
     if client.needs_plain_mean:
         _check_plain_mean(name, aggregator, only_adds)
     if client.needs_plain_step and not only_adds:
-        raise ValueError(
-            "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
-            f" {name}, whose server is a part of the algorithm, but got another: remove it, or use"
-            " another algorithm."
-        )
-    if (client.normalizer or client.weigher) and aggregator.weighs_clients:
-        raise ValueError(
-            f"Expected `federation.aggregator` to be one without weights of its own for {name},"
-            " which scales uploads before their weights are known, but got"
-            f" {type(last).__name__}: use, for example, Mean."
-        )
-    reads_global = aggregator.needs_start_losses or aggregator.needs_group_counts
-    if reads_global and len(client.unsent_positions):
-        rank_zero_warn(
-            f"{type(last).__name__} reads the results of the global model on the clients' data, but"
-            f" {name} never trains the parts of it that clients keep: the results are those of"
-            " their first values."
-        )
+        reason = "whose server is a part of the algorithm"
+        raise _server_step_error(name, reason, "use another algorithm")
     if client.mean_of != "clients":
         return
     weighting = getattr(last, "weighting", "uniform")
@@ -313,9 +296,54 @@ def _check_plain_mean(name: str, aggregator: Aggregator, only_adds: bool) -> Non
             f" mean is exact only then, but got {got}: change it, or use FedAvg."
         )
     if not only_adds:
+        raise _server_step_error(name, "whose mean is exact only then", "use FedAvg")
+
+
+def _server_step_error(name: str, reason: str, remedy: str) -> ValueError:
+    """Return the exception for a server that does more than add the merged update.
+
+    Args:
+        name: The algorithm or the aggregator that needs this step.
+        reason: The reason, as a clause about it.
+        remedy: Another remedy than to remove the optimizer.
+    """
+    return ValueError(
+        "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
+        f" {name}, {reason}, but got another: remove it, or {remedy}."
+    )
+
+
+def check_upload_factors(client: Client, aggregator: Aggregator) -> None:
+    """Refuse an aggregator with weights of its own for an algorithm that scales uploads.
+
+    Args:
+        client: The algorithm.
+        aggregator: The server's aggregator.
+
+    Raises:
+        ValueError: If the factors of the uploads depend on weights that come later.
+    """
+    if (client.normalizer or client.weigher) and aggregator.weighs_clients:
         raise ValueError(
-            "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
-            f" {name}, whose mean is exact only then, but got another: remove it, or use FedAvg."
+            "Expected `federation.aggregator` to be one without weights of its own for"
+            f" {type(client).__name__}, which scales uploads before their weights are known, but"
+            f" got {type(aggregator.final_aggregator).__name__}: use, for example, Mean."
+        )
+
+
+def warn_of_untrained_parts(client: Client, aggregator: Aggregator) -> None:
+    """Warn if an aggregator reads results of a global model with parts that clients keep.
+
+    Args:
+        client: The algorithm.
+        aggregator: The server's aggregator.
+    """
+    reads_results = aggregator.needs_start_losses or aggregator.needs_group_counts
+    if reads_results and len(client.unsent_positions):
+        rank_zero_warn(
+            f"{type(aggregator.final_aggregator).__name__} reads the results of the global model on"
+            f" the clients' data, but {type(client).__name__} never trains the parts of it that"
+            " clients keep: the results are those of their first values."
         )
 
 
@@ -331,10 +359,9 @@ def check_server_step(aggregator: Aggregator, only_adds: bool) -> None:
     """
     if aggregator.sets_model and not only_adds:
         setter = aggregator.then if isinstance(aggregator, Chain) else aggregator
-        raise ValueError(
-            "Expected `federation.server_optimizer` to be plain SGD with learning rate 1 for"
-            f" {type(setter).__name__}, whose update leads to the model that it has chosen, but got"
-            " another: remove it, or use another `federation.aggregator`."
+        reason = "whose update leads to the model that it has chosen"
+        raise _server_step_error(
+            type(setter).__name__, reason, "use another `federation.aggregator`"
         )
 
 

@@ -144,9 +144,9 @@ def measure_benefit(
     is_higher = is_higher_better([federation, alone], name)
     if is_higher is None:
         raise ValueError(
-            "Expected argument `metric` to be one with a known direction but got"
-            f" {name}: set `federation.directions` of both runs, and test them again, or choose"
-            " another metric."
+            f"Expected argument `metric` to be one with a known direction but got {name}: list it"
+            " in `federation.lower_is_better` or `federation.higher_is_better`, and test the runs"
+            " again, or choose another metric."
         )
     benefit = compare_runs(federation, alone, columns, lower_is_better=not is_higher)
     if benefit is None:
@@ -214,12 +214,10 @@ def find_column(run: Run, metric: str, model: str | None) -> str:
     Raises:
         ValueError: If ``per_client.csv`` has no such column.
     """
-    tested = run.models("test")
-    models = sort_models(
-        name.removesuffix(f"_{metric}")
-        for name in run.clients
-        if name.endswith(f"_{metric}") and (not tested or name.removesuffix(f"_{metric}") in tested)
-    )
+    columns = [name for name in run.clients if name.endswith(f"_{metric}")]
+    models = sort_models(name.removesuffix(f"_{metric}") for name in columns)
+    if tested := run.models("test"):  # otherwise, a longer name of a metric may end like this one
+        models = [name for name in models if name in tested]
     if (model is None and not models) or (model is not None and model not in models):
         names = ", ".join(name for name in run.clients if "_" in name)
         raise ValueError(

@@ -102,7 +102,7 @@ def compare_own_to_global(groups: Sequence[Group]) -> _Rows:
             "group": group.number,
             "name": group.label,
             "model": model,
-            "worse off": pairs.describe()["worse"],
+            "worse off": pairs.worse_off,
             "their mean loss": float(-pairs.gains[worse].mean()) if worse.any() else None,
             "mean gain of the others": float(pairs.gains[~worse].mean())
             if (~worse).any()

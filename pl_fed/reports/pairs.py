@@ -51,14 +51,21 @@ class Pairs(NamedTuple):
     def describe(self) -> dict[str, Any]:
         """Return the mean difference, its interval, and the clients that win and lose."""
         mean, half = float(self.differences.mean()), self.half_width
-        clients = len(self.gains) + self.num_diverged
         interval = None if half is None else f"{mean - half:+.3f} to {mean + half:+.3f}"
         return {
             "difference": None if self.num_diverged else mean,
             "interval": None if self.num_diverged else interval,
-            "better": f"{(self.gains > 0).sum()} of {clients}",
-            "worse": f"{(self.gains < 0).sum() + self.num_diverged} of {clients}",
+            "better": self._describe_share((self.gains > 0).sum()),
+            "worse": self.worse_off,
         }
+
+    @property
+    def worse_off(self) -> str:
+        """The number of clients that are worse off, as text."""
+        return self._describe_share((self.gains < 0).sum() + self.num_diverged)
+
+    def _describe_share(self, number: int) -> str:
+        return f"{number} of {len(self.gains) + self.num_diverged}"
 
 
 def pair_clients(

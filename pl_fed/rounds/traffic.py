@@ -45,7 +45,7 @@ class Traffic:
         if self._client_bytes is None:
             client, size = self.client, self.client.row("global").data.element_size()
             numbers, layout = client.upload_numbers, client.sent_layout
-            upload = min(numbers, numbers if layout is None else layout.numel)
+            upload = numbers if layout is None else min(numbers, layout.numel)
             others = numbers - upload  # running statistics and proposals, sent in full
             if self.channel is None:
                 sent = size * (self.aggregator.sent_numbers(upload) + others)

@@ -96,17 +96,14 @@ def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None
     results need no folders.
     """
     statuses = study.inspect()
-    table = read_table(study.folder / RESULTS, "the study's results.csv")
+    earlier = read_table(study.folder / RESULTS, "the study's results.csv")
     directions: dict[str, bool | None] = {}
     rows, from_table = [], 0
     for status in statuses:
-        row = make_row(status)
-        from_table += status.state is State.RECORDED
-        key = frozenset(status.cell.labels.items())
-        if status.state is State.MISSING and not status.folder.path.exists() and key in table:
-            row = table[key]
-            from_table += 1
-        elif status.state is State.DONE:
+        row = make_row(status, earlier)
+        is_found = status.state is State.MISSING and row["status"] != State.MISSING
+        from_table += is_found or status.state is State.RECORDED
+        if status.state is State.DONE:
             found = status.folder.read_summary().get("higher_is_better")
             directions |= dict(found) if isinstance(found, Mapping) else {}
         rows.append(row)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_fed.studies.cell_folder import State, iterate_numbers, write_text
-from pl_fed.studies.inspection import CellStatus
+from pl_fed.studies.inspection import CellStatus, RecordedRows
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.selection import SEED
 from pl_fed.text import format_csv, read_csv
@@ -19,15 +19,24 @@ _ENDED = (State.DONE, State.DIVERGED, State.FAILED)
 _PARTS = ("metrics", "attack", "counts", "seconds")
 
 
-def make_row(status: CellStatus) -> dict[str, Any]:
+def make_row(status: CellStatus, earlier: RecordedRows | None = None) -> dict[str, Any]:
     """Return the row of a cell: its labels, its seed, its state and all numbers of its summary.
 
     A cell without a result has no numbers. A metric that is undefined, as for a model that has
-    diverged, is NaN. Metrics are named like ``test/personal/accuracy``,
-    others ``attack/…``, ``counts/…`` and ``seconds/…``. A recorded cell has the row of its table.
+    diverged, is NaN. Metrics are named like ``test/personal/accuracy``, others ``attack/…``,
+    ``counts/…`` and ``seconds/…``. A recorded cell has the row of its table.
+
+    Args:
+        status: The state of the cell.
+        earlier: The rows of an earlier table, for missing cells without a folder: committed results
+            need no folders.
     """
     if status.state is State.RECORDED:
         return dict(status.row)
+    if earlier and status.state is State.MISSING and not status.folder.path.exists():
+        row = earlier.get(frozenset(status.cell.labels.items()))
+        if row is not None:
+            return dict(row)
     labels = {**status.cell.values, "seed": status.cell.seed, "status": str(status.state)}
     if not status.state.is_result:
         return labels

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_fed.studies.cards import list_cards, may_use_card
-from pl_fed.studies.cell_folder import CellFolder, State, write_text
+from pl_fed.studies.cell_folder import State, write_text
 from pl_fed.studies.cells import Cell, expand
 from pl_fed.studies.engines import open_remote_pool
 from pl_fed.studies.execution import Event, Execution
@@ -246,19 +246,10 @@ class Study:
                 listener = report or (lambda _: None)
                 Execution(self.spec.name, self.folder, todo, keep, listener).run(pool)
         self._remove_checkpoints(statuses)
-        rows = self._keep_earlier(self.rows())
+        earlier = read_table(self.folder / RESULTS, "the study's results.csv")
+        rows = [make_row(status, earlier) for status in self.inspect()]
         write_results(self.folder, rows)
         return rows
-
-    def _keep_earlier(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return rows with those of an earlier table for cells that have no folder."""
-        table = read_table(self.folder / RESULTS, "the study's results.csv")
-        found = []
-        for cell, row in zip(self.cells, rows):
-            has_folder = CellFolder(self.folder, cell.path).path.exists()
-            earlier = table.get(frozenset(cell.labels.items()))
-            found.append(row if has_folder or earlier is None else earlier)
-        return found
 
     def _remove_checkpoints(self, statuses: Sequence[CellStatus]) -> None:
         """Remove the checkpoints of finished runs that an earlier, killed start left behind."""

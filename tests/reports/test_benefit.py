@@ -63,20 +63,20 @@ def test_clients_whose_models_diverge_lose(tmp_path):
     assert "inf" in format_number(benefit.largest_loss, 3)
 
 
-def test_metrics_of_unknown_direction_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("column", "metric", "message"),
+    [
+        ("personal_ape", "ape", "one with a known direction but got ape"),
+        ("personal_balanced_mae", "mae", "test mae of the model personal or global"),
+    ],
+    ids=["unknown direction", "longer name"],
+)
+def test_metrics_that_no_run_explains_are_refused(tmp_path, column, metric, message):
     folders = write_pair(tmp_path)
     for folder in folders:
-        change_column(folder, "personal_ape", [1, 2, 3, 4, 5])
-    with pytest.raises(ValueError, match="one with a known direction but got ape"):
-        pl_fed.measure_benefit(*folders, metric="ape")
-
-
-def test_metrics_with_a_longer_name_are_others(tmp_path):
-    folders = write_pair(tmp_path)
-    for folder in folders:
-        change_column(folder, "personal_balanced_mae", [1, 2, 3, 4, 5])
-    with pytest.raises(ValueError, match="test mae of the model personal or global"):
-        pl_fed.measure_benefit(*folders, metric="mae")
+        change_column(folder, column, [1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match=message):
+        pl_fed.measure_benefit(*folders, metric=metric)
 
 
 def test_models_of_the_federation(tmp_path):
