@@ -1,4 +1,4 @@
-"""ResNet-18 for images of 32×32, as FLPoison and BackFed use it."""
+"""Nets for CIFAR-10: ResNet-18, as FLPoison and BackFed use it, and a small one."""
 
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
@@ -30,4 +30,39 @@ class CifarResNet18(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of images."""
         logits: Tensor = self.net(x)
+        return logits
+
+
+class StridedCNN(nn.Module):
+    """Two convolutions and a linear layer for images of 32×32, which one core can train.
+
+    The first convolution has a stride of 2. The net shifts and scales its inputs itself: the pool
+    of an edge case has the units of images, which ``data.normalize`` would change for others only.
+
+    Args:
+        num_classes: The number of classes.
+        widths: The channels of the two convolutions.
+
+    Shape:
+        - input: [batch, 3, 32, 32], in [0, 1].
+        - output: [batch, num_classes].
+    """
+
+    def __init__(self, num_classes: int = 10, widths: tuple[int, int] = (16, 32)) -> None:
+        super().__init__()
+        first, second = widths
+        self.body = nn.Sequential(
+            nn.Conv2d(3, first, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        )
+        self.head = nn.Linear(second * 4 * 4, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of images."""
+        logits: Tensor = self.head(self.body(4 * x - 2))
         return logits

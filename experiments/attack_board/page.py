@@ -26,6 +26,7 @@ from experiments.attack_board.results import (
     MAIN,
     MODELS,
     NONE,
+    OTHER_DATA,
     PERSONAL_SIDE,
     REFERENCE,
     SEEDS,
@@ -33,7 +34,6 @@ from experiments.attack_board.results import (
     SHARES,
     SUCCESS,
     TABLE,
-    WRITERS,
     Board,
     collect,
     differences,
@@ -110,9 +110,10 @@ def make_page(board: Board) -> str:
         ]
     repeated = read_studies(MAIN, SEEDS, SHARES)
     parts += [write_seeds(repeated), write_shares(repeated)]
-    if (writers := read_studies(WRITERS)).rows:
-        parts += ["## Other data: writers\n"]
-        parts += [f"{name}:\n\n{tabulate_grid(writers, name)}" for name in writers.algorithms]
+    for study, data in OTHER_DATA.items():
+        if (other := read_studies(study)).rows:
+            parts += [f"## Other data: {data}\n"]
+            parts += [f"{name}:\n\n{tabulate_grid(other, name)}" for name in other.algorithms]
     parts.append(write_durations(read_studies(DURABILITY).rows))
     return "\n".join(filter(None, parts))
 

@@ -31,7 +31,10 @@ ATTACK = (
 )
 MAIN, SEEDS, SHARES = "attack_board", "attack_board_seeds", "attack_board_shares"
 DURABILITY, PERSONAL_SIDE = "attack_board_durability", "attack_board_personal_side"
-WRITERS = "attack_board_writers"
+OTHER_DATA = {
+    "attack_board_writers": "writers of MNIST",
+    "attack_board_objects": "CIFAR-10 and a small CNN",
+}
 REFERENCE = "Mean"
 EDGE_CASE = "edge case"  # its samples are of another data set, so that no benign client objects
 AIMED = ("PFedBA", "Bad-PFL", "A3FL", "Neurotoxin")
