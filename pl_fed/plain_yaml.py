@@ -21,6 +21,20 @@ def load_yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
+def list_tokens(text: str) -> list[tuple[str, Any, Any]]:
+    """Return the tokens of a YAML text: their kind, value, and whether they stand without quotes.
+
+    Raises:
+        yaml.YAMLError: If the text is not YAML.
+
+    Example:
+        >>> list_tokens("lam: 0.1  # the pull") == list_tokens("lam:   0.1")
+        True
+    """
+    tokens = yaml.scan(text, _Loader)
+    return [(t.id, getattr(t, "value", None), getattr(t, "plain", None)) for t in tokens]
+
+
 def dump_yaml(value: Any) -> str:
     """Return a value as YAML; keys keep their order.
 

@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from yaml import YAMLError
+
 from pl_fed.command.config_files import read_text
+from pl_fed.plain_yaml import list_tokens
 from pl_fed.studies.best_round import BestRound
 from pl_fed.studies.changes import Change, find_layer
 from pl_fed.studies.readers import StudyError, refuse
@@ -77,13 +80,13 @@ class Cell:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the words and of the texts of all layers: equal inputs give equal configs."""
+        """A hash of the words and of all layers but comments: equal inputs give equal configs."""
         digest = hashlib.sha256()
+        files = [*map(find_layer, self.change.layers), *self._list_config_files()]
         for text in (
             *self.best_words,
             *self.arguments,
-            *(_read_layer(layer) for layer in self.change.layers),
-            *map(read_text, self._list_config_files()),
+            *(_remove_comments(read_text(file)) for file in files),
         ):
             digest.update(f"{len(text)}:{text}".encode())
         return digest.hexdigest()
@@ -94,8 +97,13 @@ class Cell:
         return [Path(v) for v in values if v.endswith(_CONFIGS) and Path(v).is_file()]
 
 
-def _read_layer(layer: str) -> str:
-    return read_text(find_layer(layer))
+@lru_cache
+def _remove_comments(text: str) -> str:
+    """Return the tokens of a YAML text, in which comments, blank lines and line ends are gone."""
+    try:
+        return repr(list_tokens(text))
+    except YAMLError:
+        return text
 
 
 def folder_name(values: Mapping[str, str]) -> str:

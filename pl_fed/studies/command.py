@@ -114,7 +114,7 @@ def _exit(message: str) -> NoReturn:
 
 def _run(study: Study, options: argparse.Namespace, command: str) -> None:
     """Run the missing trials and cells, and write the table of results."""
-    if study.tuner is not None:
+    if study.tuner is not None and study.list_labels_to_tune(options.only):
         _tune(study, study.tuner, options, command)
     before = study.read_states(options.only)
     done = sum(status.state.is_result for status in before)

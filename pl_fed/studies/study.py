@@ -270,7 +270,8 @@ class Study:
         Args:
             workers: The number of processes; by default that of the study, else the number of
                 cores.
-            only: Labels of the cells to run later; other labels of the tuned axis are not tuned.
+            only: Labels of the cells to run later; other labels of the tuned axis are not tuned,
+                and neither are those whose cells are all recorded.
             report: Receives an event for each ended attempt, and ticks.
 
         Raises:
@@ -279,10 +280,21 @@ class Study:
         """
         if self.tuner is None:
             return
-        per = self.tuner.plan.per
-        labels = dict.fromkeys(cell.values[per] for cell in self.select(only))
-        self.tuner.run(lambda: self.open_runners(workers), labels, report or (lambda _: None))
-        self.cells = self._expand()
+        if labels := self.list_labels_to_tune(only):
+            self.tuner.run(lambda: self.open_runners(workers), labels, report or (lambda _: None))
+            self.cells = self._expand()
+
+    def list_labels_to_tune(self, only: Sequence[str] = ()) -> list[str]:
+        """Return the labels of the tuned axis that have a cell without a recorded row.
+
+        Args:
+            only: Labels of the cells, such as ``algorithm=ditto``.
+        """
+        if self.tuner is None:
+            return []
+        states = self.read_states(only)
+        open_cells = [status.cell for status in states if status.state is not State.RECORDED]
+        return list(dict.fromkeys(cell.values[self.tuner.plan.per] for cell in open_cells))
 
     def _describe(self) -> None:
         """Write the axes, seeds and cells of the study to its folder."""

@@ -97,6 +97,10 @@ def test_digest_follows_the_texts_of_layers(tmp_path):
         layer.write_text(text)
         digests |= {Cell({}, seed, Change((str(layer),))).digest for seed in (0, 1)}
     assert len(digests) == 4
+    layer.write_text("# stronger\nmodel: {lam:  2}  # than before\n\n")
+    assert Cell({}, 0, Change((str(layer),))).digest in digests
+    layer.write_text('model: {lam: "2"}')
+    assert Cell({}, 0, Change((str(layer),))).digest not in digests
 
 
 def test_digest_follows_the_texts_of_config_files_among_the_values(tmp_path):

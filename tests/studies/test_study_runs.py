@@ -279,11 +279,11 @@ def test_changed_config_runs_anew_and_keeps_the_old_run(tmp_path):
     assert (tmp_path / "study/algorithm=Ditto/seed=0/per_client.csv").read_bytes() != before
 
 
-def test_other_comments_in_a_layer_hide_no_results_from_the_report(tmp_path):
+def test_other_forms_of_a_layer_hide_no_results_from_the_report(tmp_path):
     (tmp_path / "own.yaml").write_text("model: {local_epochs: 1}\n")
     write_study(tmp_path, seeds=1, base=["quickstart", "own.yaml", TINY])
     assert run(["study.yaml"], tmp_path)[0] == 0
-    (tmp_path / "own.yaml").write_text("# a comment\nmodel: {local_epochs: 1}\n")
+    (tmp_path / "own.yaml").write_text("# a comment\nmodel:\n  local_epochs: 1\n")
     status, output = run(["study.yaml", "--report"], tmp_path)
     assert status == 0, output
     page = (tmp_path / "study/report/index.html").read_text(encoding="utf-8")

@@ -411,6 +411,28 @@ def test_journal_is_a_study_of_optuna(tmp_path, monkeypatch):
     assert loaded.best_params == tuner.chosen()["Ditto"]
 
 
+def test_labels_whose_cells_are_all_recorded_are_not_tuned(tmp_path, monkeypatch):
+    runs = Runs(monkeypatch)
+    rows = [("Ditto", a, seed) for a in ("none", "labels") for seed in (0, 1)]
+    table = tmp_path / "earlier.csv"
+    lines = ["algorithm,attack,seed,status", *(f"{n},{a},{seed},done" for n, a, seed in rows)]
+    table.write_text("\n".join(lines))
+    spec = read_spec(
+        {
+            **STUDY,
+            "tune": PLAN,
+            "options": {"folder": str(tmp_path / "study"), "recorded": str(table)},
+        }
+    )
+    study = Study.from_spec(spec)
+    assert study.list_labels_to_tune() == ["FedAvg"]
+    monkeypatch.setattr(study, "open_runners", lambda workers: NoPool())
+    study.tune(only=["algorithm=Ditto"])
+    assert runs.ran == []
+    study.tune()
+    assert len(runs.ran) == 12 * 2 and all("algorithm=FedAvg" in name for name in runs.ran)
+
+
 @pytest.mark.slow
 def test_tuned_study_from_the_command_line(tmp_path):
     content = {
