@@ -37,6 +37,7 @@ TITLES = {
     "writers": "Writers",
     "vehicle": "Vehicle",
     "objects": "Objects",
+    "objects_cnn": "Objects by a small CNN",
     "topics": "Topics",
     "roles": "Roles",
 }

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 TABLE = HERE / "results.csv"
 BOARDS = (
     *("labels_small", "labels_large", "features", "sizes", "writers", "vehicle"),
-    *("objects", "topics", "roles"),
+    *("objects", "objects_cnn", "topics", "roles"),
 )
 LOCAL, FINETUNING = "Local", "finetuning"
 ONE_MODEL = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON")
