@@ -39,7 +39,7 @@ from pl_fed.metrics.named import name_metrics
 from pl_fed.nets.weights import fit_names, read_weights
 from pl_fed.preflight.compression_rules import check_compression
 from pl_fed.preflight.net_trial import find_net_facts, try_attacks, try_features
-from pl_fed.preflight.privacy_rules import check_privacy
+from pl_fed.preflight.privacy_rules import check_privacy, find_participation
 from pl_fed.preflight.round_trial import try_round
 from pl_fed.preflight.rules import (
     check_accumulation,
@@ -673,15 +673,15 @@ class Federation(Configurable):
         """Return the privacy step; that of the previous session has spent a part of the budget."""
         if self.privacy is None:
             return None
-        if previous is not None and previous.rounds.privacy is not None:
-            return previous.rounds.privacy
-        return build_privacy(
-            self.privacy,
-            self.sampler,
-            states.loaded.num_clients,
-            self.seed,
-            agree=states.processes.select_first,
-        )
+        num_clients = states.loaded.num_clients
+        spent = None if previous is None else previous.rounds.privacy
+        if spent is not None:
+            participation = find_participation(self.privacy, self.sampler, num_clients)
+            denominator = self.sampler.size_of_cohort(num_clients)
+            if spent.is_budget_of(self.privacy, participation, denominator):
+                return spent
+        agree = states.processes.select_first
+        return build_privacy(self.privacy, self.sampler, num_clients, self.seed, agree)
 
     @property
     def session(self) -> Session:
@@ -901,6 +901,7 @@ class Federation(Configurable):
         check_optimizer_identity(state["identity"], client)
         _check_memory(state["store"], client)
         load_privacy(self.session.rounds.privacy, state.get("privacy"))
+        self.session.rounds.forget_cohorts()
         self._spent_privacy = None  # the checkpoint has the budget
         if systems := self.session.rounds.systems:
             systems.seconds = state.get("systems", {}).get("seconds", 0.0)

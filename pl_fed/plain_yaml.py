@@ -32,7 +32,7 @@ def list_tokens(text: str) -> list[tuple[str, Any, Any]]:
         True
     """
     tokens = yaml.scan(text, _Loader)
-    return [(t.id, getattr(t, "value", None), getattr(t, "plain", None)) for t in tokens]
+    return [(type(t).__name__, getattr(t, "value", None), getattr(t, "plain", None)) for t in tokens]
 
 
 def dump_yaml(value: Any) -> str:

@@ -34,10 +34,10 @@ class CifarResNet18(nn.Module):
 
 
 class StridedCNN(nn.Module):
-    """Two convolutions and a linear layer for images of 32×32, which one core can train.
+    """Two convolutions and a linear layer for images of 32×32, small enough for one core.
 
-    The first convolution has a stride of 2. The net shifts and scales its inputs itself: the pool
-    of an edge case has the units of images, which ``data.normalize`` would change for others only.
+    The first convolution has a stride of 2. The net shifts and scales its inputs itself, because
+    ``data.normalize`` does not apply to the pool of an edge case.
 
     Args:
         num_classes: The number of classes.

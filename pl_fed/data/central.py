@@ -27,11 +27,13 @@ class CentralParts:
         val: Ids of the validation samples, int64 [samples].
         test: Ids of the test samples, int64 [samples].
         withheld: Ids of the samples that no client gets, int64 [samples].
+        is_drawn: Whether some of them were drawn from the training samples of all clients.
     """
 
     val: Tensor
     test: Tensor
     withheld: Tensor
+    is_drawn: bool = False
 
     @classmethod
     def draw_official(
@@ -71,7 +73,7 @@ class CentralParts:
             order = torch.randperm(len(train), generator=generator(seed, "central"))
             val = drawn = train[order[:number]].sort().values
         withheld = torch.cat((val, test)) if split == "own" else drawn
-        return cls(val, test, withheld)
+        return cls(val, test, withheld, is_drawn=len(drawn) > 0)
 
     @classmethod
     def draw_own(

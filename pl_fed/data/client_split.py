@@ -14,7 +14,7 @@ from pl_fed.partitioners.base import Partitioner, check_parts
 from pl_fed.random import generator, key, random_bits, uniforms
 from pl_fed.trees import describe
 
-_MANY_CLIENTS = 10_000  # with more clients, one draw shuffles the samples of all
+_MANY_CLIENTS = 10_000  # with more clients, the draws are vectorized
 
 
 @dataclass(frozen=True)
@@ -245,15 +245,17 @@ class ClientSplit:
         return select(~is_test & ~is_val), select(is_val), select(is_test)
 
     def _shuffle(self, pooled: Part) -> Tensor:
-        """Return a random order of each client's samples: a draw per client, or one for many.
+        """Return a random order of each client's samples, by a key for each client.
 
         Returns:
             Positions in ``pooled.index``, client after client.
         """
         if len(pooled.sizes) > _MANY_CLIENTS:
-            counters = torch.arange(len(pooled.index))
-            order = random_bits(key(self.seed, "cut"), counters).argsort()
-            return order[pooled.owners()[order].argsort(stable=True)]
+            owners = pooled.owners()
+            places = torch.arange(len(owners)) - pooled.offsets[owners]
+            keys = random_bits(key(self.seed, "cut"), torch.arange(len(pooled.sizes)))
+            order = random_bits(keys[owners], places).argsort()
+            return order[owners[order].argsort(stable=True)]
         return torch.cat(
             [
                 begin + torch.randperm(size, generator=generator(self.seed, "cut", client))

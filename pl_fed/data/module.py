@@ -190,6 +190,7 @@ class FederatedData(Configurable, LightningDataModule):
         self.seed = global_seed() if seed is None else seed
         self._clients: ClientData | None = None
         self._central: ClientData | None = None
+        self._draws_central = False
         self._held_out: ClientData | None = None
         self._validated: list[int] | None = None
         self._has_doubles = False  # whether the type of the inputs depends on the precision
@@ -213,6 +214,13 @@ class FederatedData(Configurable, LightningDataModule):
             self._has_doubles = any(leaf.dtype in wide for leaf in leaves(arrays.inputs))
             self._built_for = self._real_type()
         return self._clients
+
+    @property
+    def draws_server_samples(self) -> str | None:
+        """The argument by which the server draws samples from the clients' training samples."""
+        if self.root_samples:
+            return "root_samples"
+        return "central" if self._draws_central else None
 
     @property
     def central_data(self) -> ClientData | None:
@@ -348,6 +356,7 @@ class FederatedData(Configurable, LightningDataModule):
             central = CentralParts.draw_official(
                 arrays, source, self.split, self.val_fraction, self.seed
             )
+            self._draws_central = central.is_drawn
         split = ClientSplit(
             arrays,
             source,

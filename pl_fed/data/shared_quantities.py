@@ -10,7 +10,9 @@ release. ``tests/data/test_shared_quantities.py`` finds a quantity that this lis
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pl_fed.data.lightning_data import LightningData
 from pl_fed.data.module import FederatedData
+from pl_fed.data.torch_dataset import TorchDataset
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,21 @@ def _find_transforms(datamodule: FederatedData) -> str | None:
     return ", ".join(names) or None
 
 
+def _find_draw(option: str) -> Callable[[FederatedData], str | None]:
+    def find(datamodule: FederatedData) -> str | None:
+        if datamodule.draws_server_samples != option:
+            return None
+        return repr(getattr(datamodule, option))
+
+    return find
+
+
+def _find_frozen_draws(datamodule: FederatedData) -> str | None:
+    source = datamodule.dataset
+    is_frozen = isinstance(source, TorchDataset | LightningData) and source.options.redraw is False
+    return "false" if is_frozen else None
+
+
 def _find_in_source(option: str) -> Callable[[FederatedData], str | None]:
     return lambda datamodule: datamodule.dataset.list_shared_quantities().get(option)
 
@@ -79,6 +96,21 @@ SHARED_QUANTITIES = (
         _find_transforms,
     ),
     SharedQuantity(
+        "the server's draws",
+        "data.root_samples",
+        "0",
+        "another client's samples would change its draw from those of all; leave it out",
+        _find_draw("root_samples"),
+    ),
+    SharedQuantity(
+        "the server's draws",
+        "data.central",
+        "a data source of its own, or official for data with an official validation part",
+        "another client's samples would change its draw from those of all; set `data.val_fraction`"
+        " to 0, say",
+        _find_draw("central"),
+    ),
+    SharedQuantity(
         "the numbers of categories and classes",
         "data.dataset.categories",
         "set for all columns of categories and classes",
@@ -91,6 +123,13 @@ SHARED_QUANTITIES = (
         "a list of class names",
         "give the public names, for example [cat, dog]",
         _find_in_source("classes"),
+    ),
+    SharedQuantity(
+        "random samples that are drawn once, in the order",
+        "data.dataset.redraw",
+        "true or null",
+        "leave it out, so that each minibatch draws its own, or draw nothing in the data set",
+        _find_frozen_draws,
     ),
     SharedQuantity(
         "the numbers of characters",

@@ -57,9 +57,10 @@ class DifferentialPrivacy:
         buckets: B, at least 2 and at most the expected cohort: clients are put in B random buckets,
             each with a noisy sum, and ``federation.aggregator`` works on the B sums as if they were
             uploads. ``None`` releases one sum, and allows the mean only. ε does not depend on it.
-        noise_seed: Seed of the noise. ``None`` draws a fresh one from the system, which the
-            checkpoint keeps: no other run has this noise. An integer repeats a run bit for bit.
-            Two published runs with one noise seed reveal sums of uploads, also with other ε.
+        noise_seed: Seed of the noise and of the cohorts. ``None`` draws a fresh one from the
+            system, which the checkpoint keeps: no other run has this noise or these cohorts. An
+            integer repeats a run bit for bit. Two published runs with one noise seed reveal sums of
+            uploads, also with other ε.
 
     Raises:
         TypeError: If an argument is of a wrong type.

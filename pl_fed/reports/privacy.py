@@ -1,12 +1,13 @@
 """The guarantees of private runs, and the guarantee of all of them together."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pl_fed.reports import configs
 from pl_fed.reports.run import Run
 
 _EPSILON = "privacy/epsilon"
-_DELTAS = ("federation.privacy.delta", "federation.privacy.init_args.delta")
+_NOISE_SEED = "federation.privacy.noise_seed"
 
 
 def describe_guarantees(runs: Sequence[Run]) -> Iterator[str]:
@@ -22,28 +23,42 @@ def _describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
 
     All runs together have Σ ε and Σ δ as guarantee. This basic composition (C. Dwork and A. Roth,
     "The Algorithmic Foundations of Differential Privacy", 2014, theorem 3.16) holds for all
-    mechanisms; the runs' noise must be independent.
+    mechanisms; the runs' noise and cohorts must be independent, so that no two runs may have one
+    ``noise_seed``.
     """
     datasets: dict[str, list[tuple[float, float]]] = {}
+    seeds: dict[str, list[int]] = {}
     for run in runs:
-        epsilon, delta = run.final(_EPSILON), _read_delta(run)
+        epsilon, delta = run.final(_EPSILON), _read_option(run, "delta")
         if epsilon is not None and delta is not None:
-            datasets.setdefault(_name_dataset(run), []).append((epsilon, delta))
-    for guarantees in datasets.values():
-        if len(guarantees) > 1:
-            epsilon, delta = (sum(numbers) for numbers in zip(*guarantees))
+            dataset, seed = _name_dataset(run), _read_option(run, "noise_seed")
+            datasets.setdefault(dataset, []).append((epsilon, delta))
+            seeds.setdefault(dataset, []).extend([] if seed is None else [int(seed)])
+    for dataset, guarantees in datasets.items():
+        if len(guarantees) < 2:
+            continue
+        shared = [seed for seed, count in Counter(seeds[dataset]).items() if count > 1]
+        if shared:
             yield (
-                f"{len(guarantees)} private runs read one data set, and may have trained the same"
-                f" clients: all of them together have ε = {epsilon:.4g} at δ = {delta:.4g}, the"
-                " sums over the runs (basic composition, for independent noise)."
+                f"{len(guarantees)} private runs read one data set, and some have the noise and"
+                f" the cohorts of one `{_NOISE_SEED}` = {shared[0]}: together they have no"
+                " guarantee; publish one of them."
             )
+            continue
+        epsilon, delta = (sum(numbers) for numbers in zip(*guarantees))
+        yield (
+            f"{len(guarantees)} private runs read one data set, and may have trained the same"
+            f" clients: all of them together have ε = {epsilon:.4g} at δ = {delta:.4g}, the"
+            " sums over the runs (basic composition, for independent noise and cohorts)."
+        )
 
 
-def _read_delta(run: Run) -> float | None:
-    """Return δ in the run's config, if it has one."""
+def _read_option(run: Run, name: str) -> float | None:
+    """Return a number of ``federation.privacy`` in the run's config, if it has one."""
     flat = configs.flatten(run.config)
-    delta = next((flat[key] for key in _DELTAS if key in flat), None)
-    return float(delta) if isinstance(delta, int | float) else None
+    keys = (f"federation.privacy.{name}", f"federation.privacy.init_args.{name}")
+    number = next((flat[key] for key in keys if key in flat), None)
+    return float(number) if isinstance(number, int | float) else None
 
 
 def _name_dataset(run: Run) -> str:

@@ -78,8 +78,9 @@ class RoundPrivacy:
     def plan(self, rounds: float) -> None:
         """Determine the noise for the target ε, and the number of rounds that the budget allows.
 
-        A further fit keeps the noise. Neither a larger number of rounds nor a larger
-        ``stop_at_epsilon`` extends the budget of the first fit.
+        A further fit keeps the noise, and so does one after a checkpoint was evaluated. Neither a
+        larger number of rounds nor a larger ``stop_at_epsilon`` extends the budget of the first
+        fit.
 
         Args:
             rounds: The number of rounds of the run; may be infinite.
@@ -88,21 +89,14 @@ class RoundPrivacy:
             ValueError: If there is a target but no number of rounds, or the budget allows no round.
         """
         settings, limit = self.settings, rounds
-        if self.noise_multiplier is None and settings.epsilon is not None:
+        if settings.epsilon is not None and self.max_rounds == math.inf:
             limit = settings.rounds or rounds
             if not 1 <= limit < math.inf:
                 raise ValueError(
                     f"Expected argument `{_PATH}.rounds` or `trainer.max_epochs` to be given with"
                     f" `{_PATH}.epsilon` but got {limit} rounds: set, for example, 100."
                 )
-            self.noise_multiplier = self.accountant.calibrate(
-                settings.epsilon, int(limit), rank_zero_info
-            )
-            rank_zero_info(
-                f"Privacy: the noise multiplier z = {self.noise_multiplier:.6g} gives at most"
-                f" ε = {settings.epsilon:g} at δ = {settings.delta:g} after {limit} rounds."
-            )
-            self.max_rounds = limit
+            self._plan_for_target(settings.epsilon, int(limit))
         if settings.stop_at_epsilon is not None and self.noise_multiplier is not None:
             if limit == math.inf:
                 raise ValueError(
@@ -121,6 +115,18 @@ class RoundPrivacy:
                 )
             if allowed < limit:
                 self.max_rounds = min(self.max_rounds, allowed)
+
+    def _plan_for_target(self, epsilon: float, rounds: int) -> None:
+        """Determine the noise for a target ε, or the rounds in which given noise meets it."""
+        if self.noise_multiplier is not None:
+            self.max_rounds = self.accountant.count_rounds(self.noise_multiplier, epsilon, rounds)
+            return
+        self.noise_multiplier = self.accountant.calibrate(epsilon, rounds, rank_zero_info)
+        rank_zero_info(
+            f"Privacy: the noise multiplier z = {self.noise_multiplier:.6g} gives at most"
+            f" ε = {epsilon:g} at δ = {self.settings.delta:g} after {rounds} rounds."
+        )
+        self.max_rounds = rounds
 
     @property
     def is_spent(self) -> bool:
@@ -143,6 +149,26 @@ class RoundPrivacy:
                 f" ε = {self.epsilon():.4g} in {self.rounds} rounds: the new rounds would have"
                 " their noise. On the same clients' data, the budgets of both runs add up."
             )
+
+    def is_budget_of(
+        self, settings: DifferentialPrivacy, participation: Participation, denominator: int
+    ) -> bool:
+        """Return whether the budget is that of some settings; they may change before a round.
+
+        Raises:
+            ValueError: If they are others, and rounds have spent budget.
+        """
+        own = (self.settings, str(self.participation), self.denominator)
+        if own == (settings, str(participation), denominator):
+            return True
+        if self.rounds:
+            raise ValueError(
+                f"Expected the sampler and `{_PATH}` to stay as they are once rounds have spent"
+                f" budget but got {participation} instead of {self.participation}, or other"
+                " settings: the budget of a run has one accounting; restore them, or use a new"
+                " Federation and add up both budgets."
+            )
+        return False
 
     def check_round(self, round: int) -> None:
         """Refuse a round that would draw the cohort of an earlier one again.
@@ -342,6 +368,7 @@ class RoundPrivacy:
             "settings": self._identity(),
             "noise_multiplier": self.noise_multiplier,
             "noise_seed": self.noise_seed,
+            "max_rounds": self.max_rounds,
             "rounds": self.rounds,
             "clip_norm": self.clip_norm,
         }
@@ -353,6 +380,7 @@ class RoundPrivacy:
             ValueError: If the checkpoint is of other privacy settings.
         """
         saved, own = dict(state["settings"]), self._identity()
+        saved.pop("rounds", None)  # of an earlier version
         for name in sorted(saved.keys() | own.keys()):
             if saved.get(name) != own.get(name):
                 raise ValueError(
@@ -360,21 +388,26 @@ class RoundPrivacy:
                     f" one with {saved.get(name)}: the budget of a run has one setting; restore it,"
                     " or start a new run."
                 )
-        noise = state["noise_multiplier"]
+        noise, max_rounds = state["noise_multiplier"], state.get("max_rounds", math.inf)
         if self.noise_multiplier not in (None, noise):
+            planned = "that of the first run" if max_rounds == math.inf else str(max_rounds)
             raise ValueError(
                 f"Expected a checkpoint with the noise multiplier {self.noise_multiplier:g} for"
                 f" `{_PATH}.epsilon` but got one with {noise:g}: the number of rounds differs; set"
-                f" `{_PATH}.rounds` to that of the first run."
+                f" `{_PATH}.rounds` to {planned}."
             )
         self.noise_multiplier = noise
+        self.max_rounds = min(self.max_rounds, max_rounds)
         # before noise seeds, the seed of the federation was that of the noise
         self.noise_seed = int(state.get("noise_seed", self.seed))
         self.rounds, self.clip_norm = int(state["rounds"]), float(state["clip_norm"])
         self._correlated = []
 
     def _identity(self) -> dict[str, Any]:
-        return {**asdict(self.settings), "sampling": str(self.participation)}
+        """Return the settings of a budget; the noise multiplier tells numbers of rounds apart."""
+        settings = asdict(self.settings)
+        del settings["rounds"]
+        return {**settings, "sampling": str(self.participation)}
 
 
 def build_privacy(

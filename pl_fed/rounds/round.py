@@ -324,10 +324,21 @@ class RoundRunner:
             self._cohorts = {round: cohort}
         return self._cohorts[round].clone()
 
+    def forget_cohorts(self) -> None:
+        """Draw the next cohorts again, after a checkpoint brought the seed of private ones."""
+        self._cohorts = {}
+        if self.systems is not None:
+            self.systems.forget_plans()
+
     def _draw_clients(self, round: int) -> Tensor:
-        """Return the ids of the clients that the sampler draws, int64 [drawn]."""
+        """Return the ids of the clients that the sampler draws, int64 [drawn].
+
+        Amplification by sampling needs cohorts that nobody can compute, and those of two private
+        runs have to be independent: with privacy, the seed of the noise draws them.
+        """
         sizes = self.datamodule.clients.train.sizes
-        draw = generator(self.seed, "cohort", round)
+        seed = self.seed if self.privacy is None else self.privacy.noise_seed
+        draw = generator(seed, "cohort", round)
         return self.sampler.draw_round(round, len(sizes), sizes, draw)
 
     def _report_training(self, trained: TrainedCohort) -> Report:

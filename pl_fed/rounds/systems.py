@@ -51,6 +51,10 @@ class SystemsClock:
             self._plans = dict([*self._plans.items()][-1:]) | {round: plan}
         return self._plans[round]
 
+    def forget_plans(self) -> None:
+        """Make the plans of the next rounds again."""
+        self._plans = {}
+
     def limit_steps(
         self, clients: Tensor, counts: Mapping[str, list[int]], round: int
     ) -> dict[str, list[int]]:

@@ -1,6 +1,7 @@
 """The list of quantities over all clients is complete: neighbours change nobody else's samples."""
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,13 +176,59 @@ def test_options_change_no_other_clients_samples_or_are_refused(name):
     assert (refuse_shared_quantities(data[0], "for x") is not None) == is_refused
 
 
+DRAWS = {  # name → settings, and whether they are refused
+    "cut": ({"test_fraction": 0.3, "val_fraction": 0.2}, False),
+    "stable cut": ({"test_fraction": 0.3, "val_fraction": 0.2, "stable_cut": True}, False),
+    "root": ({"root_samples": 3}, True),
+    "central": ({"central": "official", "split": "own", "val_fraction": 0.3}, True),
+    "central without val": ({"central": "official", "split": "own"}, False),
+}
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few clients", "many clients"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_one_sample_more_changes_no_draw_of_another_client(monkeypatch, name, many):
+    if many:
+        monkeypatch.setattr("pl_fed.data.client_split._MANY_CLIENTS", 1)
+    settings, is_refused = DRAWS[name]
+    parts = []
+    for size in (8, 9):
+        arrays = classes([size, 8, 8, 8])
+        if "central" in settings:
+            part = torch.zeros(len(arrays.targets), dtype=torch.int64)
+            part[-4:] = 2
+            arrays = replace(arrays, split=part)
+        data = load(Given(arrays), **settings)
+        clients = data.clients
+        parts.append(
+            [
+                (part.samples(client) - size).tolist()
+                for part in (clients.train, clients.val, clients.test)
+                for client in (1, 2, 3)
+            ]
+        )
+    assert (parts[0] != parts[1]) == is_refused
+    refusal = refuse_shared_quantities(data, "for x")
+    assert (refusal is not None) == is_refused, refusal
+    if is_refused:
+        assert f"`data.{'root_samples' if name == 'root' else 'central'}` to be" in refusal
+
+
+@pytest.mark.parametrize("redraw", [None, True, False], ids=str)
+def test_samples_drawn_once_in_their_order_are_refused(redraw):
+    arrays = numbers("cat")
+    samples = list(zip(arrays.inputs, arrays.targets.tolist()))
+    source = TorchDataset(samples, client=arrays.client.tolist(), redraw=redraw)
+    refusal = refuse_shared_quantities(load(source), "for `federation.privacy`")
+    assert (refusal is None) == (redraw is not False)
+    assert refusal is None or "`data.dataset.redraw` to be true or null for" in refusal
+
+
 def test_every_option_of_the_data_is_known_here():
     """A new argument of FederatedData belongs into OPTIONS, or here with its reason."""
     harmless = {
         *("dataset", "partitioner", "num_clients", "seed"),  # the data and the simulation
-        *("split", "val_fraction", "test_fraction", "root_samples"),  # a draw by client
-        "stable_cut",  # a draw by owner
-        "central",  # samples of the server
+        "split",  # by the data
         *(
             "batch_size",
             "drop_last",
@@ -192,7 +239,7 @@ def test_every_option_of_the_data_is_known_here():
         *("clients_per_eval_batch", "predict_clients"),  # of the evaluation
         "held_out_clients",  # a draw among the numbers of the clients, or public names
     }
-    tried = {key for settings, _ in OPTIONS.values() for key in settings}
+    tried = {key for s, _ in (*OPTIONS.values(), *DRAWS.values()) for key in s}
     arguments = {*inspect.signature(FederatedData.__init__).parameters} - {"self"}
     assert arguments - tried - harmless == set()
 
@@ -224,9 +271,12 @@ def test_a_source_of_ones_own_lists_its_quantities():
     assert "the median of all samples" in refusal
 
 
+PUBLISHING = (Table, ImageFolder, Shakespeare, TorchDataset)
+
+
 def test_options_of_the_list_exist():
     options = {quantity.option for quantity in SHARED_QUANTITIES}
-    sources = {name for kind in (Table, ImageFolder, Shakespeare) for name in parameters(kind)}
+    sources = {name for kind in PUBLISHING for name in parameters(kind)}
     expected = {f"data.{name}" for name in parameters(FederatedData)}
     assert options <= expected | {f"data.dataset.{name}" for name in sources}
 

@@ -381,15 +381,24 @@ PRIVACY = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-2, "noise_seed
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_privacy_lets_callbacks_monitor_what_only_the_server_has(is_shared, tmp_path):
     pytest.importorskip("dp_accounting")
-    parts = (TRAIN, VAL, TRAIN, TEST) if is_shared else (TRAIN, TRAIN, TRAIN, TEST)
+    central = "official" if is_shared else Given(unparted(30))
     federation = {
         "privacy": pl_fed.DifferentialPrivacy(**PRIVACY),
         "sampler": Poisson(0.5),
     }
     stop = EarlyStopping("val/central/accuracy", mode="max")
-    data = data_of(parted(parts), partitioner=IID(), num_clients=3)
+    arrays = parted((TRAIN, VAL, TRAIN, TEST))
+    data = data_of(arrays, central=central, partitioner=IID(), num_clients=3)
     if not is_shared:
         fit(tmp_path, data, callbacks=[stop], federation=federation)
         return
     with pytest.raises(ValueError, match="but got val/central/accuracy: the choice would be relea"):
         fit(tmp_path, data, callbacks=[stop], federation=federation)
+
+
+def test_privacy_refuses_central_samples_drawn_from_those_of_clients(tmp_path):
+    pytest.importorskip("dp_accounting")
+    federation = {"privacy": pl_fed.DifferentialPrivacy(**PRIVACY), "sampler": Poisson(0.5)}
+    data = data_of(partitioner=IID(), num_clients=3)
+    with pytest.raises(ValueError, match=r"`data\.central` to be a data source of its own, or off"):
+        fit(tmp_path, data, federation=federation)

@@ -132,6 +132,7 @@ def option_rows():
     for mode in ("none", [0.5, 0.5], "channel", "feature"):
         data = shared_out(classes([5, 5]), normalize=mode)
         yield f"data.normalize: {mode}", refuse_data(data)
+    yield "data.root_samples: 2", refuse_data(shared_out(classes([5, 5]), root_samples=2))
     yield "data.transforms", refuse_data(shared_out(classes([5, 5]), transforms=[nn.Identity()]))
     for name, source in SOURCES.items():
         yield name, refuse_data(FederatedData(source))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from equal_trials import trials_skipped
 from lightning.pytorch.callbacks import Timer
 from private_rounds import SIZES, build, model_row, private, run, set_cohort, silence
 from small_federations import classes, mlp, seeded, sgd, shared_out
@@ -203,8 +204,10 @@ def test_resume_with_another_sampler_or_without_privacy_is_refused():
 def test_resume_of_a_target_for_another_number_of_rounds_is_refused():
     target = private(epsilon=9.0, noise_multiplier=None)
     saved = build(privacy=target, sampler=All(), rounds=3)[0].state_dict()
-    with pytest.raises(ValueError, match=r"set `federation.privacy.rounds` to that of the first"):
+    with pytest.raises(ValueError, match=r"set `federation.privacy.rounds` to 3\."):
         build(privacy=target, sampler=All(), rounds=5)[0].load_state_dict(saved)
+    remedy = private(epsilon=9.0, noise_multiplier=None, rounds=3)
+    build(privacy=remedy, sampler=All(), rounds=5)[0].load_state_dict(saved)
 
 
 def test_target_epsilon_determines_noise_and_ends_the_run():
@@ -215,6 +218,58 @@ def test_target_epsilon_determines_noise_and_ends_the_run():
         report = run(federation, optimizer, round)[1]
     assert 5.0 * (1 - 1e-4) < report["privacy/epsilon"] <= 5.0
     assert federation.budget_is_spent()
+
+
+@pytest.mark.parametrize("has_record", [True, False], ids=["", "of an earlier version"])
+def test_evaluated_checkpoint_does_not_extend_the_budget(has_record):
+    """An evaluation loads the noise of the run before any fit plans the rounds."""
+    target, data = private(epsilon=5.0, noise_multiplier=None), shared_out(classes(SIZES))
+    saved = build(privacy=target, sampler=All(), rounds=4, data=data)[0].state_dict()
+    if not has_record:
+        del saved["privacy"]["max_rounds"]
+    federation = Federation(All(), privacy=target, engine=EngineOptions("one_by_one"), seed=0)
+    client = fed_avg().double()
+    with trials_skipped():
+        federation.setup(client, data, "validate")
+        federation.load_state_dict(saved)
+        federation.setup(client, data, "fit", settings=RunSettings(rounds=100))
+        federation.load_state_dict(saved)
+    privacy = federation.session.rounds.privacy
+    assert privacy.max_rounds == 4
+    assert privacy.accountant.epsilon(privacy.noise_multiplier, privacy.max_rounds) <= 5.0
+
+
+def test_other_sampler_after_the_first_round_is_refused():
+    """The accounting of the first rounds is not that of the next ones."""
+    data = shared_out(classes(SIZES))
+    federation, optimizer = build(sampler=Poisson(0.25), data=data)
+    federation.sampler = Poisson(0.5)
+    settings = RunSettings(rounds=3)
+    with trials_skipped():
+        federation.setup(federation.client, data, "fit", settings=settings)
+        assert federation.session.rounds.privacy.participation.rate == 0.5
+        run(federation, optimizer)
+        federation.sampler = Poisson(1.0)
+        with pytest.raises(ValueError, match=r"the sampler and `federation\.privacy` to stay"):
+            federation.setup(federation.client, data, "fit", settings=settings)
+
+
+def test_private_runs_of_one_seed_draw_other_cohorts():
+    """Σ ε over runs needs independent cohorts; a checkpoint brings those of its run."""
+    sizes = [3] * 60
+    runs = [
+        build(privacy=private(noise_seed=noise_seed), data=shared_out(classes(sizes)))[0]
+        for noise_seed in (1, 2, 1)
+    ]
+    rounds = [run.session.rounds for run in runs]
+    first, second, same = ([r.draw_cohort(t).tolist() for t in range(3)] for r in rounds)
+    assert first == same != second
+    saved = runs[0].state_dict()
+    resumed = build(privacy=private(noise_seed=None), data=shared_out(classes(sizes)))[0]
+    saved["privacy"]["settings"]["noise_seed"] = None
+    assert resumed.session.rounds.draw_cohort(2).tolist() != first[2]
+    resumed.load_state_dict(saved)
+    assert resumed.session.rounds.draw_cohort(2).tolist() == first[2]
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_attackers_know_no_unprotected_uploads():
 def test_nothing_shared_is_selected_by_clients_metrics():
     names = refused(option_rows())
     assert {name.split(" ")[-1] for name in names} == {
-        *("channel", "feature", "val/global/accuracy", "train/loss"),
+        *("channel", "feature", "2", "val/global/accuracy", "train/loss"),
         *("data.transforms", "file", "ImageFolder", "Shakespeare"),
     }
 

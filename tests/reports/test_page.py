@@ -339,6 +339,19 @@ def test_page_has_the_guarantee_of_each_private_run(tmp_path):
     assert f"private: {html.escape(statement)}" in text
 
 
+@without_pictures
+@pytest.mark.parametrize("seeds", [(None, None), (1, 2), (1, 1)], ids=str)
+def test_private_runs_add_up_unless_they_share_their_noise(tmp_path, seeds):
+    for number, seed in enumerate(seeds):
+        config = with_changes({})
+        config["federation"]["privacy"] = {"delta": 0.01 * (number + 1), "noise_seed": seed}
+        write_run(tmp_path / str(number), config, extra={"privacy/epsilon": 3})
+    runs, _ = find_runs([tmp_path])
+    text = html.unescape(page.write(runs, tmp_path / "out").read_text(encoding="utf-8"))
+    assert ("together have ε = 6 at δ = 0.03" in text) == (seeds != (1, 1))
+    assert ("together they have no guarantee" in text) == (seeds == (1, 1))
+
+
 @pytest.mark.parametrize("cohort", [7, "broken"])
 def test_table_has_the_expected_cohort(tmp_path, cohort):
     folder = write_run(tmp_path / "run", with_changes({}), extra={"train/cohort": 3})

@@ -430,7 +430,8 @@ def test_labels_whose_cells_are_all_recorded_are_not_tuned(tmp_path, monkeypatch
     study.tune(only=["algorithm=Ditto"])
     assert runs.ran == []
     study.tune()
-    assert len(runs.ran) == 12 * 2 and all("algorithm=FedAvg" in name for name in runs.ran)
+    assert len(runs.ran) == 12 * 2
+    assert all("algorithm=FedAvg" in name for name in runs.ran)
 
 
 @pytest.mark.slow
