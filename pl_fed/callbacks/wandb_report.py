@@ -13,6 +13,8 @@ from pl_fed.loggers import wandb_loggers
 class WandbReport(Callback):
     """Logs pictures after a test: results over clients and classes, curves and round times.
 
+    With ``WANDB_MODE=disabled`` it draws none.
+
     Args:
         folder: The folder with the run's files; ``None`` logs nothing.
     """
@@ -22,8 +24,10 @@ class WandbReport(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw and log the pictures."""
-        loggers = wandb_loggers(trainer)
-        if not loggers or self.folder is None or not trainer.is_global_zero:
+        if self.folder is None or not trainer.is_global_zero:
+            return
+        loggers = [logger for logger in wandb_loggers(trainer) if not logger.experiment.disabled]
+        if not loggers:
             return
         import wandb
         from PIL import Image
