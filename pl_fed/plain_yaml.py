@@ -31,8 +31,10 @@ def list_tokens(text: str) -> list[tuple[str, Any, Any]]:
         >>> list_tokens("lam: 0.1  # the pull") == list_tokens("lam:   0.1")
         True
     """
-    tokens = yaml.scan(text, _Loader)
-    return [(type(t).__name__, getattr(t, "value", None), getattr(t, "plain", None)) for t in tokens]
+    return [
+        (type(token).__name__, getattr(token, "value", None), getattr(token, "plain", None))
+        for token in yaml.scan(text, _Loader)
+    ]
 
 
 def dump_yaml(value: Any) -> str:
