@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("cifar10.npz"), help="file to write")
     arguments = parser.parse_args()
     x, y, split = read(arguments.source)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     np.savez(arguments.out, x=x, y=y, split=split)
     print(f"{arguments.out}: {len(x)} images, {np.bincount(y).tolist()} of each class")
 
