@@ -1,6 +1,5 @@
 """Results of the boards: collected from run folders, with gains over local training."""
 
-import shutil
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ ONE_MODEL = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON")
 FAIR = ("q-FFL", "TERM", "FedMGDA+", "AFL", "FedFV", "AdaFed", "AAggFF", "UPGrad", "PropFair")
 KEY = ("board", "tuning", "method", "seed")
 TUNED, DEFAULTS = "tuned", "defaults"
+NOTHING_CHOSEN = "nothing yet"
 METRICS = {
     "accuracy": "test/personal/accuracy",
     "worst10": "test/personal/accuracy_worst10",
@@ -62,12 +62,18 @@ def collect(boards: Iterable[str], tuning: str) -> None:
         found = list(_read_runs(board, tuning, study))
         rows |= {tuple(row[name] for name in KEY): row for row in found}
         if found and tuning == TUNED:
-            tuned = study.report().parent / "tables" / "tuned.csv"
-            if tuned.is_file():  # not before the tuning has ended
-                (HERE / "tuned").mkdir(exist_ok=True)
-                shutil.copy(tuned, HERE / "tuned" / f"{board}.csv")
+            tuned = study.report().parent / "tables" / "tuned.csv"  # once a tuning has ended
+            add_tuned_values(HERE / "tuned" / f"{board}.csv", read_csv(tuned))
     columns = dict.fromkeys(name for row in rows.values() for name in row)
     write_csv(TABLE, [{name: row.get(name, "") for name in columns} for row in rows.values()])
+
+
+def add_tuned_values(path: Path, rows: Iterable[Row]) -> None:
+    """Write the tuned values of some methods into a file; those of other methods stay."""
+    ended = {row["method"]: row for row in rows if row["chosen"] != NOTHING_CHOSEN}
+    if ended:
+        path.parent.mkdir(exist_ok=True)
+        write_csv(path, list(({row["method"]: row for row in read_csv(path)} | ended).values()))
 
 
 def _read_runs(board: str, tuning: str, study: Study) -> Iterator[Row]:

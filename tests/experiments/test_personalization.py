@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.experiment import write_csv
+from experiments.experiment import read_csv, write_csv
 from experiments.personalization import page, results
 from experiments.personalization.results import BOARDS, DEFAULTS, FINETUNING, LOCAL, TUNED, Results
 from pl_fed.studies.cell_configs import check_config
@@ -139,3 +139,17 @@ def test_the_page_has_all_parts_and_needs_results():
 def test_the_committed_page_is_that_of_the_committed_results():
     text = page.make_page(Results(page.read_csv(results.TABLE)))
     assert (FOLDER / "table.md").read_text(encoding="utf-8") == text
+
+
+def test_values_of_methods_tuned_earlier_stay(tmp_path):
+    path = tmp_path / "tuned" / "vehicle.csv"
+    results.add_tuned_values(path, [{"method": "Local", "chosen": "lr = 0.1"}])
+    later = [
+        {"method": "Local", "chosen": "nothing yet"},
+        {"method": "Ditto", "chosen": "lr = 0.2"},
+    ]
+    results.add_tuned_values(path, later)
+    assert {row["method"]: row["chosen"] for row in read_csv(path)} == {
+        "Local": "lr = 0.1",
+        "Ditto": "lr = 0.2",
+    }
