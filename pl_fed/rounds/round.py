@@ -121,7 +121,7 @@ class RoundRunner:
         self.traffic = traffic or Traffic(client, server.aggregator, channel)
         self.local_training = LocalTraining(
             states,
-            self.draw_cohort,
+            lambda round: self.draw_cohort(round),  # not bound here: a trial may set the cohorts
             engine,
             evaluator,
             byzantine_clients,
