@@ -224,8 +224,8 @@ class ClientFolder(DataSource):
 
     def _read_tables(self, files: Sequence[_ClientFile], roles: ColumnRoles) -> Iterator[Any]:
         """Yield the table of each file; names that are text in one file are text in all."""
-        names = roles.name_columns()
-        tables = [read_table(file.path, self.delimiter, names) for file in files]
+        names, reals = roles.name_columns(), roles.real_columns(self.categories)
+        tables = [read_table(file.path, self.delimiter, names, reals=reals) for file in files]
         texts = find_texts(tables, names)
         for file, table in zip(files, tables):
             is_text = {*find_texts([table], names)} >= {*texts} & {*table.column_names}

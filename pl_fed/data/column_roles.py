@@ -1,6 +1,6 @@
 """Column roles: the use of each column of a table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,15 @@ class ColumnRoles:
         """Return the columns of names: owners, parts, groups, categories and classes."""
         targets = [] if self.classes is False or len(self.targets) > 1 else self.targets
         return [*self._columns("client", "split", "group", "one_hot", "ids"), *targets]
+
+    def real_columns(self, categories: Mapping[str, Any] | None) -> list[str]:
+        """Return the target if it is real-valued unless its column holds text or integers.
+
+        Args:
+            categories: The given values of columns; a target with given values holds classes.
+        """
+        is_open = self.classes is None and len(self.targets) == 1
+        return [name for name in self.targets if is_open and name not in (categories or {})]
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Raise ``ValueError`` if a table lacks a column, or has two columns of one name."""

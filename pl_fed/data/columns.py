@@ -22,6 +22,7 @@ _COMPRESSED = (".gz", ".bz2", ".zst")
 PARTS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 INDEX_NAMES = ("index", "level_0")  # row numbers if all are different integers
 _ROW_NUMBERS = re.compile(r"Unnamed: 0(\.\d+)*|__index_level_\d+__")
+_REAL = re.compile(r"[^\w]*\d[\d.,' ]*[.,]\d+[^\w]*")  # also 1,200 and 3,14 and $1.50
 _OTHER = "other"  # the category of values outside of the categories
 _LISTED = 100  # largest number of categories that a preparation lists
 
@@ -37,6 +38,7 @@ def read_table(
     delimiter: str | None = None,
     names: Sequence[str] = (),
     texts: Sequence[str] = (),
+    reals: Sequence[str] = (),
 ) -> Any:
     """Return the ``pyarrow.Table`` of a CSV or parquet file.
 
@@ -47,6 +49,8 @@ def read_table(
         names: Columns of names, such as owners and classes. In a CSV file, they become numbers only
             if this keeps each name as it is written: ``007`` and ``7`` are two names.
         texts: Columns of names that are read as text.
+        reals: Columns of ``names`` that hold no names if all their values are numbers, and one of
+            them is real. They become numbers, however these are written.
 
     Raises:
         ModuleNotFoundError: If the package pyarrow is not installed.
@@ -75,15 +79,18 @@ def read_table(
             include_columns=named, column_types=dict.fromkeys(named, "string")
         )
         written = csv.read_csv(path, parse_options=options, convert_options=convert)
-        return _keep_names(table, written, texts)
+        return _keep_names(table, written, texts, reals)
 
 
-def _keep_names(table: Any, written: Any, texts: Sequence[str]) -> Any:
+def _keep_names(table: Any, written: Any, texts: Sequence[str], reals: Sequence[str]) -> Any:
     """Return a table with columns as they are written, where numbers would change a name."""
     from pyarrow import compute
 
     for name in written.column_names:
         column, text = table.column(name), written.column(name)
+        is_open = name in reals and name not in texts and _is_real(column.type)
+        if is_open and compute.any(compute.match_substring_regex(text, "[.eE]")).as_py():
+            continue  # numbers such as 1.50, and no names such as +7
         changes = compute.not_equal(column.cast("string"), text)
         if name in texts or bool(compute.any(changes).as_py()):
             text = compute.if_else(compute.is_null(column), None, text)
@@ -314,6 +321,8 @@ def _build_targets(
     if is_class is None and len(roles.targets) == 1:
         name = roles.targets[0]
         is_class = name in categories or not _is_real(table.schema.field(name).type)
+        if is_class and name not in categories:
+            _warn_of_numbers_as_text(table, name)
     if is_class:
         (name,) = roles.targets
         _check_complete(table, name)
@@ -323,6 +332,20 @@ def _build_targets(
         return torch.from_numpy(ids), values
     columns = [_read_numbers(table, name) for name in roles.targets]
     return torch.from_numpy(np.stack(columns, 1)), []
+
+
+def _warn_of_numbers_as_text(table: Any, name: str) -> None:
+    """Say that a target holds classes if it is text and most values look like real numbers."""
+    column = _plain(table, name)
+    values = column.drop_null().unique().to_pylist() if _is_text(column.type) else []
+    reals = [value for value in values if _REAL.fullmatch(value)]
+    if 2 * len(reals) > len(values):
+        others = [value for value in values if value not in reals]
+        rank_zero_warn(
+            f"pl_fed takes the target {name!r} for {len(values)} classes, because its column holds"
+            f" text such as {(others or reals)[0]!r}: write all values as numbers for a regression,"
+            " or set `classes: true` to confirm this."
+        )
 
 
 def _build_owners(

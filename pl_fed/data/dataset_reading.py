@@ -130,7 +130,7 @@ def _match_class_names(pieces: Sequence[Any], samples: Samples) -> tuple[Samples
     """
     tables = [_class_ids(piece) for piece in pieces]
     is_flat = isinstance(samples.targets, Tensor) and samples.targets.dim() == 1
-    if not is_flat or None in tables:
+    if not is_flat or samples.targets.is_floating_point() or None in tables:
         return samples, None
     pairs = [sorted((id, name) for name, id in (table or {}).items()) for table in tables]
     names = [*dict.fromkeys(name for table in pairs for _, name in table)]
@@ -146,7 +146,12 @@ def _match_class_names(pieces: Sequence[Any], samples: Samples) -> tuple[Samples
 
 
 def _class_ids(dataset: Any) -> dict[str, int] | None:
-    """Return the class id by name of a data set, also below a subset; ``None`` without names."""
+    """Return the class id by name of a data set, also below a subset; ``None`` without names.
+
+    The names are not those of ids that a ``target_transform`` of torchvision makes.
+    """
+    if getattr(dataset, "target_transform", None) is not None:
+        return None
     table = getattr(dataset, "class_to_idx", None)
     if isinstance(table, Mapping) and [*sorted(table.values())] == [*range(len(table))]:
         return dict(table)

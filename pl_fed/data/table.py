@@ -115,7 +115,8 @@ class Table(DataSource):
                 f"Expected argument `path` to be {kind} but found none at {path.absolute()}: set"
                 " `data.dataset.path`."
             )
-        table = read_table(path, self.delimiter, self.roles.name_columns())
+        names, reals = self.roles.name_columns(), self.roles.real_columns(self.categories)
+        table = read_table(path, self.delimiter, names, reals=reals)
         with report_read_errors(path, f"{kind} of samples"):
             table, row_numbers = drop_row_numbers(table, self.roles)
             samples = build_arrays(table, self.roles, self.categories)

@@ -220,3 +220,33 @@ def test_a_table_with_leading_zeros_is_a_federation(tmp_path):
     data = FederatedData(Table(path, "y", "owner"), val_fraction=0, test_fraction=0, batch_size=3)
     assert data.clients.owners == [["007"], ["7"]]
     run_rounds(FedAvg(nn.Linear(1, 2), optimizer=sgd(0.1)), data, 1)
+
+
+@pytest.mark.parametrize("values", [["1.0", "2.5", "3.0"], ["12.50", "3", "1e3"], ["0.0", "1.0"]])
+def test_real_valued_targets_stay_real_however_they_are_written(tmp_path, values):
+    arrays = Table(write(tmp_path, "c", values), "c", exclude=["y"]).load()
+    assert (arrays.targets.flatten().tolist(), arrays.num_classes) == ([*map(float, values)], 0)
+    arrays = Table(write(tmp_path, "c", values), "c", exclude=["y"], classes=True).load()
+    assert arrays.num_classes == len(values)
+    categories = {"c": values}
+    arrays = Table(write(tmp_path, "c", values), "c", exclude=["y"], categories=categories).load()
+    assert arrays.targets.tolist() == [*range(len(values))]
+
+
+def test_real_valued_targets_of_several_files_stay_real(tmp_path):
+    write(tmp_path, "c", ["1.0", "2.50"], "a.csv")
+    write(tmp_path, "c", ["3", "4"], "b.csv")
+    arrays = ClientFolder(str(tmp_path), "c", exclude=["y"]).load()
+    assert arrays.targets.tolist() == [[1.0], [2.5], [3.0], [4.0]]
+
+
+@pytest.mark.parametrize("values", [["1.5", "2.5", "?"], ['"1,200"', '"3,500"'], ["2.5%", "3.0%"]])
+def test_target_of_numbers_as_text_is_taken_for_classes_with_a_warning(tmp_path, values):
+    path = write(tmp_path, "c", values)
+    with pytest.warns(UserWarning, match=f"the target 'c' for {len(values)} classes, because its"):
+        assert Table(path, "c", exclude=["y"]).load().num_classes == len(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Table(path, "c", exclude=["y"], classes=True).load().num_classes == len(values)
+        path = write(tmp_path, "c", ["v1.5", "2020-01-01", "9"])
+        assert Table(path, "c", exclude=["y"]).load().num_classes == 3

@@ -461,3 +461,14 @@ def test_class_ids_of_parts_are_matched_by_name():
     assert (arrays.targets.tolist(), arrays.num_classes) == ([2, 0, 1, 3, 0, 1, 2], 4)
     same = Named(["cat", "dog", "eel"], ["dog"])
     assert TorchDataset(train, test=same).load().targets.tolist() == [2, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("transform", "classes"), [(lambda label: int(label > 0), 2), (float, 0)])
+def test_class_names_are_not_those_of_transformed_targets(transform, classes):
+    names = ["cat", "dog", "eel"]
+    named = Named(names, names)
+    named[:] = [(inputs, transform(label)) for inputs, label in named]
+    named.target_transform = transform
+    arrays = TorchDataset(named).load()
+    assert (arrays.targets.tolist(), arrays.num_classes) == ([*map(transform, range(3))], classes)
+    assert arrays.class_names == ()
