@@ -1,12 +1,15 @@
 """Own batches: minibatches as a data set and its collate function make them, read in each step."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pl_fed.nets.fingerprints import Fingerprints
 from pl_fed.random import fork_all_generators, key
 from pl_fed.tasks.batch_workers import BatchWorkers, Samples
 from pl_fed.trees import join, leaves
@@ -64,6 +67,7 @@ class OwnBatches:
         self.size = 1
         self.datamodule: Any = None
         self._last: tuple[Samples, Any] = ([], None)
+        self._needs_copies: dict[int, bool] = {}  # whether batches may change samples, by start
         self.set_workers(num_workers)
 
     def set_workers(self, number: int) -> None:
@@ -134,9 +138,25 @@ class OwnBatches:
             return self._collate(positions[0])
 
     def _collate(self, first: int) -> Any:
-        """Join the samples of the last batch by the function of its first sample."""
+        """Join the samples of the last batch by the function of its first sample.
+
+        A step and the function may change what they get in place, so that they get copies of the
+        samples, unless the first batch shows that it shares nothing with them.
+        """
         start = max(start for start in self.collates if start <= first)
-        return self.collates[start]([*self._last[1]])
+        collate, samples = self.collates[start], self._last[1]
+        if not self._needs_copies.get(start, True):
+            return collate([*samples])
+        try:
+            copies = copy.deepcopy([*samples])
+        except Exception:  # of the user's own classes: the next model reads its samples anew
+            self.forget()
+            return collate([*samples])
+        batch = collate([*copies])
+        if start not in self._needs_copies:
+            prints = [Fingerprints({}).compute(piece) for piece in (copies, [*samples])]
+            self._needs_copies[start] = prints[0] != prints[1] or _share_objects(copies, batch)
+        return batch
 
     def _fetch(self, positions: Sequence[int]) -> list[Any]:
         """Return samples, all at once if the data set can, as in a DataLoader."""
@@ -170,3 +190,20 @@ class OwnBatches:
                 f" or a list with an entry for each, but got {type(predictions[0]).__name__}."
             )
         return join(predictions)
+
+
+def _share_objects(first: Any, second: Any) -> bool:
+    """Return whether two values have a mutable object, or the memory of a tensor, in common.
+
+    Tensors of the second may have the memory of arrays of the first.
+    """
+    memos: list[dict[Any, Any]] = []
+    for value in (first, second):
+        memo: dict[Any, Any] = {}
+        try:
+            copy.deepcopy(value, memo)  # it notes each mutable object, and memory under "torch"
+        except Exception:  # of the user's own classes
+            return True
+        memos += [memo.pop("torch", {}), memo]
+    has_arrays = any(isinstance(value, np.ndarray) for value in memos[1].values())
+    return has_arrays or any(memos[i].keys() & memos[i + 2].keys() for i in range(2))

@@ -224,6 +224,39 @@ def test_samples_of_a_step_are_read_once_for_all_its_models():
     assert torch.equal(first.points, second.points)
 
 
+def double(samples):
+    for sample in samples:
+        sample.points *= 2
+    return join_sets(samples)
+
+
+@pytest.mark.parametrize(("collate", "factor"), [(list, 1), (double, 2)])
+def test_samples_that_a_step_changes_are_whole_for_its_next_model(collate, factor):
+    data = Counted()
+    batches = OwnBatches(data, collate)
+    rows = batches.rows()[1:2]
+    for _ in range(3):
+        batch = batches.join(rows, None)
+        points = batch[0].points if collate is list else batch.points
+        assert torch.equal(points, Sets()[1].points * factor)
+        points += 1
+    assert data.reads == 1
+
+
+def test_samples_without_copies_are_read_for_each_model():
+    class Locked(Counted):
+        def __getitem__(self, index):
+            return [super().__getitem__(index).points, (k for k in range(3))]
+
+    data = Locked()
+    batches = OwnBatches(data, list)
+    for reads in (1, 2):
+        ((points, _),) = batches.join(batches.rows()[1:2], None)
+        assert torch.equal(points, Sets()[1].points)
+        points += 1
+        assert data.reads == reads
+
+
 def test_data_set_is_not_read_before_steps_ask_for_it():
     data = Counted()
     arrays = TorchDataset(data, client=OWNERS, collate_fn=join_sets, batches="own").load()
