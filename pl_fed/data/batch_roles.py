@@ -17,7 +17,7 @@ _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 
 
 class UnstackableError(ValueError):
-    """Unstackable: joined samples are no tensors with a row for each sample."""
+    """Unstackable: joined samples are no tensors with a row for each sample alone."""
 
 
 @dataclass(frozen=True)

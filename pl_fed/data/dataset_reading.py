@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, default_collate
 
 from pl_fed.data.batch_roles import BatchRoles, UnstackableError
+from pl_fed.data.collation_trial import mixes_samples
 from pl_fed.data.memory_map import allocate_in_memory, allocate_on_disk
 from pl_fed.data.own_reading import read_own_batches
 from pl_fed.data.reading_options import ReadingOptions
@@ -24,6 +25,12 @@ from pl_fed.trees import leaves, tree_map
 Allocate = Callable[[int, Tensor], Tensor]
 _DEFAULTS = ReadingOptions()
 _CHUNK = 256  # samples that are collated at once
+_MIXED = (
+    "Expected argument `collate_fn` to make each row of a batch of one sample, in the order of the"
+    " samples, but got rows that depend on the other samples of their batch: leave such changes to"
+    " a LightningModule's `training_step`, or let a LightningModule be the net, whose steps get the"
+    " batches unchanged"
+)
 _FIRST = 2  # samples that are tried before workers start
 
 
@@ -93,6 +100,9 @@ def _read_tensors(
     reader = SampleReader(roles, collate_fn or default_collate)
     allocate = allocate_on_disk if options.on_disk else allocate_in_memory
     with fork_all_generators() as seed, explain_errors(name):
+        seed(0)
+        if collate_fn is not None and not reader.pads and mixes_samples(dataset, reader, seed):
+            raise UnstackableError(_MIXED)
         seed(0)  # the draws of a data set are the same in every run and process
         samples, reader = _read_all(dataset, reader, options.num_workers, allocate, seed)
         redraw = choose_redraw(dataset, pieces, reader, samples, options.redraw)

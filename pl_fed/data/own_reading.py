@@ -61,8 +61,8 @@ def read_own_batches(
         )
     if reason:
         rank_zero_info(
-            f"The batches of {name} are no tensors with a row for each sample: steps get them as"
-            " its `collate_fn` makes them."
+            f"The batches of {name} are no tensors with a row for each sample alone: steps get them"
+            " as its `collate_fn` makes them."
         )
     client, names = number_sample_owners(dataset, owners, roles)
     rows = batches.rows()

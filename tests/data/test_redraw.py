@@ -9,7 +9,7 @@ import torch
 from small_federations import run_rounds, seeded
 from tables import table_test
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 import pl_fed
 from pl_fed.clients import Ditto, FedAvg
@@ -188,6 +188,36 @@ def test_draws_of_a_collate_function_are_drawn_anew():
     assert not torch.equal(one, other)
     assert torch.equal(ids, torch.stack([samples[3][0], samples[5][0]]))
     assert torch.equal(arrays.redraw([5], [2])[0], one[1:])
+
+
+def mix_up(samples):
+    inputs, targets = default_collate(samples)
+    share, others = random.random(), torch.randperm(len(inputs))
+    return share * inputs + (1 - share) * inputs[others], targets
+
+
+def sort_by_length(samples):
+    samples.sort(key=lambda sample: -int(sample[0].sum()))
+    return default_collate(samples)
+
+
+def center(samples):
+    inputs, targets = default_collate(samples)
+    return inputs - inputs.mean(0), targets
+
+
+@pytest.mark.parametrize("collate", [mix_up, sort_by_length, center])
+def test_batches_that_mix_samples_reach_the_steps_of_a_module_unchanged(collate):
+    samples = [(torch.full((2,), float(k)), k % 3) for k in range(COUNT)]
+    arrays = TorchDataset(samples, collate_fn=collate).load()
+    with fork_all_generators() as seed:
+        seed(key(key(0, "data set", 3) if collate is mix_up else 0, "collate"))
+        expected = collate([samples[k] for k in (3, 5)])
+    batch = arrays.entries.join(arrays.inputs[[3, 5]], None)
+    assert all(map(torch.equal, batch, expected))
+    data = FederatedData(TorchDataset(samples, collate_fn=collate), IID(), 2)
+    with pytest.raises(ValueError, match="`collate_fn` to make each row of a batch of one sample"):
+        run_rounds(FedAvg(nn.Linear(2, 3)), data)
 
 
 class OwnGenerator(Noisy):
