@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import numpy as np
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     DistributedSampler,
     RandomSampler,
@@ -20,9 +22,11 @@ from torch.utils.data import (
 
 from pl_fed.arguments import check_choice, check_instances, check_integers
 from pl_fed.data.dataset_reading import find_no_tensors, read_data_sets
+from pl_fed.data.module import global_seed
 from pl_fed.data.reading_options import ReadingOptions
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.data.torch_dataset import build_roles, choose_collation
+from pl_fed.random import fork_all_generators
 from pl_fed.tasks.module_steps import BATCH_HOOKS
 from pl_fed.tasks.own_batches import Collate, OwnBatches
 from pl_fed.text import first_line
@@ -34,7 +38,8 @@ class LightningData(DataSource):
     """Lightning data: the data sets in the dataloaders of a ``LightningDataModule``.
 
     The data sets of ``train_dataloader``, ``val_dataloader`` and ``test_dataloader`` are the
-    official parts. Each sample is read once, and joined by the dataloaders' ``collate_fn``. The
+    official parts. A random split in ``setup`` depends on Lightning's global seed alone, and is the
+    same in each call. Each sample is read once, and joined by the dataloaders' ``collate_fn``. The
     federation draws its own minibatches, of the batch size and ``drop_last`` of the training
     dataloader, unless ``data.batch_size`` and ``data.drop_last`` are set.
     A training data set that draws at random is read again for each minibatch, as by
@@ -123,6 +128,8 @@ class LightningData(DataSource):
             ValueError: If a hook fails without a Trainer, there is no training data, dataloaders
                 join samples in different ways, or samples do not fit together.
         """
+        with self._explain_errors("prepare_data"):
+            self.datamodule.prepare_data()
         loaders = self._build_loaders()
         if TRAIN not in loaders:
             raise ValueError(
@@ -130,7 +137,12 @@ class LightningData(DataSource):
                 " without one."
             )
         self.minibatches = _find_minibatches(loaders[TRAIN])
-        data_sets = {part: self._select(part, loader) for part, loader in loaders.items()}
+        data_sets = {part: self._select(loader) for part, loader in loaders.items()}
+        if _count_shared(data_sets):
+            loaders = self._build_loaders(repeats=True)
+            data_sets = {part: self._select(loader) for part, loader in loaders.items()}
+            self._report_shared(data_sets)
+        self._warn_of_samplers(loaders)
         collates = {part: loader.collate_fn for part, loader in loaders.items()}
         self._check_collation(collates, data_sets[TRAIN])
         first = collates[TRAIN]
@@ -148,21 +160,51 @@ class LightningData(DataSource):
             self._warn_of_batch_hooks()
         return arrays
 
-    def _build_loaders(self) -> dict[int, Any]:
-        """Return the dataloaders of the parts that the data module has."""
-        with self._explain_errors("prepare_data"):
-            self.datamodule.prepare_data()
+    def _build_loaders(self, repeats: bool = False) -> dict[int, Any]:
+        """Return the dataloaders of the parts that the data module has.
+
+        The global generators are seeded as by Lightning's ``seed_everything``: a random split
+        without a generator depends on the seed alone, and not on the draws of a net.
+
+        Args:
+            repeats: Whether all hooks make the same draws, so that all draw the same split.
+        """
         loaders: dict[int, Any] = {}
         stages = {TRAIN: "fit", TEST: "test"}
-        for part, hook in _HOOKS.items():
-            if part in stages:
-                with self._explain_errors("setup"):
-                    self.datamodule.setup(stages[part])
-            if is_overridden(hook, self.datamodule):
-                with self._explain_errors(hook):
-                    loaders[part] = getattr(self.datamodule, hook)()
-                self._check_loader(hook, loaders[part])
+        with fork_all_generators() as seed:
+            seed(global_seed())
+            for part, hook in _HOOKS.items():
+                if part in stages:
+                    if repeats:
+                        seed(global_seed())
+                    with self._explain_errors("setup"):
+                        self.datamodule.setup(stages[part])
+                if is_overridden(hook, self.datamodule):
+                    if repeats:
+                        seed(global_seed())
+                    with self._explain_errors(hook):
+                        loader = getattr(self.datamodule, hook)()
+                    if isinstance(loader, list | tuple) and len(loader) < 2:
+                        loader = loader[0] if loader else None
+                    if loader is not None:
+                        self._check_loader(hook, loader)
+                        loaders[part] = loader
         return loaders
+
+    def _report_shared(self, data_sets: Mapping[int, Any]) -> None:
+        """Say that training samples are in other parts, or that only repeated draws prevent it."""
+        shared = _count_shared(data_sets)
+        if not shared:
+            rank_zero_info(
+                f"{self.name} draws another split in each hook, so that training samples would be"
+                " test samples: pl_fed lets all hooks make the same draws."
+            )
+        for part, number in shared.items():
+            name = {VAL: "validation", TEST: "test"}[part]
+            rank_zero_warn(
+                f"{number} of {len(data_sets[part])} {name} samples of {self.name} are training"
+                " samples, too: give the parts other samples."
+            )
 
     def _check_loader(self, hook: str, loader: object) -> None:
         if not isinstance(loader, DataLoader):
@@ -189,19 +231,27 @@ class LightningData(DataSource):
                 " `data.dataset.batches: own`."
             )
 
-    def _select(self, part: int, loader: Any) -> Any:
+    def _select(self, loader: Any) -> Any:
         """Return the data set of a loader, or the samples that its sampler selects."""
-        sampler = loader.sampler
-        if isinstance(sampler, SubsetRandomSampler):
-            return Subset(loader.dataset, [int(index) for index in sampler.indices])
-        usual = isinstance(sampler, RandomSampler | SequentialSampler | DistributedSampler)
-        if not usual or type(loader.batch_sampler) is not BatchSampler:
-            other = loader.batch_sampler if usual else sampler
-            rank_zero_warn(
-                f"pl_fed ignores the sampler {type(other).__name__} of `{_HOOKS[part]}` of"
-                f" {self.name}: a pass over a client's data visits each sample once."
-            )
+        if isinstance(loader.sampler, SubsetRandomSampler):
+            return Subset(loader.dataset, [int(index) for index in loader.sampler.indices])
         return loader.dataset
+
+    def _warn_of_samplers(self, loaders: Mapping[int, Any]) -> None:
+        """Say which samplers do not visit each sample once, as a pass over a client's data does."""
+        for part, loader in loaders.items():
+            sampler = loader.sampler
+            if isinstance(sampler, SubsetRandomSampler):
+                continue
+            usual = isinstance(sampler, RandomSampler | SequentialSampler | DistributedSampler)
+            if isinstance(sampler, RandomSampler):
+                usual = not sampler.replacement and sampler.num_samples == len(loader.dataset)
+            if not usual or type(loader.batch_sampler) is not BatchSampler:
+                other = loader.batch_sampler if usual else sampler
+                rank_zero_warn(
+                    f"pl_fed ignores the sampler {type(other).__name__} of `{_HOOKS[part]}` of"
+                    f" {self.name}: a pass over a client's data visits each sample once."
+                )
 
     def _warn_of_batch_hooks(self) -> None:
         for hook in BATCH_HOOKS:
@@ -229,3 +279,26 @@ def _find_minibatches(loader: Any) -> tuple[int, bool] | None:
     source = loader if loader.batch_size is not None else loader.batch_sampler
     size, drops = getattr(source, "batch_size", None), getattr(source, "drop_last", False)
     return (size, bool(drops)) if isinstance(size, int) and size > 0 else None
+
+
+def _count_shared(data_sets: Mapping[int, Any]) -> dict[int, int]:
+    """Return the number of training samples in each other part that has some."""
+    starts: dict[int, int] = {}
+    ids = {part: _number_samples(data_set, starts) for part, data_set in data_sets.items()}
+    counts = {part: int(np.isin(ids[part], ids[TRAIN]).sum()) for part in ids if part != TRAIN}
+    return {part: count for part, count in counts.items() if count}
+
+
+def _number_samples(dataset: Any, starts: dict[int, int]) -> "np.ndarray[Any, Any]":
+    """Return a number for each sample of a data set, also below subsets; equal for the same sample.
+
+    Args:
+        dataset: The data set.
+        starts: The first number of each data set without parts, by its id; new ones are added.
+    """
+    if isinstance(dataset, Subset):
+        return _number_samples(dataset.dataset, starts)[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        return np.concatenate([_number_samples(piece, starts) for piece in dataset.datasets])
+    start = starts.setdefault(id(dataset), len(starts) << 40)
+    return np.arange(len(dataset) if hasattr(dataset, "__len__") else 0) + start

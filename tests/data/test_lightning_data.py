@@ -10,10 +10,13 @@ from tables import table_test
 from test_torch_dataset import Augmented, Pairs, Stream, Texts, collate
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
     random_split,
 )
@@ -161,7 +164,7 @@ def test_random_training_data_and_batch_hooks():
     [
         ({"train_dataloader": None}, ValueError, "to have a `train_dataloader` but got Bad"),
         (
-            {"val_dataloader": lambda self: [DataLoader(self.val)]},
+            {"val_dataloader": lambda self: [DataLoader(self.val)] * 2},
             TypeError,
             "`val_dataloader` of Bad to return one DataLoader but got list: join",
         ),
@@ -287,3 +290,80 @@ def test_batch_size_of_a_batch_sampler():
         module.sampler = sampler
         data = FederatedData(LightningData(module, client="sites"))
         assert (data.batch_size, data.drop_last) == expected
+
+
+NUMBERS = TensorDataset(torch.arange(100.0), torch.arange(100) % 2)
+
+
+class SplitsInSetup(LightningDataModule):
+    """Draws a split whenever `setup` is called, without a generator of its own."""
+
+    def setup(self, stage):
+        self.parts = random_split(NUMBERS, [60, 20, 20])
+
+    def train_dataloader(self):
+        return DataLoader(self.parts[0])
+
+    def val_dataloader(self):
+        return [DataLoader(self.parts[1])]
+
+    def test_dataloader(self):
+        return DataLoader(self.parts[2])
+
+
+class SplitsInDataloaders(SplitsInSetup):
+    """Draws the split in each dataloader."""
+
+    def setup(self, stage):
+        pass
+
+    def train_dataloader(self):
+        return DataLoader(random_split(NUMBERS, [80, 20])[0])
+
+    def val_dataloader(self):
+        return None
+
+    def test_dataloader(self):
+        return DataLoader(random_split(NUMBERS, [80, 20])[1])
+
+
+@pytest.mark.parametrize("module", [SplitsInSetup, SplitsInDataloaders])
+def test_random_split_is_the_same_in_each_call_and_after_any_other_draw(module, caplog):
+    loaded = []
+    for draws in range(2):
+        torch.rand(draws)  # such as those of another net
+        state = torch.get_rng_state()
+        arrays = LightningData(module()).load()
+        assert torch.equal(torch.get_rng_state(), state)
+        assert sorted(arrays.inputs.tolist()) == [*range(100)]
+        loaded.append(arrays.inputs)
+    assert torch.equal(*loaded)
+    assert f"{module.__name__} draws another split in each hook" in caplog.text
+
+
+def test_split_follows_the_global_seed(monkeypatch):
+    class Seeded(SplitsInSetup):
+        def setup(self, stage):
+            if stage == "fit":
+                super().setup(stage)
+
+    for seed in (1, 2):
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+        train = random_split(NUMBERS, [60, 20, 20], torch.Generator().manual_seed(seed))[0]
+        assert LightningData(Seeded()).load().inputs[:60].tolist() == train.indices
+
+
+def test_training_samples_in_other_parts_are_reported():
+    parts = ConcatDataset([Subset(NUMBERS, [5, 6]), Subset(Subset(NUMBERS, [9, 8, 7]), [2, 1])])
+    module = LightningDataModule.from_datasets(parts, None, Subset(NUMBERS, range(8, 20)))
+    with pytest.warns(UserWarning, match="1 of 12 test samples of LightningDataModule are train"):
+        LightningData(module).load()
+
+
+def test_random_sampler_that_repeats_samples_is_reported():
+    class Repeats(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(NUMBERS, sampler=RandomSampler(NUMBERS, replacement=True))
+
+    with pytest.warns(UserWarning, match="ignores the sampler RandomSampler of `train_dataloader`"):
+        LightningData(Repeats()).load()
