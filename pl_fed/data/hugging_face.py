@@ -255,7 +255,7 @@ class _Rows:
             columns[name] = torch.where(columns[name] < 0, columns[name], ids[columns[name]])
         types = self.types
         return [
-            {name: _restore_type(value, types[name]) for name, value in zip(types, row)}
+            {name: _restore_type(name, value, types[name]) for name, value in zip(types, row)}
             for row in zip(*(columns[name] for name in types))
         ]
 
@@ -351,11 +351,21 @@ def _type_of(feature: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _restore_type(value: Any, kind: str | None) -> Any:
-    """Return a tensor in the type of its column; datasets gives int64 for all integers."""
+def _restore_type(name: Any, value: Any, kind: str | None) -> Any:
+    """Return a tensor in the type of its column; datasets gives int64 for all integers.
+
+    Raises:
+        ValueError: If an integer is missing: datasets gives NaN, which no integer is.
+    """
     dtype = getattr(torch, kind or "", None)
-    is_number = isinstance(value, Tensor) and isinstance(dtype, torch.dtype)
-    return value.to(dtype) if is_number else value
+    if not isinstance(value, Tensor) or not isinstance(dtype, torch.dtype):
+        return value
+    if value.is_floating_point() and not dtype.is_floating_point and bool(value.isnan().any()):
+        raise ValueError(
+            f"Expected column {name!r} to hold a value in each row but got a missing one: fill it"
+            " in by `dataset.map`, or remove its row by `dataset.filter`"
+        )
+    return value.to(dtype)
 
 
 def _check_plain(datasets: Any, dataset: Any) -> None:

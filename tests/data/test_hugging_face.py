@@ -317,3 +317,16 @@ def test_parts_with_other_columns_are_refused_by_name():
         ValueError, match=r"^Expected column 'label' to have one type .* ClassLabel"
     ):
         HuggingFace(parts).load()
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "uint8"])
+@pytest.mark.parametrize("column", ["x", "label"])
+def test_missing_integers_are_refused(kind, column):
+    values = {"x": [4, 5, 6], "label": [0, 1, 1]}
+    values[column][1] = None
+    features = {name: datasets.Value(kind) for name in values}
+    dataset = datasets.Dataset.from_dict(values, datasets.Features(features))
+    with pytest.raises(ValueError, match=f"column '{column}' to hold a value in each row but got"):
+        HuggingFace(dataset).load()
+    arrays = HuggingFace(dataset.select([0, 2])).load()
+    assert (arrays.inputs.tolist(), arrays.targets.tolist()) == ([4, 6], [0, 1])
