@@ -342,9 +342,9 @@ def _warn_of_numbers_as_text(table: Any, name: str) -> None:
     if 2 * len(reals) > len(values):
         others = [value for value in values if value not in reals]
         rank_zero_warn(
-            f"pl_fed takes the target {name!r} for {len(values)} classes, because its column holds"
-            f" text such as {(others or reals)[0]!r}: write all values as numbers for a regression,"
-            " or set `classes: true` to confirm this."
+            f"pl_fed takes the target {name!r} for classes, because its column holds text such as"
+            f" {(others or reals)[0]!r}: write all values as numbers for a regression, or set"
+            " `classes: true` to confirm this."
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -578,14 +579,26 @@ class FederatedData(Configurable, LightningDataModule):
         x = arrays.inputs.to(self._type_of_changed(arrays.inputs))
         if arrays.inputs.dtype == torch.uint8:
             x /= 255
+        return self._apply_transforms(x)
+
+    def _apply_transforms(self, x: Tensor) -> Tensor:
+        """Return the inputs of all samples after the transforms; warn if one draws at random."""
+        num_samples = len(x)
         with fork_torch_rng(x.device) as seed:
             for position, transform in enumerate(self.transforms):
                 seed(key(self.seed, "transforms", position))
+                before = torch.get_rng_state()
                 x = transform(x)
-                if len(x) != len(arrays):
+                if not torch.equal(before, torch.get_rng_state()):
+                    rank_zero_warn(
+                        f"{type(transform).__name__} of `data.transforms` draws at random, and"
+                        " changes all samples once, test samples too: set `data.augment` to change"
+                        " each training minibatch."
+                    )
+                if len(x) != num_samples:
                     raise ValueError(
                         "Expected argument `transforms` to keep the number of samples"
-                        f" ({len(arrays)}) but got {len(x)} from {type(transform).__name__}."
+                        f" ({num_samples}) but got {len(x)} from {type(transform).__name__}."
                     )
         return x
 

@@ -1,6 +1,7 @@
 """Data modules: partition, training and test parts, normalization and root samples."""
 
 import math
+import warnings
 from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
@@ -178,7 +179,8 @@ def test_drawing_does_not_touch_the_global_generator():
     expected = torch.rand(2)
     torch.manual_seed(3)
     transforms = [v2.RandomHorizontalFlip()]
-    split_clients(Digits(), Shards(2), 5, transforms=transforms)
+    with pytest.warns(UserWarning, match="RandomHorizontalFlip of `data.transforms` draws at rand"):
+        split_clients(Digits(), Shards(2), 5, transforms=transforms)
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -638,7 +640,9 @@ def test_transforms_are_batched_and_precede_normalization():
     x = torch.randint(256, (20, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator())
     data = Made(x, torch.zeros(20, dtype=torch.int64), num_classes=1)
     transforms = [Look(), v2.Resize(4, antialias=True), v2.Grayscale()]
-    clients = split_clients(data, num_clients=2, transforms=transforms, normalize="channel")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # these transforms do not draw
+        clients = split_clients(data, num_clients=2, transforms=transforms, normalize="channel")
     assert inputs_seen == [(x.shape, 0.0, 1.0)]
     assert clients.inputs.shape == (20, 1, 4, 4)
     train = clients.inputs[torch.tensor(all_ids(clients, "train"))]
