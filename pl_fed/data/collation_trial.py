@@ -42,7 +42,7 @@ def mixes_samples(dataset: Any, reader: SampleReader, seed: Callable[[int], None
             return False
 
         def join(places: range | list[int], draw: int) -> list[Tensor]:
-            """Return the joined samples at some places, which stay as they are."""
+            """Return copies of the samples at some places, joined."""
             seed(draw)
             joined = reader(copy.deepcopy([samples[place] for place in places])).by_name
             return leaves(align(joined, like, "a sample"))

@@ -44,7 +44,7 @@ def read_table(
 
     Args:
         path: An existing file with a suffix in :data:`TABLE_KINDS`.
-        delimiter: What separates the values in a CSV file; ``None`` for a comma, or a tab in a
+        delimiter: The character between values of a CSV file; ``None`` for a comma, or a tab in a
             ``.tsv`` file.
         names: Columns of names, such as owners and classes. In a CSV file, they become numbers only
             if this keeps each name as it is written: ``007`` and ``7`` are two names.

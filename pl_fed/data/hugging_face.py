@@ -355,7 +355,7 @@ def _restore_type(name: Any, value: Any, kind: str | None) -> Any:
     """Return a tensor in the type of its column; datasets gives int64 for all integers.
 
     Raises:
-        ValueError: If an integer is missing: datasets gives NaN, which no integer is.
+        ValueError: If an integer is missing: datasets gives NaN, and no integer is NaN.
     """
     dtype = getattr(torch, kind or "", None)
     if not isinstance(value, Tensor) or not isinstance(dtype, torch.dtype):

@@ -238,7 +238,7 @@ class LightningData(DataSource):
         return loader.dataset
 
     def _warn_of_samplers(self, loaders: Mapping[int, Any]) -> None:
-        """Say which samplers do not visit each sample once, as a pass over a client's data does."""
+        """Warn of samplers that do not visit each sample once, as pl_fed does."""
         for part, loader in loaders.items():
             sampler = loader.sampler
             if isinstance(sampler, SubsetRandomSampler):

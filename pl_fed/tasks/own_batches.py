@@ -140,8 +140,8 @@ class OwnBatches:
     def _collate(self, first: int) -> Any:
         """Join the samples of the last batch by the function of its first sample.
 
-        A step and the function may change what they get in place, so that they get copies of the
-        samples, unless the first batch shows that it shares nothing with them.
+        A step and the function may change samples in place, so that they get copies of these,
+        unless the first batch shows that it shares nothing with them.
         """
         start = max(start for start in self.collates if start <= first)
         collate, samples = self.collates[start], self._last[1]
