@@ -57,6 +57,7 @@ from pl_fed.preflight.rules import (
     check_validation_loss,
     check_votes,
     describe_unused_groups,
+    warn_of_scaled_images,
     warn_of_untrained_parts,
 )
 from pl_fed.preflight.step_facts import StepFacts
@@ -397,6 +398,7 @@ class Federation(Configurable):
         if isinstance(task, LightningTask):
             task.entries = data.entries
         check_own_batches(client, data, self.byzantine_clients.attacks_on_data)
+        warn_of_scaled_images(client, data)
         trial = Trial(client, data, datamodule.augment, settings.local)
         facts = find_net_facts(trial)
         client.takes_integers = facts.takes_integers

@@ -118,6 +118,7 @@ class ClientData:
         groups: Group of each sample, int64 [samples], for the figures of evaluations; ``None``
             without groups.
         group_names: Names of the groups; empty without groups.
+        scales_images: Whether the data set has uint8 inputs, and pl_fed scales them to [0, 1].
         keeps_parts: Whether later samples of an owner leave its earlier ones in their parts: they
             are cut by ``data.stable_cut``, or all parts are official.
     """
@@ -142,6 +143,7 @@ class ClientData:
     keeps_parts: bool = False
     groups: Tensor | None = None
     group_names: Sequence[str] = ()
+    scales_images: bool = False
 
     @property
     def num_clients(self) -> int:

@@ -383,6 +383,8 @@ class FederatedData(Configurable, LightningDataModule):
         data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped, entries=arrays.entries)
         data = replace(data, class_names=tuple(map(str, arrays.class_names)))
         data = replace(data, groups=arrays.groups, group_names=arrays.list_group_names())
+        is_image = any(leaf.dtype == torch.uint8 for leaf in leaves(arrays.inputs))
+        data = replace(data, scales_images=is_image)
         official = split.official if len(split.official) > 1 else ()
         keeps_parts = self.stable_cut or len(official) == 3
         data = replace(data, official=official, keeps_parts=keeps_parts)

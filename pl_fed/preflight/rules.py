@@ -13,6 +13,7 @@ from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.choice import STACKED
 from pl_fed.trees import describe
+from pl_fed.types import SampleEntries
 
 
 def check_validation_loss(client: Client, monitor: str | None) -> None:
@@ -113,6 +114,19 @@ def check_own_batches(client: Client, data: ClientData, attacks: Iterable[Attack
             f"Expected samples that are tensors for {need} but got batches that the data set's"
             " `collate_fn` makes: leave it out, log metrics in the module's"
             " steps, or let `collate_fn` return tensors with a row for each sample."
+        )
+
+
+def warn_of_scaled_images(client: Client, data: ClientData) -> None:
+    """Warn that the steps of a LightningModule get images in [0, 1] that a data set has as uint8.
+
+    In a Lightning fit, these steps get uint8, and divide by 255 themselves.
+    """
+    if client.task.runs_steps and data.scales_images and isinstance(data.entries, SampleEntries):
+        rank_zero_warn(
+            "pl_fed scales the uint8 inputs of the data set to [0, 1] for the steps of"
+            f" {type(client.global_model).__name__}: leave out their division by 255, or let the"
+            " data set return real numbers."
         )
 
 

@@ -9,6 +9,8 @@ from collections import UserDict
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule
+from small_federations import run_tried_rounds, sgd
 from tables import table_test
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
@@ -25,7 +27,7 @@ from torch.utils.data import (
 import pl_fed
 from pl_fed.clients import FedAvg
 from pl_fed.data import FederatedData, TorchDataset
-from pl_fed.partitioners import Dirichlet
+from pl_fed.partitioners import IID, Dirichlet
 
 COUNT = 300  # more than are read at once
 
@@ -472,3 +474,26 @@ def test_class_names_are_not_those_of_transformed_targets(transform, classes):
     arrays = TorchDataset(named).load()
     assert (arrays.targets.tolist(), arrays.num_classes) == ([*map(transform, range(3))], classes)
     assert arrays.class_names == ()
+
+
+class DividesBy255(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(2, 3)
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        return nn.functional.cross_entropy(self.net(inputs.float() / 255), labels)
+
+
+def test_scaled_images_are_reported_to_steps_that_may_scale_them():
+    inputs = torch.randint(256, (12, 2), dtype=torch.uint8, generator=torch.Generator())
+    samples = [(row, k % 3) for k, row in enumerate(inputs)]
+    for tensors, is_reported in ((samples, True), ([(x / 255, y) for x, y in samples], False)):
+        data = FederatedData(TorchDataset(tensors), IID(), 2)
+        client = FedAvg(DividesBy255(), optimizer=sgd())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run_tried_rounds(client, data, rounds=1, dtype=torch.float32)
+        texts = [str(warning.message) for warning in caught]
+        assert is_reported == any("scales the uint8 inputs of the data set" in t for t in texts)
