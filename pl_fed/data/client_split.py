@@ -12,6 +12,7 @@ from pl_fed.data.client_data import Part
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays
 from pl_fed.partitioners.base import Partitioner, check_parts
 from pl_fed.random import generator, key, random_bits, uniforms
+from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.trees import describe
 
 _MANY_CLIENTS = 10_000  # with more clients, the draws are vectorized
@@ -103,7 +104,19 @@ class ClientSplit:
         return tuple(part for part, size in zip(("train", "val", "test"), sizes) if size)
 
     def report(self) -> None:
-        """Report the choice of split if the data set has parts and ``split`` is not set."""
+        """Report the choice of split if the data set has parts and ``split`` is not set.
+
+        Warn of parts with several collate functions if their samples are pooled.
+        """
+        batches = self.arrays.entries
+        if isinstance(batches, OwnBatches) and len(self.official) < 2:
+            functions = [getattr(f, "func", f) for f in batches.collates.values()]  # of a partial
+            if len({getattr(f, "__qualname__", type(f).__qualname__) for f in functions}) > 1:
+                rank_zero_warn(
+                    f"The parts of {self.source} have several `collate_fn`, and batches of pooled"
+                    " samples are joined by that of their first sample: give all dataloaders one"
+                    " `collate_fn`, or leave `data.split` out."
+                )
         if self.split is not None or self.arrays.split is None:
             return
         official = self.official
@@ -276,8 +289,9 @@ def _explain_missing_classes(partitioner: Partitioner, arrays: Arrays) -> Iterat
             raise
         raise TypeError(
             f"Expected the data to have class ids for {type(partitioner).__name__}, which splits"
-            f" classes, but got targets of {describe(arrays.targets)} and no `labels`: use the"
-            " partitioner IID or Quantity, or ByOwner if the data set records owners."
+            f" classes, but got targets of {describe(arrays.targets)} and no `labels`: give the"
+            " class of each sample as `labels` of the data source, or use the partitioner IID or"
+            " Quantity, or ByOwner if the data set records owners."
         ) from error
 
 

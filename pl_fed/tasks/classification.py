@@ -58,9 +58,13 @@ class Classification(CriterionTask):
         check_tensor(outputs)
         samples = len(targets)
         if list(outputs.shape) != [samples, data_classes]:
-            raise ValueError(
+            text = (
                 f"Expected argument `net` to return one number for each of the {data_classes}"
                 f" classes, shape [batch, {data_classes}], but got {list(outputs.shape)} for"
-                f" {samples} samples: the data's labels go up to {data_classes - 1}."
+                f" {samples} samples: the data's labels go up to {data_classes - 1}"
             )
+            if list(outputs.shape) == [samples, 1] and data_classes > 2:
+                text += ". For a regression, give real-valued targets: in a table of integers, set"
+                text += " `data.dataset.classes: false`"
+            raise ValueError(f"{text}.")
         super().check_outputs(outputs, targets, data_classes)

@@ -409,6 +409,22 @@ class Parts(LightningDataModule):
         return self.build("test")
 
 
+def test_pooled_samples_with_several_collate_functions_are_reported():
+    class Others(Parts):
+        def test_dataloader(self):
+            return DataLoader(Sets(), 4, collate_fn=join_sets)
+
+    def load(module, **settings):
+        return FederatedData(LightningData(module, client=OWNERS * 3), **settings).clients
+
+    with pytest.warns(UserWarning, match="parts of LightningData have several `collate_fn`, and"):
+        load(Others(), split="own")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(Others())
+        load(Parts(), split="own")
+
+
 class Parted(SetNet):
     """Notes which function has joined each batch."""
 

@@ -14,6 +14,7 @@ from torch import nn
 from pl_fed.clients import FedAvg
 from pl_fed.data import FederatedData, Table
 from pl_fed.partitioners import Dirichlet
+from pl_fed.tasks import Classification
 
 pa = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402
@@ -313,3 +314,9 @@ def test_missing_pyarrow_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"pyarrow to be installed for table\.parquet"):
         Table(path, "ill").load()
+
+
+def test_net_of_a_regression_says_how_integers_become_real_targets(tmp_path):
+    table = Table(save_parquet(tmp_path), "age", inputs=["weight"])
+    with pytest.raises(ValueError, match=r"up to 3\. .* set `data.dataset.classes: false`\.$"):
+        Classification().check_outputs(torch.zeros(2, 1), table.load().targets[:2], 4)

@@ -211,7 +211,7 @@ def test_partitioners_use_labels_if_targets_are_no_classes(samples, labels):
 
 def test_partitioner_by_classes_needs_labels():
     pairs = [sample[:2] for sample in TUPLES]
-    with pytest.raises(TypeError, match=r"class ids for Dirichlet, .* and no `labels`: use the"):
+    with pytest.raises(TypeError, match=r"class ids for Dirichlet, .* and no `labels`: give the"):
         _ = FederatedData(TorchDataset(pairs), Dirichlet(0.1), 4).clients
     with pytest.raises(ValueError, match="`labels` to be class ids from 0 but got -1"):
         TorchDataset([(0.5, 0.5, -1)], labels=2).load()
