@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,6 +106,12 @@ def fork_all_generators() -> Iterator[Callable[[int], None]]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)  # noqa: NPY002
+
+
+def read_global_state() -> Any:
+    """Return the states of the global generators of Python and NumPy, to be compared."""
+    kind, numbers, *counts = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), kind, bytes(np.asarray(numbers)), counts
 
 
 def mix(z: Tensor) -> Tensor:

@@ -86,7 +86,15 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         ]
 
 
-_LIBRARIES = {"torch", "functorch", "torchvision", "torchmetrics", "lightning", "pl_fed"}
+_LIBRARIES = {
+    "contextlib",
+    "torch",
+    "functorch",
+    "torchvision",
+    "torchmetrics",
+    "lightning",
+    "pl_fed",
+}
 
 
 def find_code_line(error: BaseException) -> str:
@@ -117,6 +125,16 @@ def first_line(error: BaseException) -> str:
     """
     line, *_ = str(error).strip().splitlines() or [type(error).__name__]
     return line.rstrip(".")
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the first line of an error's message, with the last line of a user's code if any.
+
+    Args:
+        error: An error that was caught.
+    """
+    line = find_code_line(error)
+    return f"{first_line(error)} ({line})" if line else first_line(error)
 
 
 def quote(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Local steps as functions of tensors, for many clients at once or one client after the other."""
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from pl_fed.clients.contract import ModelRows, Objective, select_rows
 from pl_fed.devices import numbers_on, to_device
 from pl_fed.engine.base import (
     CannotCompileError,
+    CannotStackError,
     Chunk,
     Engine,
     LocalSettings,
@@ -31,8 +32,7 @@ from pl_fed.engine.step import (
 )
 from pl_fed.engine.tracing import plain_attributes
 from pl_fed.nets.gradient_hooks import have_gradient_hooks
-from pl_fed.random import fork_torch_rng, key
-from pl_fed.tasks.base import SkippedStepError
+from pl_fed.random import fork_all_generators, fork_torch_rng, key, read_global_state
 from pl_fed.text import first_line
 from pl_fed.trees import clone, leaves, tree_map
 from pl_fed.types import Batch
@@ -137,18 +137,9 @@ class BatchedRunner(Engine):
     @staticmethod
     @contextmanager
     def _note_errors(chunk: Chunk) -> Iterator[None]:
-        """Add a note with the round and the clients to an error in local steps.
-
-        Raises:
-            ValueError: If ``training_step`` skips a step, which no batched step can do.
-        """
+        """Add a note with the round and the clients to an error in local steps."""
         try:
             yield
-        except SkippedStepError as error:
-            raise ValueError(
-                "Expected `training_step` to return a loss for stacked or compiled clients but got"
-                " None, which skips the step: set `federation.engine.name` to one_by_one."
-            ) from error
         except Exception as error:
             chunk.add_note(error, range(len(chunk.clients)))
             raise
@@ -168,6 +159,8 @@ class StackedRunner(BatchedRunner):
 
         Raises:
             CannotCompileError: If the step cannot be compiled; the rows are unchanged then.
+            CannotStackError: If an eager step changes a buffer or draws from a global generator;
+                the rows are unchanged then.
         """
         batches, models, clients = chunk.batches, chunk.round.models, len(chunk.clients)
         rows = chunk.round.readable_rows()
@@ -176,13 +169,15 @@ class StackedRunner(BatchedRunner):
             step.buffers.load(models, rows)
             inputs = StepInputs(step, optimizer, chunk)
             external = step.make_stack_optimizer(optimizer, chunk)
-            for index in range(batches.max_steps):
-                batch = drop_unsupported_mask(step.client, batches.stack_step(index))
-                if step.is_eager and clients == self.size and batches.is_full(index):
-                    batch = batch._replace(mask=None)
-                gradients = step(inputs.build_stack(index, batch), is_full=True)
-                if external is not None:
-                    external.step(index, gradients)
+            runs_module = step.is_eager and client.task.runs_steps
+            with _refuse_shared_changes(client) if runs_module else nullcontext():
+                for index in range(batches.max_steps):
+                    batch = drop_unsupported_mask(step.client, batches.stack_step(index))
+                    if step.is_eager and clients == self.size and batches.is_full(index):
+                        batch = batch._replace(mask=None)
+                    gradients = step(inputs.build_stack(index, batch), is_full=True)
+                    if external is not None:
+                        external.step(index, gradients)
             trained = {  # stacked nets do not change running statistics
                 model: ModelRows(allocate_rows(models[model].parameters), models[model].statistics)
                 for model in chunk.objective.trained
@@ -194,6 +189,26 @@ class StackedRunner(BatchedRunner):
             chunk.on_done(clients)
             totals = step.buffers.totals
             return {name: total[:clients] / inputs.ends[-1] for name, total in totals.items()}
+
+
+@contextmanager
+def _refuse_shared_changes(client: Client) -> Iterator[None]:
+    """Refuse changes that a stack makes once for all its clients, and restore what they changed.
+
+    A module's steps may begin with them after the trial before training, such as a queue that
+    fills from an epoch on.
+
+    Raises:
+        CannotStackError: If the block changes a buffer, or draws from a global generator.
+    """
+    with restore_buffers(client) as changed, fork_all_generators():
+        state = read_global_state()
+        yield
+        draws_globally = read_global_state() != state
+    if changed:
+        raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
+    if draws_globally:
+        raise CannotStackError("`training_step` draws from a global generator of Python or NumPy")
 
 
 class TurnRunner(BatchedRunner):

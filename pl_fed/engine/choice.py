@@ -26,6 +26,7 @@ from pl_fed.engine.rule import WorkFacts, choose_engine
 from pl_fed.engine.stackable import check_stackable
 from pl_fed.engine.timing import Candidate, Speed, describe, measure, parse_speeds
 from pl_fed.state import total_memory
+from pl_fed.text import describe_error
 from pl_fed.trees import count_sample_bytes
 
 EAGER = ("one_by_one", "stacked")
@@ -149,7 +150,10 @@ class EngineChoice:
     def run(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
-        """Train the chunk's rows by the chosen engine: see :meth:`Engine.run`."""
+        """Train the chunk's rows by the chosen engine: see :meth:`Engine.run`.
+
+        If a stack or a compiled step fails, the chunk runs one by one.
+        """
         name = self.current or "one_by_one"
         if name in COMPILED and not self._engines:
             self.activity = f"Compiling the local steps for the engine {name}"
@@ -158,9 +162,31 @@ class EngineChoice:
         except CannotCompileError as error:
             self.current = _EAGER_FALLBACKS[name]
             _warn_eager(error)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if name == "one_by_one":
+                raise
+            return self._run_one_by_one(client, optimizer, chunk, error)
         finally:
             self.activity = ""
         return self.run(client, optimizer, chunk)
+
+    def _run_one_by_one(
+        self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, error: Exception
+    ) -> dict[str, Tensor]:
+        """Train a chunk one by one after an error of another engine, and keep this engine then.
+
+        The trials see first steps only: a step may branch on data from a later one on. If a client
+        fails one by one, too, the error is its own, and the engine stays.
+        """
+        outputs = self._get_engine("one_by_one", 1).run(client, optimizer, chunk)
+        name, self.current = self.current, "one_by_one"
+        rank_zero_warn(
+            f"Clients are run one by one from round {chunk.batches.round} on, as the engine"
+            f" {name} failed: {describe_error(error)}."
+        )
+        return outputs
 
     def halve(self) -> bool:
         """Halve the number of clients at a time, after a device ran out of memory.

@@ -23,6 +23,7 @@ from pl_fed.engine.base import (
 from pl_fed.engine.optimizer_states import OptimizerStates
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.tasks.base import SkippedStepError
+from pl_fed.types import Batch
 
 
 class _TrainedModel(NamedTuple):
@@ -99,7 +100,7 @@ class OneByOne(Engine):
         is_waiting = False  # whether gradients wait for the optimizer
         rates = None if chunk.rates is None else chunk.rates[position]
         plan = chunk.plan_steps(per_step, position, chunk.batches.steps[position])
-        for step, batch in enumerate(chunk.batches.iterate_client(position)):
+        for step, batch in enumerate(_load_minibatches(chunk, position)):
             client.draws.start(keys[step])
             if not is_waiting:
                 optimizer.zero_grad()
@@ -157,6 +158,15 @@ class OneByOne(Engine):
             parameter.grad = gradient
 
 
+def _load_minibatches(chunk: Chunk, position: int) -> Iterator[Batch]:
+    """Yield the minibatches of a client; an exception has a note of the round and the client."""
+    try:
+        yield from chunk.batches.iterate_client(position)
+    except Exception as error:
+        chunk.add_note(error, [position])
+        raise
+
+
 def _list_trained(
     client: Client, parameters: Mapping[str, list[Tensor]], chunk: Chunk, position: int
 ) -> list[_TrainedModel]:
@@ -184,9 +194,12 @@ def _call_hooks(
 
 @contextmanager
 def _fork_generators(client: Client) -> Iterator[Callable[[int], None]]:
-    """Yield a function that seeds torch's generators, and all global ones if the steps need it."""
+    """Yield a function that seeds torch's generators, and all global ones if the steps need it.
+
+    A LightningModule may begin to draw from them after the trial before training.
+    """
     with fork_torch_rng(client.device) as seed:
-        if not client.draws_globally:
+        if not (client.draws_globally or client.task.runs_steps):
             yield seed
             return
         with fork_all_generators() as seed_all:

@@ -12,7 +12,7 @@ from pl_fed.engine.batched import BatchedRunner, StackedRunner, StepInputs, drop
 from pl_fed.engine.step import have_same_gradients
 from pl_fed.optimizers import BoxSGD
 from pl_fed.random import fork_torch_rng
-from pl_fed.text import find_code_line, first_line
+from pl_fed.text import describe_error
 from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch
 
@@ -81,9 +81,7 @@ def check_stackable(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # an error with another cause will occur again one by one
-        line = find_code_line(error)
-        reason = f"{first_line(error)} ({line})" if line else first_line(error)
-        raise CannotStackError(reason) from error
+        raise CannotStackError(describe_error(error)) from error
     if changed:
         raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
     if not all(torch.allclose(loss, other, rtol=1e-3, equal_nan=True) for other in other_losses):

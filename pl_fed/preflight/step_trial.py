@@ -6,7 +6,6 @@ it. The attributes that make them depend, or that differ at the end, carry one c
 the next.
 """
 
-import random
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -14,7 +13,6 @@ from operator import or_
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +27,7 @@ from pl_fed.nets.kept_values import Changes, KeptValues
 from pl_fed.nets.rows import buffers_outside_rows
 from pl_fed.preflight.step_facts import StepFacts
 from pl_fed.preflight.trial import Trial, lend_optimizer
-from pl_fed.random import fork_all_generators
+from pl_fed.random import fork_all_generators, read_global_state
 from pl_fed.text import first_line
 from pl_fed.trees import count_sample_bytes
 from pl_fed.types import Batch
@@ -247,9 +245,9 @@ def _run_client(trial: Trial, number: int, width: int) -> _Run:
         options = OptionGuard([optimizer])
 
         def step(batch: Batch, index: int) -> Any:
-            state = _global_state()
+            state = read_global_state()
             outputs = client.objective.step(batch, index)
-            run.draws |= _global_state() != state
+            run.draws |= read_global_state() != state
             after = KeptValues.record(kept_parts(client), reads_frozen=False)
             run.add(after, before.changes(after))
             run.reshaped |= _find_reshaped(before, after)
@@ -286,12 +284,6 @@ def _run_client(trial: Trial, number: int, width: int) -> _Run:
         run.results += [rows.parameters.clone(), rows.statistics.clone()]
     run.results += [value.clone() for value in outputs.values()]
     return run
-
-
-def _global_state() -> Any:
-    """Return the states of the global generators of Python and NumPy, to be compared."""
-    kind, numbers, *counts = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), kind, bytes(np.asarray(numbers)), counts
 
 
 def _find_reshaped(before: KeptValues, after: KeptValues) -> set[str]:

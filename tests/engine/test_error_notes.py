@@ -53,13 +53,10 @@ def test_note_of_one_by_one_names_client_and_step():
 
 
 @pytest.mark.slow
-def test_note_of_stacked_names_the_clients_of_the_stack():
-    notes = collect_notes("training_step", Only(3, 5, 1), engine="stacked", chunk_size=2)
-    (note,) = notes
-    assert note.startswith("In round 1, clients ")
-    assert note.endswith(".")
-    (note,) = collect_notes("training_step", Only(*range(7)), engine="stacked", chunk_size=7)
-    assert note.endswith(", ... (7 in all).")
+def test_note_of_stacked_names_client_and_step():
+    """The chunk runs once more, one by one: the error may be the stack's."""
+    (note,) = collect_notes("training_step", Only(3, 5, 1), engine="stacked", chunk_size=2)
+    assert note in [f"In round 1, client {client}, local step 2." for client in (1, 3, 5)]
 
 
 class BadData(Attack):
@@ -73,12 +70,12 @@ class BadData(Attack):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
-def test_note_of_a_compiled_engine_names_the_clients_of_the_chunk(uncompiled, engine):
+def test_note_of_a_compiled_engine_names_the_client(uncompiled, engine):
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=1)
     settings = {"sampler": Only(3, 5), "engine": engine, "attack": BadData(), "ids": [3]}
     with pytest.raises(RuntimeError, match="broken") as caught:
         run_rounds(client, shared_out(classes(SIZES)), **settings)
-    assert caught.value.__notes__ == ["In round 1, clients 3, 5."]
+    assert caught.value.__notes__ == ["In round 1, client 3."]
 
 
 @pytest.mark.slow
