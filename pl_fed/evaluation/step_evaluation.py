@@ -64,8 +64,12 @@ class StepEvaluation:
 
     def evaluate(self, position: int, part: str) -> None:
         """Evaluate the client at a position on its samples of a part of the data."""
-        with self._fix_draws(position):
-            loss, values = self.task.evaluate(self.module, self.batches(position), part)
+        try:
+            with self._fix_draws(position):
+                loss, values = self.task.evaluate(self.module, self.batches(position), part)
+        except Exception as error:
+            error.add_note(f"In the evaluation of client {self.clients[position]}.")
+            raise
         self._loss[position] = loss
         self.task.warn_of_omitted(values, self.task.facts.measures)
         values |= self._measure_further(position)

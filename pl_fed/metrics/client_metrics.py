@@ -30,8 +30,11 @@ from pl_fed.functional.group_fairness import GROUP_FIGURES, measure_groups
 SUCCESS = "backdoor_success"
 """Name of the success of a backdoor."""
 
-TAKEN_NAMES = ("accuracy", "loss", "class_std", "samples", SUCCESS)
+TAKEN_NAMES = ("accuracy", "loss", "class_std", "samples", "byzantine", SUCCESS)
 """Reserved names: no metric of a task may have them."""
+
+_CORRECT, _BENIGN, _TRAINED = "/correct", "/benign", "/trained"
+"""Columns of the clients' table that are no metric, by names that no metric has."""
 
 _LOSSES = ("loss", "loss_var")
 STATISTICS = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
@@ -257,10 +260,10 @@ class ClientMetrics(Metric):
         They are on the CPU, where Lightning reads each number without waiting for a GPU.
         """
         clients = self._columns()
-        included = clients.pop("benign") & (clients["samples"] > 0)
+        included = clients.pop(_BENIGN) & (clients["samples"] > 0)
         if not included.any():
             return {}
-        trained = clients.pop("trained")[included]
+        trained = clients.pop(_TRAINED)[included]
         clients = {name: column[included] for name, column in clients.items()}
         statistics = self._statistics_of_all(clients)
         statistics |= self._standard_errors(clients)
@@ -336,7 +339,7 @@ class ClientMetrics(Metric):
         )
         return {
             "accuracy": accuracy.mean(),
-            "accuracy_weighted": clients["correct"].sum().double() / samples.sum(),
+            "accuracy_weighted": clients[_CORRECT].sum().double() / samples.sum(),
             "accuracy_std": population_std(accuracy),
             "accuracy_var": population_var(accuracy),
             "accuracy_worst10": worst_mean(accuracy),
@@ -384,9 +387,9 @@ class ClientMetrics(Metric):
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             columns = self._columns()
-            for name in ("correct", "trained"):
+            for name in (_CORRECT, _TRAINED):
                 del columns[name]
-            return columns | {"byzantine": (~columns.pop("benign")).to(torch.int64)}
+            return columns | {"byzantine": (~columns.pop(_BENIGN)).to(torch.int64)}
 
     def per_class(self) -> tuple[Tensor, Tensor]:
         """Return the accuracy of all clients, benign and Byzantine, in each class.
@@ -418,7 +421,7 @@ class ClientMetrics(Metric):
 
     def _columns(self) -> dict[str, Tensor]:
         """Return the columns of the clients' table, on the CPU."""
-        columns = {**self._device_columns(), "benign": self.benign, "trained": self.trained}
+        columns = {**self._device_columns(), _BENIGN: self.benign, _TRAINED: self.trained}
         if not self.benign.is_cuda:
             return columns
         joined = torch.stack([column.double() for column in columns.values()]).cpu()  # one copy
@@ -432,7 +435,7 @@ class ClientMetrics(Metric):
             accuracy = self.correct.sum(dim=1).double() / samples  # 0 / 0 is NaN
             class_stds = class_std(self.correct, self.count)
         columns = {
-            "correct": self.correct.sum(dim=1),
+            _CORRECT: self.correct.sum(dim=1),
             "samples": samples,
             "accuracy": accuracy,
             "loss": self.loss_sum / samples,

@@ -19,6 +19,7 @@ from pl_fed.tasks.metric_values import (
     keep_local,
     list_metrics,
     raise_device_error,
+    undefined_as_nan,
 )
 from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, list_hooks
@@ -153,7 +154,7 @@ class LightningTask(Task):
         if loss is None:
             raise TypeError(
                 "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but"
-                f" got {type(output).__name__}."
+                f" got {_describe_output(output)}."
             )
         if self._step_logs is not None:
             values = self._name(logs.values(), "train")
@@ -274,8 +275,9 @@ class LightningTask(Task):
             batches: The client's samples, at least one; may be iterated several times.
             part: ``val`` or ``test``; the steps of the other part replace missing ones.
             logs: Records the logs; new logs by default.
-            accepts_undefined: Whether the metrics of the hook at the end of an epoch may be
-                undefined for the samples. The hook's error is then a warning.
+            accepts_undefined: Whether metrics may be undefined for the samples. Metrics of
+                torchmetrics in the module then return NaN, and an error of the hook at the end of
+                an epoch is a warning.
             names_as_logged: Whether to return all values by the names of the logs, with the loss
                 that the step returns.
         """
@@ -284,7 +286,8 @@ class LightningTask(Task):
             return torch.nan, {}
         logs, total, size = logs or StepLogs(), 0.0, 0
         reset_metrics(module)
-        with logs.record(module):
+        guard = undefined_as_nan(module) if accepts_undefined else nullcontext()
+        with logs.record(module), guard:
             logs.source = f"on_{stage}_epoch_start"
             getattr(module, logs.source)()
             logs.source = f"{stage}_step"
@@ -388,7 +391,15 @@ class LightningTask(Task):
 def read_loss(output: Any) -> Tensor | None:
     """Return the loss in the result of a step; ``None`` if there is none."""
     loss = output.get("loss") if isinstance(output, dict) else output
-    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        return None
+    return loss.reshape(()) if loss.dim() else loss
+
+
+def _describe_output(output: Any) -> str:
+    """Return the result of a step without a loss in words."""
+    loss = output.get("loss", output) if isinstance(output, dict) else output
+    return f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
 
 
 def reset_metrics(module: nn.Module) -> None:

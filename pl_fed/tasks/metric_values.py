@@ -3,7 +3,8 @@
 import copy
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
@@ -122,12 +123,61 @@ def compute_metric(metric: Any) -> Any:
 
 
 def list_metrics(module: nn.Module) -> list[Metric | MetricCollection]:
-    """Return the metrics of torchmetrics, and collections of them, that are parts of a module."""
+    """Return the metrics of torchmetrics, and collections of them, of a module.
+
+    They are parts of it, or in lists, tuples and dicts that it has as attributes.
+    """
     if module not in _METRICS:
-        _METRICS[module] = [
-            part for part in module.modules() if isinstance(part, Metric | MetricCollection)
+        containers = [
+            value
+            for part in module.modules()
+            for name, value in vars(part).items()
+            if name != "_modules" and isinstance(value, list | tuple | dict)
         ]
+        metrics = [*_walk_metrics([*module.modules()]), *_walk_metrics(containers)]
+        _METRICS[module] = [*{id(metric): metric for metric in metrics}.values()]
     return _METRICS[module]
+
+
+def _walk_metrics(value: Any, depth: int = 4) -> Iterator[Metric | MetricCollection]:
+    """Yield the metrics in nested lists, tuples and dicts, with the parts of each metric."""
+    if isinstance(value, Metric | MetricCollection):
+        yield value
+        yield from (part for part in value.children() if isinstance(part, Metric))
+    elif depth and isinstance(value, list | tuple | dict):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _walk_metrics(entry, depth - 1)
+
+
+@contextmanager
+def undefined_as_nan(module: nn.Module) -> Iterator[None]:
+    """Let the metrics of a module return NaN where they are undefined, such as R² of one sample.
+
+    ``self.r2(outputs, y)`` returns the value of the batch, which may be undefined although that of
+    the epoch is not.
+    """
+    metrics = [metric for metric in list_metrics(module) if isinstance(metric, Metric)]
+    before = [metric.compute for metric in metrics]
+    for metric in metrics:
+        vars(metric)["compute"] = _guard_compute(metric, metric.compute)
+    try:
+        yield
+    finally:
+        for metric, compute in zip(metrics, before):
+            vars(metric)["compute"] = compute
+
+
+def _guard_compute(metric: Metric, compute: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the ``compute`` of a metric with NaN instead of an error."""
+
+    def compute_or_nan() -> Any:
+        try:
+            return compute()
+        except UNDEFINED_ERRORS as error:
+            raise_device_error(error, repeat_on_cpu(metric))
+            return torch.tensor(torch.nan)
+
+    return compute_or_nan
 
 
 def find_source(value: Tensor, module: nn.Module) -> Metric | None:

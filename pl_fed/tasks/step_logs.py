@@ -142,16 +142,8 @@ class StepLogs:
     def values(self) -> dict[str, Tensor]:
         """Return the value of each name; NaN for a metric that is undefined for the samples."""
         values = {name: self._reduce(name) for name in self._numbers}
-        collections: dict[int, Any] = {}
         for name, metric in self._metrics.items():
-            if isinstance(metric, tuple):
-                collection, key = metric
-                if id(collection) not in collections:
-                    collections[id(collection)] = _compute(collection)
-                results = collections[id(collection)]
-                value = results.get(key, results) if isinstance(results, dict) else results
-            else:
-                value = _compute(metric)
+            value = _compute(_find_member(metric))
             if isinstance(value, dict):
                 raise ValueError(
                     f"Expected the metric of self.log({name!r}, ...) to give one number but got a"
@@ -177,8 +169,7 @@ class StepLogs:
             name: higher for name, higher in results.items() if higher is not None
         }
         for name, metric in self._metrics.items():
-            single = metric[0][metric[1]] if isinstance(metric, tuple) else metric
-            directions[name] = metric_direction(single)
+            directions[name] = metric_direction(_find_member(metric))
         return directions
 
     def _begin_value(self, name: str) -> None:
@@ -262,6 +253,14 @@ def name_metrics(logged: Mapping[str, Collection[str]]) -> dict[str, dict[str, s
 
 def _identify(metric: Metric | tuple[MetricCollection, str]) -> tuple[int, str]:
     return (id(metric[0]), metric[1]) if isinstance(metric, tuple) else (id(metric), "")
+
+
+def _find_member(metric: Metric | tuple[MetricCollection, str]) -> Metric:
+    """Return a metric, or the member of a collection: each member may be undefined by itself."""
+    if not isinstance(metric, tuple):
+        return metric
+    collection, name = metric
+    return dict(collection.items(copy_state=False))[name]
 
 
 def _describe_second_value(name: str) -> str:

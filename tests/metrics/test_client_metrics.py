@@ -444,3 +444,18 @@ def test_further_statistics_without_classes():
     values = metric.compute()
     assert list(values) == list(metric.names)
     assert values["loss_gap"].item() == 2
+
+
+def test_metrics_may_have_the_names_of_counts():
+    """A task may log the number of correct samples, or a score of benign files."""
+    measures = dict.fromkeys(("correct", "benign", "trained"), True)
+    metric = ClientMetrics(2, 1, benign=torch.tensor([True, False]), measures=measures)
+    correct, count = torch.tensor([[3], [1]]), torch.tensor([[4], [4]])
+    values = {name: torch.tensor([7.0, 8.0]) for name in measures}
+    metric.update(torch.tensor([0, 1]), correct, count, loss_sum=torch.zeros(2), measures=values)
+    numbers = metric.compute()
+    assert float(numbers["accuracy_weighted"]) == 0.75
+    assert [float(numbers[name]) for name in measures] == [7, 7, 7], "of the benign client"
+    table = metric.per_client()
+    assert all(table[name].tolist() == [7, 8] for name in measures)
+    assert table["byzantine"].tolist() == [0, 1]

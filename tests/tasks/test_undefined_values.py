@@ -1,0 +1,85 @@
+"""Metrics and losses of real modules: undefined for a batch or a client, in dicts, of one entry."""
+
+import pytest
+import torch
+from lit_federations import draw, labels
+from small_federations import seeded
+from stateful_modules import Stateful
+from torch import nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, MulticlassAccuracy
+from torchmetrics.regression import MeanSquaredError, R2Score
+
+from pl_fed.tasks import LightningTask
+from pl_fed.types import Batch
+
+
+class Judged(Stateful):
+    """Logs a collection of which one metric is undefined for samples of one class."""
+
+    def keep(self):
+        metrics = {"acc": BinaryAccuracy(), "auroc": BinaryAUROC()}
+        self.metrics = MetricCollection(metrics, prefix="val_")
+
+    def validation_step(self, batch, batch_idx):
+        self.metrics.update(self(batch[0])[:, 0].sigmoid(), batch[1])
+        self.log_dict(self.metrics)
+
+
+def test_metric_of_a_collection_is_undefined_by_itself():
+    net, batch = seeded(Judged).double().eval(), Batch(draw(6, 4), torch.ones(6, dtype=torch.int64))
+    with torch.no_grad():
+        _, values = LightningTask().evaluate(net, [batch], "val")
+        expected = float((net(batch.inputs)[:, 0] > 0).double().mean())
+    assert values["acc"] == pytest.approx(expected)
+    assert values["auroc"] != values["auroc"], "undefined"
+
+
+class Fitted(Stateful):
+    """Calls a collection, so that it computes R² of each batch, also of a batch of one sample."""
+
+    def keep(self):
+        self.net = nn.Linear(4, 1)
+        self.metrics = MetricCollection({"r2": R2Score(), "mse": MeanSquaredError()})
+
+    def validation_step(self, batch, batch_idx):
+        self.metrics(self(batch[0]), batch[1])
+
+    def on_validation_epoch_end(self):
+        self.log_dict(self.metrics.compute())
+
+
+def test_metric_that_is_undefined_for_a_batch_is_defined_for_the_epoch():
+    net, x, y = seeded(Fitted).double().eval(), draw(5, 4), draw(5, 1, seed=2)
+    batches = [Batch(x[:4], y[:4]), Batch(x[4:], y[4:])]
+    with torch.no_grad():
+        _, values = LightningTask().evaluate(net, batches, "val")
+        _, of_one = LightningTask().evaluate(net, batches[1:], "val")
+        errors = (net(x) - y).square()
+    assert values["mse"] == pytest.approx(float(errors.mean()))
+    assert values["r2"] == pytest.approx(1 - float(errors.sum() / (y - y.mean()).square().sum()))
+    assert of_one["mse"] == pytest.approx(float(errors[4]))
+    assert of_one["r2"] != of_one["r2"], "undefined"
+
+
+class KeepsMetricsInADict(Stateful):
+    """Keeps metrics in a dict and a list, which are no modules."""
+
+    def keep(self):
+        self.by_stage = {"train": [MulticlassAccuracy(3, average="micro")]}
+
+    def training_step(self, batch, batch_idx):
+        self.log("train_acc", self.by_stage["train"][0](self(batch[0]), batch[1]))
+        return self.loss(batch)[None]
+
+
+def test_metrics_in_a_dict_begin_anew_and_a_loss_may_have_one_entry():
+    net, task = seeded(KeepsMetricsInADict).double(), LightningTask()
+    for seed in (0, 1):
+        batch = Batch(draw(6, 4, seed=seed), labels(6, 3, seed=seed))
+        with task.training_logs(0) as logs:
+            loss = task.loss(net, batch)
+        assert torch.equal(loss, net.loss(batch))
+        expected = (net(batch.inputs).argmax(1) == batch.targets).double().mean()
+        assert float(logs[id(net)]["acc"]) == pytest.approx(float(expected))
+        assert not net.by_stage["train"][0].update_called
