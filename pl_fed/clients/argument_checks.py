@@ -96,7 +96,8 @@ def check_net(net: nn.Module) -> None:
         if uncalled := check_hooks(net):
             rank_zero_warn(
                 f"pl_fed does not call `{'`, `'.join(uncalled)}` of {name}: data, callbacks and"
-                " rounds are those of the federation."
+                " rounds are those of the federation, and values that these hooks set stay as"
+                " `__init__` sets them. A step may read `self.current_epoch`, the round."
             )
     elif hooks:
         raise TypeError(

@@ -288,8 +288,8 @@ class LightningTask(Task):
         reset_metrics(module)
         guard = undefined_as_nan(module) if accepts_undefined else nullcontext()
         with logs.record(module), guard:
-            logs.source = f"on_{stage}_epoch_start"
-            getattr(module, logs.source)()
+            for logs.source in (f"on_{stage}_start", f"on_{stage}_epoch_start"):
+                getattr(module, logs.source)()
             logs.source = f"{stage}_step"
             for index, batch in enumerate(batches):
                 logs.size = batch.size

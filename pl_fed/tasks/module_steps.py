@@ -21,15 +21,15 @@ _CALLED = (
     *GRADIENT_HOOKS,
     *BATCH_HOOKS,
     *("configure_model", "configure_optimizers"),
-    *("on_validation_epoch_start", "on_validation_epoch_end"),
-    *("on_test_epoch_start", "on_test_epoch_end"),
+    *("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end"),
+    *("on_test_start", "on_test_epoch_start", "on_test_epoch_end"),
 )
 _SKIPPED = (  # they observe, or belong to data and to processes
     *("setup", "teardown", "configure_callbacks", "prepare_data"),
     *("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
     *("on_fit_start", "on_fit_end", "on_train_start", "on_train_end"),
     *("on_train_epoch_start", "on_train_epoch_end"),
-    *("on_validation_start", "on_validation_end", "on_test_start", "on_test_end"),
+    *("on_validation_end", "on_test_end"),
     *("on_validation_model_eval", "on_validation_model_train"),
     *("on_test_model_eval", "on_test_model_train"),
     *("on_predict_start", "on_predict_end", "on_predict_epoch_start", "on_predict_epoch_end"),

@@ -94,6 +94,29 @@ def test_missing_loss_of_an_evaluation_step_is_the_logged_one_or_undefined():
         assert values["r2"] < 1
 
 
+class BeginsInStart(LitLists):
+    """Makes its list at the start of a validation, as Lightning calls the hooks."""
+
+    def __init__(self):
+        super().__init__()
+        del self.outputs
+
+    def on_validation_start(self):
+        self.outputs = []
+
+    def on_validation_epoch_start(self):
+        self.log("val_begin", float(len(self.outputs)))
+
+
+def test_hook_at_the_start_of_a_validation_runs_before_that_of_the_epoch():
+    net, batch = seeded(BeginsInStart).double().eval(), Batch(draw(8, 4), labels(8, 2))
+    with torch.no_grad():
+        _, values = LightningTask().evaluate(net, [batch, batch], "val")
+        scores = net.net(batch.inputs).softmax(1)[:, 1]
+    assert values["begin"] == 0
+    assert values["auroc"] == pytest.approx(float(BinaryAUROC()(scores, batch.targets)))
+
+
 def test_mean_of_a_logged_number_is_weighted_by_samples():
     task, net = LightningTask(), seeded(LitTokens).eval()
     arrays = sentences([9])
