@@ -53,6 +53,8 @@ class ExternalOptimizer:
         self._first = 0  # the first minibatch of the next optimizer step
         self.parameters = {model: list(group.values()) for model, group in leaves.items()}
         self.optimizer = rebuild_optimizer(objective, optimizer, self.parameters)
+        # fused steps read gradients in the memory order of their leaves
+        self._is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
 
     def step(self, index: int, gradients: Tensors) -> None:
         """Move the leaves, or add the gradients of a minibatch to those of the next move.
@@ -73,7 +75,10 @@ class ExternalOptimizer:
             finished = self._find_finished(model, first)
             is_over = len(finished) == len(self._counts[model])
             for name, leaf in group.items():
-                leaf.grad = None if is_over else gradients[model].get(name)
+                gradient = None if is_over else gradients[model].get(name)
+                if gradient is not None and self._is_fused:
+                    gradient = gradient.contiguous()
+                leaf.grad = gradient
                 if finished and not is_over:
                     fixed.append((leaf, finished, leaf[finished]))
         set_rates(self.optimizer, self._rates, index)

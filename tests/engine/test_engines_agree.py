@@ -122,6 +122,7 @@ OPTIMIZERS = {
     "Adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.05),
     "Adam, amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "Adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
     "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "RAdam": lambda p: torch.optim.RAdam(p, lr=0.01),
