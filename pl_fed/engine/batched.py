@@ -31,7 +31,7 @@ from pl_fed.engine.step import (
     read_updates,
 )
 from pl_fed.engine.tracing import plain_attributes
-from pl_fed.nets.gradient_hooks import have_gradient_hooks
+from pl_fed.nets.gradient_hooks import have_gradient_hooks, list_step_hooks
 from pl_fed.random import fork_all_generators, fork_torch_rng, key, read_global_state
 from pl_fed.text import first_line
 from pl_fed.trees import clone, leaves, tree_map
@@ -86,12 +86,14 @@ class BatchedRunner(Engine):
             rows: The rows that the objective may read.
 
         Raises:
-            CannotCompileError: If too many rounds need different steps, or the module has hooks of
-                single steps.
+            CannotCompileError: If too many rounds need different steps, or the module or the
+                optimizer has hooks of single steps.
         """
         objective = chunk.objective
         if any(map(have_gradient_hooks, client.trained_parameters.values())):
             raise CannotCompileError("a parameter has a hook on its gradient")
+        if any(list_step_hooks(optimizer)):
+            raise CannotCompileError("the local optimizer has hooks on its steps")
         if hooks := client.task.list_gradient_hooks(client.global_model):
             raise CannotCompileError(
                 f"the module has hooks of single steps (`{'`, `'.join(hooks)}`)"

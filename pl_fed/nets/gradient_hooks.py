@@ -1,8 +1,9 @@
-"""Hooks that a user registers on the gradients of parameters."""
+"""Hooks that a user registers on the gradients of parameters and on the steps of optimizers."""
 
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -41,3 +42,16 @@ def copy_gradient_hooks(source: nn.Module, copy: nn.Module) -> None:
             copied.register_hook(hook)
         for hook in after_accumulation.values():
             copied.register_post_accumulate_grad_hook(hook)
+
+
+def list_step_hooks(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[Any]]:
+    """Return the hooks before and those after an optimizer's steps.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+        >>> handle = optimizer.register_step_post_hook(print)
+        >>> list_step_hooks(optimizer)
+        ([], [<built-in function print>])
+    """
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return [*before.values()], [*after.values()]
