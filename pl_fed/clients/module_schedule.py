@@ -3,11 +3,13 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pl_fed.optimizers import LocalSchedule
@@ -28,18 +30,29 @@ class ModuleSchedule:
     frequency: int
 
     def follow(
-        self, optimizer: torch.optim.Optimizer, sources: Sequence[int], name: str
+        self, optimizer: torch.optim.Optimizer, sources: Sequence[int], module: nn.Module
     ) -> LRScheduler:
         """Return a schedule of a local optimizer with these learning rates.
 
         Args:
             optimizer: The local optimizer.
             sources: For each group of a model, the position of the group that it follows.
-            name: The name of the module, for messages.
+            module: The module.
         """
         if self.interval == "epoch":
             return _FollowingSchedule(optimizer, self.schedule, list(sources))
-        return _StepSchedule(optimizer, self.schedule, sources, self.frequency, name)
+        return _StepSchedule(optimizer, self.schedule, sources, self.frequency, module)
+
+
+def count_local_steps(module: nn.Module) -> AbstractContextManager[None]:
+    """Return a context in which the steps of a module's trainer are the local steps of a client.
+
+    ``estimated_stepping_batches`` is otherwise the number of rounds, for schedules of epochs.
+    """
+    with suppress(RuntimeError):  # the module has no trainer
+        trainer: Any = module.trainer
+        return getattr(trainer, "count_local_steps", nullcontext)()  # type: ignore[no-any-return]
+    return nullcontext()
 
 
 def read_schedule(name: str, schedules: Sequence[Any]) -> ModuleSchedule | None:
@@ -61,7 +74,7 @@ def read_schedule(name: str, schedules: Sequence[Any]) -> ModuleSchedule | None:
         )
     first = schedules[0]
     options = first if isinstance(first, Mapping) else {"scheduler": first}
-    scheduler = options["scheduler"]
+    scheduler = options.get("scheduler")
     interval, frequency = options.get("interval", "epoch"), options.get("frequency", 1)
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
         raise ValueError(
@@ -95,7 +108,7 @@ class _StepSchedule(LocalSchedule):
         schedule: The module's schedule, with an optimizer of its own.
         sources: For each group of a model, the position of the group that it follows.
         frequency: The number of local steps before each of its steps.
-        name: The name of the module, for messages.
+        module: The module.
     """
 
     def __init__(
@@ -104,12 +117,12 @@ class _StepSchedule(LocalSchedule):
         schedule: LRScheduler,
         sources: Sequence[int],
         frequency: int,
-        name: str,
+        module: nn.Module,
     ) -> None:
         self._schedule = schedule
         self._sources = sources
         self._frequency = frequency
-        self._name = name
+        self._module = module
         groups = schedule.optimizer.param_groups
         self._initial = [float(group["initial_lr"]) for group in groups]
         self._rates = [[float(group["lr"]) for group in groups]]  # after each step, of each group
@@ -117,7 +130,7 @@ class _StepSchedule(LocalSchedule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; the module's schedule is stepped anew after a resume."""
-        own = ("_schedule", "_sources", "_frequency", "_name", "_initial", "_rates")
+        own = ("_schedule", "_sources", "_frequency", "_module", "_initial", "_rates")
         return {k: v for k, v in super().state_dict().items() if k not in own}
 
     def local_rates(self, round_lr: float, steps: int, round: int, group: int) -> list[float]:
@@ -134,12 +147,12 @@ class _StepSchedule(LocalSchedule):
         """Refuse a schedule that ends before the last local step of a run."""
         if not math.isfinite(rounds) or not steps:
             return
-        last = (int(rounds) * steps - 1) // self._frequency
+        last, name = (int(rounds) * steps - 1) // self._frequency, type(self._module).__name__
         try:
             self._advance(last)
         except ValueError as error:
             raise ValueError(
-                f"Expected `lr_scheduler` of {self._name}.configure_optimizers to have a rate for"
+                f"Expected `lr_scheduler` of {name}.configure_optimizers to have a rate for"
                 f" each of the {last + 1} local steps of a client in {int(rounds)} rounds but got"
                 f" {type(self._schedule).__name__} for {len(self._rates)}: give it total_steps="
                 "self.trainer.estimated_local_steps, or interval epoch."
@@ -148,7 +161,7 @@ class _StepSchedule(LocalSchedule):
     def _advance(self, steps: int) -> None:
         """Step the module's schedule until it has taken so many steps."""
         optimizer = self._schedule.optimizer
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), count_local_steps(self._module):
             warnings.simplefilter("ignore")  # its optimizer takes no steps
             while len(self._rates) <= steps:
                 self._schedule.step()
@@ -156,9 +169,10 @@ class _StepSchedule(LocalSchedule):
 
 
 class _FollowingSchedule(LRScheduler):
-    """Following schedule: copies the learning rates of another schedule to a local optimizer.
+    """Following schedule: copies the options of another schedule's optimizer to a local optimizer.
 
-    The rate of a group changes by the same factor as that of the other schedule's optimizer.
+    The rate of a group changes by the same factor as that of the other schedule's optimizer. Other
+    options, such as the momentum of ``OneCycleLR``, get its values, where they have been equal.
 
     Args:
         optimizer: The local optimizer. Each model has as many groups as ``sources`` has numbers.
@@ -172,6 +186,7 @@ class _FollowingSchedule(LRScheduler):
         self.schedule = schedule
         self.sources = sources
         self.taken_steps = 0
+        self._options = self._list_options()
         super().__init__(optimizer)
 
     def get_lr(self) -> list[Any]:
@@ -181,12 +196,32 @@ class _FollowingSchedule(LRScheduler):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the other optimizer takes no steps
                 self.schedule.step()
+            self._follow_options()
         rates = []
         for base, source in zip(self.base_lrs, cycle(self.sources)):
             group = self.schedule.optimizer.param_groups[source]
             initial, rate = group["initial_lr"], group["lr"]
             rates.append(rate if base == initial or not initial else base * rate / initial)
         return rates
+
+    def _list_options(self) -> list[dict[str, Any]]:
+        """Return the plain options of the other schedule's optimizer, apart from the rates."""
+        return [
+            {
+                name: value
+                for name, value in group.items()
+                if name not in ("lr", "initial_lr") and isinstance(value, int | float | tuple)
+            }
+            for group in self.schedule.optimizer.param_groups
+        ]
+
+    def _follow_options(self) -> None:
+        """Copy changed options, but for groups with other values of their own."""
+        before, self._options = self._options, self._list_options()
+        for group, source in zip(self.optimizer.param_groups, cycle(self.sources)):
+            for name, value in self._options[source].items():
+                if value != (old := before[source].get(name)) and group.get(name) == old:
+                    group[name] = value
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with that of the other schedule."""
@@ -204,3 +239,5 @@ class _FollowingSchedule(LRScheduler):
         for group, rate in zip(self.schedule.optimizer.param_groups, rates):
             group["lr"] = rate
         super().load_state_dict(own)
+        for group, options in zip(self.schedule.optimizer.param_groups, self._options):
+            group.update(options)

@@ -121,6 +121,8 @@ class Trainer(LightningTrainer):
         ['bytes/down', 'bytes/up', 'round', 'time/round']
     """
 
+    _counts_local_steps = False
+
     def __init__(
         self,
         federation: Federation,
@@ -204,7 +206,7 @@ class Trainer(LightningTrainer):
             ),
             limit_local_steps=None if limit == 1.0 and isinstance(limit, float) else limit,
             shuffle=not self.overfit_batches,  # type: ignore[attr-defined]
-            rounds=self.estimated_stepping_batches,
+            rounds=self._max_rounds,
             seconds_left=lambda: min(map(_seconds_left, timers), default=math.inf),
             processes=self.processes,
         )
@@ -221,7 +223,20 @@ class Trainer(LightningTrainer):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """The number of rounds, for learning-rate schedules."""
+        """The number of rounds, for schedules of epochs; in :meth:`count_local_steps`, of steps."""
+        return self.estimated_local_steps if self._counts_local_steps else self._max_rounds
+
+    @contextmanager
+    def count_local_steps(self) -> Iterator[None]:
+        """Count local steps within the context, for the schedule of a module with steps."""
+        before, self._counts_local_steps = self._counts_local_steps, True
+        try:
+            yield
+        finally:
+            self._counts_local_steps = before
+
+    @property
+    def _max_rounds(self) -> int | float:
         limits = [n for n in (self.max_epochs, self.max_steps) if n is not None and n >= 0]
         return min(limits, default=float("inf"))
 
@@ -232,7 +247,7 @@ class Trainer(LightningTrainer):
         datamodule: Any = self.datamodule  # type: ignore[attr-defined]
         rule = self.run_settings().build_batch_rule(datamodule)
         most = count_most_steps(client.objective, rule, datamodule.clients.train.sizes)
-        return self.estimated_stepping_batches * most
+        return self._max_rounds * most
 
     def _watch_launcher(self) -> None:
         """Make the processes that Lightning starts end with their launcher."""
@@ -299,7 +314,7 @@ class Trainer(LightningTrainer):
 
     def _check_rounds(self, finished: int | None) -> None:
         """Refuse to resume after more rounds than the run has."""
-        rounds = self.estimated_stepping_batches
+        rounds = self._max_rounds
         if finished is not None and finished > rounds:
             name = "max_steps" if self.max_steps == rounds else "max_epochs"
             raise ValueError(

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -307,6 +308,31 @@ def test_one_cycle_of_a_module_spans_the_run_and_resumes(tmp_path):
     states = [t.federation.client.model("global").state_dict() for t in (straight, resumed)]
     for name in states[0]:
         assert torch.equal(states[0][name], states[1][name])
+
+
+def one_cycle_of_lightning(optimizer, module):
+    steps = module.trainer.estimated_stepping_batches
+    return OneCycleLR(optimizer, 0.3, total_steps=steps + 1, cycle_momentum=False)
+
+
+def linear_by_a_lambda(optimizer, module):
+    return LambdaLR(optimizer, lambda step: 1 - step / module.trainer.estimated_stepping_batches)
+
+
+@table_test("make", [one_cycle_of_lightning, linear_by_a_lambda])
+def test_steps_of_a_module_are_local_steps_for_a_schedule_of_steps(make):
+    client = FedAvg(seeded(lambda: Steps(make)))
+    trainer = run_by_trainer(client, rounds=3)
+    assert trainer.estimated_stepping_batches == 3  # rounds, for all others
+    optimizer = optimizer_of(0.1)
+    module = SimpleNamespace(trainer=SimpleNamespace(estimated_stepping_batches=3 * 4))
+    schedule = make(optimizer, module)  # 20 · 0.8 samples of the largest client, in fours
+    start = optimizer.param_groups[0]["initial_lr"]
+    for round in range(3):
+        for rate in client.local_schedule.local_rates(start, 4, round, 0):
+            assert rate == optimizer.param_groups[0]["lr"]
+            optimizer.step()
+            schedule.step()
 
 
 def one_cycle_of_four(optimizer, module):
