@@ -6,7 +6,13 @@ from argparse import Action
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import DefaultHelpFormatter, Namespace, add_instantiator, set_loader
+from jsonargparse import (
+    DefaultHelpFormatter,
+    Namespace,
+    add_instantiator,
+    dict_to_namespace,
+    set_loader,
+)
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning_utilities.core.enums import StrEnum
 
@@ -53,6 +59,19 @@ class Parser(LightningArgumentParser):
         if not self.exit_on_error or "JSONARGPARSE_DEBUG" in os.environ:
             super().error(message, ex)
         raise RefusalError(message) from ex
+
+    def get_defaults(self, *args: Any, **kwargs: Any) -> Namespace:
+        """Return the defaults; of a default class, only the arguments that its signature sets.
+
+        jsonargparse adds the other arguments of the final class in the end. If the default class
+        had them here already, a class that replaces it would keep them: AdamW would have the weight
+        decay 0 of the default SGD.
+        """
+        config: Namespace = super().get_defaults(*args, **kwargs)
+        for action in self._actions:
+            if isinstance(action.default, dict) and "class_path" in action.default:
+                config[action.dest] = dict_to_namespace(action.default)
+        return config
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """Parse a config file.

@@ -12,9 +12,9 @@ from pl_fed.studies.readers import StudyError, read_list, read_mapping, refuse
 SHORT_NAMES = {
     "aggregator": "federation.aggregator",
     "algorithm": "model",
-    "alpha": "data.partitioner.alpha",
     "attack": "federation.adversary.attack",
     "batch_size": "data.batch_size",
+    "beta": "data.partitioner.beta",
     "cohort_size": "federation.sampler.cohort_size",
     "dataset": "data.dataset",
     "fraction": "federation.adversary.fraction",

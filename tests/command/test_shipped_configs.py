@@ -102,6 +102,18 @@ def test_options_of_the_sampler_need_no_class(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("argument", ["model.optimizer", "federation.server_optimizer"])
+def test_replaced_default_leaves_the_defaults_of_the_new_class(capsys, argument):
+    with pytest.raises(SystemExit):
+        main(["fit", "--config=fedavg", f"--{argument}=AdamW", "--print_config"])
+    config = yaml.safe_load(capsys.readouterr().out)
+    section, name = argument.split(".")
+    optimizer = config[section].get("init_args", config[section])[name]["init_args"]
+    assert optimizer["weight_decay"] == 0.01, "of AdamW, not of the default SGD"
+    assert optimizer["lr"] == {"model": 0.05, "federation": 1.0}[section], "of the default"
+
+
+@pytest.mark.slow
 def test_console_script_imports_from_the_current_folder(tmp_path):
     (tmp_path / "mine_only.py").write_text(
         "from pl_fed.clients import FedAvg\n\n\nclass Mine(FedAvg):\n    'Mine: a copy.'\n"
