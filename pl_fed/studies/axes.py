@@ -1,11 +1,12 @@
 """Axes of a study: the values that its cells combine."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pl_fed.reports.configs import describe as describe_class
+from pl_fed.reports.configs import flatten
 from pl_fed.studies.changes import Change, check_path, read_change
 from pl_fed.studies.readers import StudyError, read_list, read_mapping, refuse
 
@@ -123,15 +124,30 @@ def _check_labels(path: str, labels: list[str]) -> None:
             refuse(path, "have labels that differ in more than case", f"{other} and {label}")
 
 
-def list_shared(first: Iterable[str], second: Iterable[str]) -> list[str]:
+def list_shared(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Return the paths that name the same argument, also if one has ``init_args``.
 
+    A value that is a class with arguments sets its arguments, too.
+
+    Args:
+        first: Values by the paths of arguments.
+        second: Other values by the paths of arguments.
+
     Example:
-        >>> list_shared(["model.lam", "data.seed"], ["model.init_args.lam"])
+        >>> list_shared({"model.lam": 1, "data.seed": 0}, {"model.init_args.lam": 2})
         ['model.lam']
+        >>> krum = {"class_path": "Krum", "init_args": {"num_byzantine": 1}}
+        >>> list_shared({"federation.aggregator": krum}, {"federation.aggregator.num_byzantine": 2})
+        ['federation.aggregator.num_byzantine']
     """
-    others = {path.replace(".init_args.", ".") for path in second}
-    return [path for path in first if path.replace(".init_args.", ".") in others]
+    others = set(_list_arguments(second))
+    return [path for path in _list_arguments(first) if path in others]
+
+
+def _list_arguments(values: Mapping[str, Any]) -> list[str]:
+    """Return the paths of all arguments that some values set, without ``init_args``."""
+    paths = [path for name, value in values.items() for path in flatten({name: value})]
+    return [path.replace(".init_args.", ".") for path in paths]
 
 
 def _check_independent(first: Axis, second: Axis) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pl_fed.command.messages import suggest_name
+from pl_fed.reports.configs import format_value
 from pl_fed.studies.axes import Axis
 from pl_fed.studies.readers import StudyError, read_mapping, refuse
 
@@ -55,7 +56,8 @@ def read_selection(path: str, value: Any, axes: Sequence[Axis]) -> Selection:
                 f"Expected argument `{path}` to name axes of the study ({', '.join(names)}) but got"
                 f" {name}{suggest_name(name, names)}."
             )
-        texts = tuple(map(_label, item if isinstance(item, list | tuple) else [item]))
+        items = item if isinstance(item, list | tuple) else [item]
+        texts = tuple(_find_label(value, labels.get(name, ())) for value in items)
         for text in texts:
             if name in labels and text not in labels[name]:
                 raise StudyError(
@@ -66,11 +68,12 @@ def read_selection(path: str, value: Any, axes: Sequence[Axis]) -> Selection:
     return Selection(selected)
 
 
-def _label(value: Any) -> str:
-    """Return a value of YAML as the label that it stands for."""
+def _find_label(value: Any, labels: Sequence[str]) -> str:
+    """Return the label that a value of YAML stands for: 1.0 is also the label ``1``."""
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return format_value(value) if isinstance(value, float) and text not in labels else text
 
 
 def read_only(words: Sequence[str], axes: Sequence[Axis]) -> Selection:

@@ -14,6 +14,7 @@ from pl_fed.studies.readers import StudyError
 from pl_fed.studies.results import read_table
 from pl_fed.studies.spec import read_spec, read_spec_file
 
+DITTO = {"class_path": "pl_fed.clients.Ditto", "init_args": {"lam": 1}}
 STUDY = {
     "name": "attacks",
     "base": ["quickstart", {"trainer.max_epochs": 3}],
@@ -61,6 +62,10 @@ MISTAKES = {  # path of the value → wrong value, a part of the sentence
         ({"a b": [1]}, "but got a b"),
         ({"lambda": [1, 2]}, "`axes.lambda` to be a mapping of labels, or to be named by the path"),
         ({"lr": [1], "model.optimizer.lr": [2]}, "which lr=1 and model.optimizer.lr=2 both set"),
+        (
+            {"algorithm": [DITTO], "lam": [2]},
+            "got model.lam, which algorithm=Ditto(lam=1) and lam=2",
+        ),
     ],
     "axes.algorithm": [
         ({}, "`axes.algorithm` to have at least one value but got an empty mapping"),
@@ -159,6 +164,14 @@ def test_study_is_read():
     }
     assert str(spec.folder) == "runs/attacks"
     assert len(expand(spec)) == 2 * (2 * 2 - 1) * 2
+
+
+def test_number_of_a_selection_is_a_label_in_any_form():
+    study = {"name": "numbers", "base": "quickstart"}
+    spec = read_spec({**study, "axes": {"lr": [1.0, 0.5]}, "leave_out": [{"lr": 1.0}]})
+    assert {cell.values["lr"] for cell in expand(spec)} == {"0.5"}
+    spec = read_spec({**study, "axes": {"x": {"1.0": {}, "1": {}}}, "leave_out": [{"x": 1.0}]})
+    assert {cell.values["x"] for cell in expand(spec)} == {"1"}, "a label as it stands comes first"
 
 
 TEXT = """
