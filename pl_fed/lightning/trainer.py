@@ -313,8 +313,9 @@ class Trainer(LightningTrainer):
             super().fit(model, datamodule=datamodule, ckpt_path=path, weights_only=True)
 
     def _check_rounds(self, finished: int | None) -> None:
-        """Refuse to resume after more rounds than the run has."""
+        """Refuse to resume after more rounds than the run has; warn of an attack after them."""
         rounds = self._max_rounds
+        self.federation.byzantine_clients.warn_of_late_start(rounds)
         if finished is not None and finished > rounds:
             name = "max_steps" if self.max_steps == rounds else "max_epochs"
             raise ValueError(

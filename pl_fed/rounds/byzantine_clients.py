@@ -81,6 +81,20 @@ class ByzantineClients:
                 " `federation.adversary.fraction`, for example 0.2."
             )
 
+    def warn_of_late_start(self, rounds: float) -> None:
+        """Warn that the attack does nothing, because it begins after the last round.
+
+        Args:
+            rounds: The number of rounds of the run.
+        """
+        start = self.adversary.start_round
+        if self.attack is not None and 0 < rounds <= start:
+            rank_zero_warn(
+                f"{type(self.attack).__name__} does nothing: it begins after {start} rounds, and"
+                f" the run has {rounds}. Lower `federation.adversary.start_round`, or raise"
+                " `trainer.max_epochs`."
+            )
+
     def set_net(self, copy_net: Callable[[], nn.Module]) -> None:
         """Give the attack a copy of the user's net if its trigger runs a model.
 

@@ -237,6 +237,17 @@ def test_byzantine_clients_are_honest_before_the_start_round(start):
     assert [context.round for *_, context in spy.calls] == list(range(start, 2))
 
 
+@pytest.mark.parametrize(("start", "rounds", "warns"), [(2, 2, True), (1, 2, False), (2, 0, False)])
+def test_attack_after_the_last_round_is_announced(recwarn, start, rounds, warns):
+    byzantine_clients = ByzantineClients(Adversary(RandomLabels(), ids=[1], start_round=start))
+    byzantine_clients.warn_of_late_start(rounds)
+    texts = [str(item.message) for item in recwarn]
+    assert texts == warns * [
+        "RandomLabels does nothing: it begins after 2 rounds, and the run has 2. Lower"
+        " `federation.adversary.start_round`, or raise `trainer.max_epochs`."
+    ]
+
+
 def test_byzantine_clients_are_honest_from_the_stop_round_on():
     spy = Spy(number=-6.0)
     outcome = estimate(attack=spy, ids=[5], start_round=1, stop_round=3, rounds=5)
