@@ -50,7 +50,7 @@ FLOORS = {
         *("arguments", "configurable", "isolation", "locks", "plain_yaml", "random", "state"),
         *("text", "torch_internals", "trees", "version"),
     ),
-    -0.1: ("devices",),
+    -0.1: ("devices", "safe_load"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 

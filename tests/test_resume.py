@@ -7,9 +7,11 @@ import random
 import resource
 import signal
 import time
+import warnings
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from forked_processes import fork_context
@@ -39,6 +41,7 @@ from pl_fed.lightning.checkpoints import AtomicCheckpointIO
 from pl_fed.partitioners import Shards
 from pl_fed.rounds.identity import CHECKPOINT_FORMAT
 from pl_fed.run_folder import last_checkpoint, last_run
+from pl_fed.safe_load import safe_load
 from pl_fed.samplers import Uniform
 from pl_fed.state import ClientStore
 
@@ -204,7 +207,7 @@ def normalize(nest, folder):
 
 def checkpoint(folder):
     """Return the last checkpoint without its counters of the moment of saving."""
-    content = torch.load(last_checkpoint(folder), weights_only=True)
+    content = safe_load(last_checkpoint(folder))
     del content["epoch"], content["loops"]["fit_loop"]["epoch_progress"]
     return normalize(content, folder)
 
@@ -987,3 +990,57 @@ def run_command(arguments, threads):
     """Run the command line with as many threads as the test has, for the same rounding."""
     torch.set_num_threads(threads)
     main(arguments)
+
+
+class BestScore(Callback):
+    """Remembers the best round as a number of NumPy, or as an object of a class of its own."""
+
+    def __init__(self, wrap):
+        self.best, self.wrap = np.float64(0), wrap
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.best = max(self.best, np.float64(trainer.current_epoch))
+
+    def state_dict(self):
+        return {"best": self.wrap(self.best)}
+
+    def load_state_dict(self, state_dict):
+        self.best = state_dict["best"]
+
+
+class Remembers(FedAvg):
+    """Saves its arguments, of which the net and the optimizer are objects."""
+
+    def __init__(self, net, **kwargs):
+        super().__init__(net, **kwargs)
+        self.save_hyperparameters()
+
+
+def numpy_cosine(optimizer):
+    def factor(epoch):
+        return (1 + np.cos(np.pi * epoch / ROUNDS)) / 2
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+@pytest.mark.slow
+def test_numbers_of_numpy_and_saved_hyperparameters_are_resumed(tmp_path):
+    def settings():
+        callbacks = [BestScore(lambda best: best), *after_round()]
+        return {"callbacks": callbacks, "client": Remembers, "schedule": numpy_cosine}
+
+    expected = run(tmp_path / "uninterrupted", **settings())
+    resumed = kill_and_resume(tmp_path / "killed", "on_train_epoch_start", **settings())
+    assert list(differences(expected, resumed)) == []
+
+
+def test_checkpoint_leaves_out_objects_of_the_users_classes(tmp_path):
+    checkpoint = {"callbacks": {"Best": {"best": Killer()}, "Timer": {"seconds": 1.0}}, "mine": 3}
+    saving = AtomicCheckpointIO()
+    with pytest.warns(UserWarning, match="leave out the state of Best, so that a resumed run"):
+        saving.save_checkpoint(checkpoint, tmp_path / "last.ckpt")
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert saved == {"callbacks": {"Timer": {"seconds": 1.0}}, "mine": 3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the warning comes once
+        saving.save_checkpoint(checkpoint, tmp_path / "last.ckpt")

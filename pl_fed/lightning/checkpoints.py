@@ -15,16 +15,20 @@ import torch.distributed as dist
 from fsspec.core import split_protocol, url_to_fs
 from fsspec.registry import get_filesystem_class
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from pl_fed.rounds.identity import CHECKPOINT_FORMAT
 from pl_fed.run_folder import TEMPORARY_NAME
+from pl_fed.safe_load import can_be_loaded, safe_load
 from pl_fed.state import DiskRows, check_saved, select_clients
 
 _LARGE = 1 << 28  # bytes; a larger checkpoint is memory-mapped
 _PIECE = 1 << 20
 _FETCHED = "fetched.ckpt"
+_HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
+_OWN_PARTS = ("state_dict", "federation", "loops", "optimizer_states", "lr_schedulers")
 
 _PARTS: dict[str, type | tuple[type, ...]] = {
     "state_dict": Mapping,
@@ -66,7 +70,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     Every checkpoint is loaded with ``weights_only=True``, for every value that Lightning passes,
     and only if its checksums are correct. A checkpoint at a URL is fetched into a temporary file.
+    A state of a callback, or another part of the user's, that could not be loaded this way is left
+    out, with a warning.
     """
+
+    def __init__(self) -> None:
+        self._left_out: set[str] = set()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
@@ -80,7 +89,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(TEMPORARY_NAME)
         try:
-            _write(checkpoint, temporary)
+            _write(self._leave_out_objects(checkpoint), temporary)
             os.replace(temporary, target)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -89,6 +98,37 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise OSError(
                 f"Expected to write {target} but got: {error.strerror or error}.{note}"
             ) from error
+
+    def _leave_out_objects(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Return a checkpoint that can be loaded, without objects of the user's own classes.
+
+        Hyperparameters are left out without a warning, because no resume reads them.
+        """
+        parts: dict[str, Any] = {}
+        for name, part in checkpoint.items():
+            if name in _HYPERPARAMETERS:
+                parts[name] = {key: part[key] for key in part if can_be_loaded(part[key])}
+            elif name == "callbacks":
+                states = {
+                    key: part[key] for key in part if self._can_keep(f"state of {key}", part[key])
+                }
+                parts[name] = states
+            elif name in _OWN_PARTS or self._can_keep(f"part `{name}`", part):
+                parts[name] = part
+        return parts
+
+    def _can_keep(self, name: str, content: Any) -> bool:
+        """Return whether a part can be loaded again; warn once if it cannot."""
+        if can_be_loaded(content):
+            return True
+        if name not in self._left_out:
+            self._left_out.add(name)
+            rank_zero_warn(
+                f"Checkpoints leave out the {name}, so that a resumed run begins without it: it has"
+                " objects other than tensors, numbers, strings and containers of these. Save the"
+                " values of these objects instead."
+            )
+        return False
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True
@@ -135,6 +175,7 @@ class ClientSubsetIO(AtomicCheckpointIO):
     """
 
     def __init__(self, clients: Tensor) -> None:
+        super().__init__()
         self.clients = clients
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -203,7 +244,7 @@ def _read_leniently(path: str | Path | None) -> dict[str, Any]:
     if file is None or not file.is_file() or not zipfile.is_zipfile(file):
         return {}
     with contextlib.suppress(Exception):  # loading the checkpoint explains the error
-        checkpoint = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        checkpoint = safe_load(file, map_location="cpu", mmap=True)
         if isinstance(checkpoint, dict) and isinstance(checkpoint.get("federation", {}), dict):
             return checkpoint
     return {}
@@ -277,7 +318,7 @@ def _read(file: Path, source: str | Path, map_location: Any) -> Any:
     """Load tensors, numbers and strings; refuse a file with other objects."""
     mapped = _is_large(file) and file.name != _FETCHED
     try:
-        return torch.load(file, map_location=map_location, mmap=mapped, weights_only=True)
+        return safe_load(file, map_location=map_location, mmap=mapped)
     except (OSError, MemoryError):
         raise
     except Exception as error:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from pl_fed.safe_load import safe_load
 
 _COMPILED = "_orig_mod."  # within names of modules that torch.compile has wrapped
 _GLOBAL = "global_model."  # before the names of the global model in a checkpoint of pl_fed
@@ -54,7 +55,7 @@ def _load(path: Path) -> Any:
             ) from error
         return load_file(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return safe_load(path, map_location="cpu")
     except pickle.UnpicklingError as error:
         if not zipfile.is_zipfile(path):
             raise ValueError(
