@@ -45,7 +45,8 @@ class CRFL(AggregatorWrapper):
 
     Source: Xie et al., ICML 2021, Algorithm 1. Breakdown point: 0 by the definition of
     ``breakdown``, but the norm of the model never exceeds ρ_t and the noise. If a run ends before
-    its last planned round, its model has noise.
+    its last planned round, its model has noise. If a finished run goes on with more rounds, it
+    trains on from the model without noise, and differs from a run that planned all rounds.
 
     The norm counts all parameters of an upload's layout. For algorithms that keep a part of the net
     on the clients (FedRep's head), it also counts the initial values of this part.

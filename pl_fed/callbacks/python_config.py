@@ -7,22 +7,29 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.configurable import add_defaults, class_record, default_arguments, plain_value
 from pl_fed.federation import Federation
 from pl_fed.plain_yaml import dump_yaml, load_yaml
-from pl_fed.reports.configs import PYTHON_CONFIG, find_differences
+from pl_fed.reports.configs import PYTHON_CONFIG, find_differences, list_changes
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # may be raised
 _HEADER = "# Describes the objects of a run from Python, for reports: no config for a fit.\n"
+
+KEPT_OPTIONS = (
+    "Options of optimizers and schedules, such as learning rates, stay those of the checkpoint."
+)
+"""The options of a config that a resumed run does not take from it, in a sentence."""
 
 
 class PythonConfig(Callback):
     """Config of a run from Python: a description of its objects in the form of a config.
 
     Runs from the command line have a config already, so nothing is written. If a run resumes with
-    other objects, the earlier description is kept as ``config_to_round_<n>.yaml``. An argument that
-    an earlier version did not have is no difference if it has its default.
+    other objects, a warning names the differences, and the earlier description is kept as
+    ``config_to_round_<n>.yaml``. An argument that an earlier version did not have is no difference
+    if it has its default.
 
     Args:
         federation: The federation.
@@ -50,8 +57,14 @@ class PythonConfig(Callback):
         if path.is_file() and trainer.current_epoch:
             before = load_yaml(path.read_text(encoding="utf-8"))
             before = add_defaults(before, config, self._defaults())
-            if find_differences([before, config]).keys() - _LENGTHS:
-                path.rename(self.folder / f"config_to_round_{trainer.current_epoch}.yaml")
+            changes = find_differences([before, config])
+            if changes.keys() - _LENGTHS:
+                earlier = path.rename(self.folder / f"config_to_round_{trainer.current_epoch}.yaml")
+                rank_zero_warn(
+                    f"The run resumes with other arguments from round {trainer.current_epoch} on"
+                    f" ({list_changes(changes)}). The previous ones are in {earlier.name}."
+                    f" {KEPT_OPTIONS}"
+                )
         text = _HEADER + dump_yaml(config)
         path.write_text(text, encoding="utf-8")
 

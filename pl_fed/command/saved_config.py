@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_warn
 
+from pl_fed.callbacks.python_config import KEPT_OPTIONS
 from pl_fed.command.run_files import CONFIG
 from pl_fed.plain_yaml import load_yaml
-from pl_fed.reports.configs import find_differences, flatten, format_value
+from pl_fed.reports.configs import find_differences, flatten, list_changes
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # a resume may raise
 _PROCESSES = ("trainer.devices", "trainer.num_nodes", "trainer.strategy")
@@ -75,8 +76,7 @@ class SaveAndLogConfig(SaveConfigCallback):
             before.rename(previous)
             rank_zero_warn(
                 f"The run resumes with another config from round {round} on ({changes}). The"
-                f" previous config is in {previous.name}. Learning rates stay those of the"
-                " checkpoint."
+                f" previous config is in {previous.name}. {KEPT_OPTIONS}"
             )
         else:
             previous.unlink(missing_ok=True)  # config.yaml is the same again
@@ -87,7 +87,7 @@ class SaveAndLogConfig(SaveConfigCallback):
         changes = _differences(
             _read_config(file) or config, config, lambda saved: add_defaults(saved, self.parser)
         )
-        return "" if changes.keys() <= _LENGTHS else _list_changes(changes)
+        return "" if changes.keys() <= _LENGTHS else list_changes(changes)
 
     def save_config(
         self, trainer: LightningTrainer, pl_module: LightningModule, stage: str
@@ -158,7 +158,7 @@ def find_changes(file: Path, config: dict[str, Any], complete: Completion) -> st
     if all(map(_may_change, shared)):  # else completing, a fifth of a second, would be in vain
         changes = _differences(saved, config, complete)
     listed = {key: change for key, change in changes.items() if not _may_change(key)}
-    return _list_changes(listed, _MAX_CHANGES)
+    return list_changes(listed, _MAX_CHANGES)
 
 
 def find_config_changes(file: Path, config: dict[str, Any], parser: LightningArgumentParser) -> str:
@@ -178,7 +178,7 @@ def find_config_changes(file: Path, config: dict[str, Any], parser: LightningArg
     if saved is None:
         return f"no readable {file.name}"
     changes = _differences(saved, config, lambda before: add_defaults(before, parser))
-    return _list_changes(changes, _MAX_CHANGES)
+    return list_changes(changes, _MAX_CHANGES)
 
 
 def _may_change(key: str) -> bool:
@@ -200,7 +200,7 @@ def find_model_changes(file: Path, config: dict[str, Any], complete: Completion)
     changes = _differences(_read_config(file) or config, config, complete)
     sections = ("model", "data", "federation", "seed_everything")
     listed = {key: change for key, change in changes.items() if key.startswith(sections)}
-    return _list_changes(listed, _MAX_CHANGES)
+    return list_changes(listed, _MAX_CHANGES)
 
 
 def is_longer(file: Path, config: dict[str, Any]) -> bool:
@@ -218,15 +218,6 @@ def _count_rounds(trainer: dict[str, Any]) -> float:
         (float(limit) for limit in limits if isinstance(limit, int) and limit >= 0),
         default=math.inf,
     )
-
-
-def _list_changes(changes: Mapping[str, list[Any]], most: int | None = None) -> str:
-    texts = [
-        f"{key} {format_value(saved)} → {format_value(value)}"
-        for key, (saved, value) in changes.items()
-    ]
-    more = [] if most is None or len(texts) <= most else [f"{len(texts) - most} more"]
-    return ", ".join([*texts[:most], *more])
 
 
 def _read_config(file: Path) -> dict[str, Any] | None:

@@ -251,6 +251,25 @@ def find_differences(configs: Sequence[Config]) -> dict[str, list[Any]]:
     }
 
 
+def list_changes(changes: Mapping[str, Sequence[Any]], most: int | None = None) -> str:
+    """Describe the differences of two configs, from the first to the second.
+
+    Args:
+        changes: The two values of each argument, from :func:`find_differences`.
+        most: The largest number of arguments; ``None`` describes all.
+
+    Example:
+        >>> list_changes({"model.lam": [1, 2], "seed": [0, 1]}, most=1)
+        'model.lam 1 → 2, 1 more'
+    """
+    texts = [
+        f"{key} {format_value(saved)} → {format_value(value)}"
+        for key, (saved, value) in changes.items()
+    ]
+    more = [] if most is None or len(texts) <= most else [f"{len(texts) - most} more"]
+    return ", ".join([*texts[:most], *more])
+
+
 def format_value(value: Any) -> str:
     """Return a value as text: a class as its name, ``None`` as a dash."""
     if value is None:

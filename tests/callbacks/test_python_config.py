@@ -2,6 +2,7 @@
 
 import warnings
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import yaml
 from small_federations import Given, classes, mlp, seeded
 
 import pl_fed
+import pl_fed.callbacks.python_config
 from pl_fed.clients import FLAME, Ditto, FedAvg
 from pl_fed.command.main import main
 from pl_fed.data import FederatedData
@@ -17,6 +19,11 @@ from pl_fed.reports.run import find_runs
 from pl_fed.samplers import All
 
 FILE = "python_config.yaml"
+WARNING = (
+    "The run resumes with other arguments from round 1 on (model.lam 1 → 0.5, trainer.max_epochs"
+    " 1 → 2). The previous ones are in config_to_round_1.yaml. Options of optimizers and schedules,"
+    " such as learning rates, stay those of the checkpoint."
+)
 
 
 def run(folder, kind=Ditto, seed=0, rounds=1, ckpt_path=None, fast_dev_run=False, **options):
@@ -69,9 +76,13 @@ def test_config_describes_all_sections(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lam", [1.0, 0.5])
-def test_resumed_run_with_other_arguments_keeps_the_earlier_config(tmp_path, lam):
+def test_resumed_run_with_other_arguments_keeps_the_earlier_config(tmp_path, lam, monkeypatch):
     before = (run(tmp_path) / FILE).read_text(encoding="utf-8")
+    warn = Mock()
+    monkeypatch.setattr(pl_fed.callbacks.python_config, "rank_zero_warn", warn)
     run(tmp_path, rounds=2, lam=lam, ckpt_path="last")
+    said = [str(call.args[0]) for call in warn.call_args_list]
+    assert said == [WARNING] * (lam != 1.0)
     earlier_config = tmp_path / "config_to_round_1.yaml"
     config = yaml.safe_load((tmp_path / FILE).read_text(encoding="utf-8"))
     assert config["model"]["init_args"]["lam"] == lam
