@@ -27,6 +27,7 @@ from pl_fed.configurable import Configurable
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
+from pl_fed.distributed.processes import Processes
 from pl_fed.distributed.work_share import gather_states, select_home_states
 from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.evaluation.adaptation import Adaptation
@@ -83,6 +84,7 @@ from pl_fed.rounds.federated_evaluation import (
 from pl_fed.rounds.held_out_clients import HeldOutClients, HeldOutStates
 from pl_fed.rounds.identity import (
     CHECKPOINT_FORMAT,
+    check_equal_data,
     check_identity,
     check_model_identity,
     check_optimizer_identity,
@@ -324,9 +326,9 @@ class Federation(Configurable):
         Raises:
             TypeError: If the data is not a :class:`~pl_fed.data.FederatedData`.
             ValueError: If cohort, Byzantine clients or the net's outputs do not fit the data; if
-                ``keep_features`` is impossible; if an evaluation would run clients' own models
-                on the data of other clients; or if another client or other data would begin the
-                privacy budget again.
+                the processes have different data; if ``keep_features`` is impossible; if an
+                evaluation would run clients' own models on the data of other clients; or if another
+                client or other data would begin the privacy budget again.
         """
         if not isinstance(datamodule, FederatedData):
             raise TypeError(
@@ -342,7 +344,7 @@ class Federation(Configurable):
         if stage == "fit" and not loads:
             self._check_budget(previous)
         if previous is None:
-            self._begin(client, data, loads)
+            self._begin(client, data, loads, settings.processes)
         trial = self._prepare_client(client, datamodule, settings)
         self._check(trial, datamodule)
         session = self._build_session(client, datamodule, settings, previous)
@@ -359,8 +361,11 @@ class Federation(Configurable):
         self.byzantine_clients.set_net(evaluator.copy_global_model)
         self._session = session
 
-    def _begin(self, client: Client, data: ClientData, loads: bool) -> None:
+    def _begin(self, client: Client, data: ClientData, loads: bool, processes: Processes) -> None:
         """Set the weights with which a new session begins, and draw its Byzantine clients."""
+        if processes.size > 1:
+            identity = federation_identity(client, data, self.seed)
+            check_equal_data(processes.gather_objects(identity))
         if self.initial_model is not None and not loads:
             _set_weights(client, self.initial_model)
         own_samples = None if self.privacy is None else data.train.samples
@@ -839,7 +844,17 @@ class Federation(Configurable):
         Yields:
             A copy of the user's net, in evaluation mode, with the client's parameters and running
             statistics. It is independent of pl_fed.
+
+        Raises:
+            ValueError: If the algorithm evaluates no model of this name: its tensors may be those
+                of the first round, as those of a global model that nobody trains.
         """
+        evaluated = self.client.evaluated
+        if model is not None and model not in evaluated:
+            raise ValueError(
+                f"Expected argument `model` to be one of {', '.join(evaluated)} but got {model!r},"
+                f" which {type(self.client).__name__} does not evaluate."
+            )
         held_out = self.session.held_out
         if held_out is None or not len(self._separate_held_out(clients)[1]):
             return self.session.evaluation.models_of(clients, model)
@@ -861,7 +876,7 @@ class Federation(Configurable):
 
         Raises:
             TypeError: If ``client`` is not an integer.
-            ValueError: If ``client`` is not the id of a client.
+            ValueError: If ``client`` is not the id of a client, or there is no such model.
         """
         check_integers(0, client=client)
         check_at_most(self.session.datamodule.num_evaluated - 1, client=client)

@@ -59,9 +59,12 @@ class TrainedRun:
 
     @property
     def global_model(self) -> nn.Module:
-        """A copy of the global model, as the user's net in evaluation mode."""
-        evaluator = self.federation.session.evaluation.evaluator
-        return next(evaluator.models(torch.zeros(1, dtype=torch.int64), "global"))
+        """A copy of the global model, as the user's net in evaluation mode.
+
+        Raises:
+            ValueError: If the algorithm has none, as ``Local``, or none with a trained head.
+        """
+        return self.federation.model_of(0, "global")
 
     def model_of(self, client: int | str, model: str | None = None) -> nn.Module:
         """Return a client's model: the user's net in evaluation mode, independent of pl_fed.
@@ -80,11 +83,6 @@ class TrainedRun:
             raise ValueError(
                 f"Expected argument `client` to be one of the {len(self._loaded)} loaded clients"
                 f" but got {client!r}: add it to the `clients` of pl_fed.load."
-            )
-        if model is not None and model not in self.models:
-            raise ValueError(
-                f"Expected argument `model` to be one of {', '.join(self.models)} but got"
-                f" {model!r}."
             )
         return self.federation.model_of(found, model)
 

@@ -1,6 +1,6 @@
 """The identity of a federation: a checkpoint fits if its identity is equal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pl_fed.clients.base import Client
@@ -95,6 +95,27 @@ def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
             f"Expected a checkpoint with the {name} {_shorten(expected)} but got one with"
             f" {_shorten(got)}{hint}.{remedy}"
         )
+
+
+def check_equal_data(identities: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ``ValueError`` if processes have other data or another seed than the first one.
+
+    Each process loads the data by itself, and trains a part of the clients with them.
+
+    Args:
+        identities: The identity in each process, by rank.
+    """
+    first, *others = identities
+    for rank, identity in enumerate(others, 1):
+        for name, expected in first.items():
+            if _is_equal(expected, identity[name]):
+                continue
+            words = _DATA[name][0] if name in _DATA else name
+            raise ValueError(
+                f"Expected all {len(identities)} processes to have the same {words} but process"
+                f" {rank} has others than process 0: draw data by a fixed seed, and sort names"
+                " that come from a set or a folder, because their order may differ by process."
+            )
 
 
 def check_model_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

@@ -9,7 +9,12 @@ from pl_fed.clients import FedAvg
 from pl_fed.data import Arrays, Digits, FederatedData
 from pl_fed.data.fingerprint import digest_of_labels, fingerprint_of, same_inputs
 from pl_fed.partitioners import IID
-from pl_fed.rounds.identity import check_identity, federation_identity, states_identity
+from pl_fed.rounds.identity import (
+    check_equal_data,
+    check_identity,
+    federation_identity,
+    states_identity,
+)
 from pl_fed.skews import Rotations
 
 
@@ -37,6 +42,17 @@ def digits(seed=0, **options):
 def test_rebuilt_data_have_the_same_identity():
     check_identity(digits(), digits())
     check_identity(array_identity(arrays()), array_identity(arrays()))
+
+
+def test_processes_with_different_data_are_refused():
+    """A source that draws without a seed, or reads a set, gives each process other samples."""
+    first, same = array_identity(arrays()), array_identity(arrays())
+    check_equal_data([first, same, same])
+    other = array_identity(arrays(seed=1))
+    with pytest.raises(ValueError, match="all 3 processes to have the same inputs but process 2 "):
+        check_equal_data([first, same, other])
+    with pytest.raises(ValueError, match="all 2 processes to have the same seed but process 1 "):
+        check_equal_data([first, {**first, "seed": 4}])
 
 
 @table_test(
