@@ -106,8 +106,16 @@ class ClientSplit:
     def report(self) -> None:
         """Report the choice of split if the data set has parts and ``split`` is not set.
 
-        Warn of parts with several collate functions if their samples are pooled.
+        Warn of parts with several collate functions if their samples are pooled, and name owners
+        that the partitioner does not regard.
         """
+        is_by_owner = self.partitioner is None or self.partitioner.splits == "owners"
+        if self.arrays.client is not None and not is_by_owner:
+            rank_zero_info(
+                f"{type(self.partitioner).__name__} splits the samples of {self.source} without"
+                f" regard to their {len(self.arrays.client.unique())} owners: set"
+                " `data.partitioner: null` and `data.num_clients: null` to make each a client."
+            )
         batches = self.arrays.entries
         if isinstance(batches, OwnBatches) and len(self.official) < 2:
             functions = [getattr(f, "func", f) for f in batches.collates.values()]  # of a partial

@@ -239,6 +239,13 @@ class LightningData(DataSource):
 
     def _warn_of_samplers(self, loaders: Mapping[int, Any]) -> None:
         """Warn of samplers that do not visit each sample once, as pl_fed does."""
+        batches = loaders[TRAIN].batch_sampler
+        is_ordered = type(batches) is BatchSampler and type(batches.sampler) is SequentialSampler
+        if is_ordered and len(batches) > 1:
+            rank_zero_info(
+                f"pl_fed shuffles the training samples of {self.name} in each pass, although its"
+                " `train_dataloader` does not."
+            )
         for part, loader in loaders.items():
             sampler = loader.sampler
             if isinstance(sampler, SubsetRandomSampler):

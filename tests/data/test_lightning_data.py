@@ -367,3 +367,13 @@ def test_random_sampler_that_repeats_samples_is_reported():
 
     with pytest.warns(UserWarning, match="ignores the sampler RandomSampler of `train_dataloader`"):
         LightningData(Repeats()).load()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_order_of_the_training_dataloader_is_reported_if_it_is_fixed(shuffle, caplog):
+    class Ordered(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(NUMBERS, batch_size=10, shuffle=shuffle)
+
+    LightningData(Ordered()).load()
+    assert ("pl_fed shuffles the training samples of Ordered" in caplog.text) == (not shuffle)

@@ -17,7 +17,7 @@ from pl_fed.data import Arrays, DataSource, Digits, FederatedData
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.module import ClientBatches
 from pl_fed.data.source import count_classes
-from pl_fed.partitioners import IID, Dirichlet, Shards
+from pl_fed.partitioners import IID, ByOwner, Dirichlet, Shards
 
 
 class Made(DataSource):
@@ -624,6 +624,16 @@ def test_inputs_of_one_number_per_sample(normalize):
         data, num_clients=1, val_fraction=0, test_fraction=0, normalize=normalize
     )
     assert clients.inputs.shape == (2,)
+
+
+@pytest.mark.parametrize(("partitioner", "is_reported"), [(IID(), True), (ByOwner(), False)])
+def test_owners_that_a_partitioner_does_not_regard_are_reported(partitioner, is_reported, caplog):
+    owners = torch.arange(12) % 4
+    data = Made(torch.zeros(12, 1), torch.zeros(12), client=owners)
+    _ = FederatedData(data, partitioner, 2).clients
+    assert is_reported == (
+        "IID splits the samples of Made without regard to their 4" in caplog.text
+    )
 
 
 # Transforms
