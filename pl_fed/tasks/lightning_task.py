@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
+from torchmetrics.wrappers.abstract import WrapperMetric
 
 from pl_fed.arguments import check_choice
 from pl_fed.nets.calls import Net
@@ -403,14 +404,17 @@ def _describe_output(output: Any) -> str:
 
 
 def reset_metrics(module: nn.Module) -> None:
-    """Reset the metrics of torchmetrics in a module that have been updated."""
+    """Reset the metrics of torchmetrics in a module that have been updated.
+
+    A wrapper such as ``Running`` does not count its updates.
+    """
     for metric in list_metrics(module):
         if isinstance(metric, MetricCollection):
             if any(part.update_called for part in metric.values(copy_state=False)):
                 metric.reset()
             continue
         keep_local(metric)
-        if metric.update_called:
+        if metric.update_called or isinstance(metric, WrapperMetric):
             metric.reset()
 
 

@@ -1,4 +1,4 @@
-"""Metrics and losses of real modules: undefined for a batch or a client, in dicts, of one entry."""
+"""Metrics and losses of real modules: undefined for a batch or a client, in dicts, in wrappers."""
 
 import pytest
 import torch
@@ -6,9 +6,10 @@ from lit_federations import draw, labels
 from small_federations import seeded
 from stateful_modules import Stateful
 from torch import nn
-from torchmetrics import MetricCollection
+from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, MulticlassAccuracy
 from torchmetrics.regression import MeanSquaredError, R2Score
+from torchmetrics.wrappers import Running
 
 from pl_fed.tasks import LightningTask
 from pl_fed.types import Batch
@@ -83,3 +84,23 @@ def test_metrics_in_a_dict_begin_anew_and_a_loss_may_have_one_entry():
         expected = (net(batch.inputs).argmax(1) == batch.targets).double().mean()
         assert float(logs[id(net)]["acc"]) == pytest.approx(float(expected))
         assert not net.by_stage["train"][0].update_called
+
+
+class RunningLoss(Stateful):
+    """Logs a wrapper that does not count its updates."""
+
+    def keep(self):
+        self.mean_loss = Running(MeanMetric(), window=3)
+
+    def validation_step(self, batch, batch_idx):
+        self.mean_loss(self.loss(batch))
+        self.log("val_mean", self.mean_loss)
+
+
+def test_wrapper_without_a_count_of_updates_begins_anew_with_each_client():
+    net, task = seeded(RunningLoss).double().eval(), LightningTask()
+    for seed in (0, 1):
+        batch = Batch(draw(6, 4, seed=seed), labels(6, 3, seed=seed))
+        with torch.no_grad():
+            _, values = task.evaluate(net, [batch], "val")
+            assert values["mean"] == pytest.approx(float(net.loss(batch)))
