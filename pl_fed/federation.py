@@ -376,6 +376,7 @@ class Federation(Configurable):
         try_round(trial)
         facts = self._find_step_facts(trial, session.rounds.batch_rule)
         trial.client.draws_globally = facts.draws_globally
+        trial.client.reads_optimizer = facts.reads_optimizer
         session.rounds.local_training.watch.expect(facts)
 
     def _prepare_client(
@@ -383,7 +384,8 @@ class Federation(Configurable):
     ) -> Trial:
         """Set all that set-up sets in an algorithm and its task: settings, then facts.
 
-        For local steps, :meth:`setup` adds one fact about them, ``client.draws_globally``.
+        :meth:`setup` adds two facts about local steps: ``client.draws_globally`` and
+        ``client.reads_optimizer``.
 
         Returns:
             The algorithm with its samples, for further trials.

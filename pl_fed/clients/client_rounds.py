@@ -62,6 +62,8 @@ class ClientRounds(FederationModule):
             compression. Set by the federation.
         draws_globally: Whether local steps draw from the global generators of Python or NumPy; the
             federation finds out in a trial. The engine ``one_by_one`` then seeds them, too.
+        reads_optimizer: Whether local steps read the trainer's optimizer or schedule; the
+            federation finds out in a trial. Its rates are those of a step one by one alone.
     """
 
     models: dict[str, Model]
@@ -82,6 +84,7 @@ class ClientRounds(FederationModule):
         self.keeps_optimizer_state = False
         self.compressor: Compressor | None = None
         self.draws_globally = False
+        self.reads_optimizer = False
         self._optimizer_layouts: dict[str, OptimizerLayout] | None = None
 
     def begin(self, client: ClientRound) -> None:

@@ -25,7 +25,7 @@ CLIENT_BOOKKEEPING = frozenset(
         *vars(LightningModule()),
         *("constructor_arguments", "_rows", "_readable", "_objective", "_states", "models"),
         *("_server_states", "_task_data", "keeps_optimizer_state", "_optimizer_layouts"),
-        *("draws_globally", "local_schedule", "compressor"),
+        *("draws_globally", "reads_optimizer", "local_schedule", "compressor"),
     )
 )
 """Attributes of a client whose change changes no step."""

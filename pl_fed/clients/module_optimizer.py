@@ -224,7 +224,7 @@ def _read_example(
 
 
 def _copy(value: Any) -> Any:
-    """Return a copy of a tensor, such as a rate, which a schedule changes in place."""
+    """Return a copy of a tensor: a schedule changes a rate in place."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 

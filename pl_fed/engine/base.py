@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -396,6 +397,26 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Tensor | None, step: int)
     """
     if rates is not None:
         for group, rate in zip(optimizer.param_groups, rates[step].tolist()):
+            group["lr"] = rate
+
+
+@contextmanager
+def lend_rates(
+    optimizer: torch.optim.Optimizer, rates: Tensor | None
+) -> Iterator[Callable[[Tensor | None, int], None]]:
+    """Yield a function that sets the rates of the trainer's optimizer, for steps that read them.
+
+    They are restored at the end.
+
+    Args:
+        optimizer: The optimizer of the trainer; it takes no step itself.
+        rates: The rates of the clients; ``None`` if those of the optimizer hold.
+    """
+    before = [] if rates is None else [group["lr"] for group in optimizer.param_groups]
+    try:
+        yield partial(set_rates, optimizer)
+    finally:
+        for group, rate in zip(optimizer.param_groups, before):
             group["lr"] = rate
 
 

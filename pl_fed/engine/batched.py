@@ -90,18 +90,7 @@ class BatchedRunner(Engine):
                 optimizer has hooks of single steps.
         """
         objective = chunk.objective
-        if any(map(have_gradient_hooks, client.trained_parameters.values())):
-            raise CannotCompileError("a parameter has a hook on its gradient")
-        if any(list_step_hooks(optimizer)):
-            raise CannotCompileError("the local optimizer has hooks on its steps")
-        if hooks := client.task.list_gradient_hooks(client.global_model):
-            raise CannotCompileError(
-                f"the module has hooks of single steps (`{'`, `'.join(hooks)}`)"
-            )
-        if client.draws_globally:
-            raise CannotCompileError(
-                "`training_step` draws from the global generator of Python or NumPy"
-            )
+        _check_step(client, optimizer, chunk)
         if self._objective is not objective:
             self._objective, self._steps = objective, {}
         own, data = client.row(objective.trained[0]).data, chunk.batches.data
@@ -264,6 +253,25 @@ class TurnRunner(BatchedRunner):
         models.update(trained)
         states.hand_over()
         return stack_outputs(outputs)
+
+
+def _check_step(client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk) -> None:
+    """Refuse hooks and reads of single steps: a step is a function of tensors."""
+    if any(map(have_gradient_hooks, client.trained_parameters.values())):
+        raise CannotCompileError("a parameter has a hook on its gradient")
+    if any(list_step_hooks(optimizer)):
+        raise CannotCompileError("the local optimizer has hooks on its steps")
+    if hooks := client.task.list_gradient_hooks(client.global_model):
+        raise CannotCompileError(f"the module has hooks of single steps (`{'`, `'.join(hooks)}`)")
+    if client.draws_globally:
+        raise CannotCompileError(
+            "`training_step` draws from the global generator of Python or NumPy"
+        )
+    if chunk.rates is not None and client.reads_optimizer:
+        raise CannotCompileError(
+            "`training_step` reads the optimizer or its schedule, whose rates are those of each"
+            " client's step"
+        )
 
 
 class PreparedStep:

@@ -16,6 +16,7 @@ from pl_fed.engine.base import (
     OwnBuffers,
     allocate_rows,
     as_outputs,
+    lend_rates,
     rebuild_optimizer,
     set_rates,
     stack_outputs,
@@ -57,7 +58,7 @@ class OneByOne(Engine):
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
         try:
-            with _fork_generators(client) as seed:
+            with _fork_generators(client) as seed, lend_rates(optimizer, chunk.rates) as lend:
                 for position, client_id in enumerate(batches.clients):
                     seed(key(batches.seed, "torch", batches.round, client_id))
                     models.load(position)
@@ -65,7 +66,14 @@ class OneByOne(Engine):
                     states.load(rebuilt, parameters, position)
                     with client.reading(select_rows(rows, position)):
                         means = self._steps(
-                            client, rebuilt, parameters, chunk, models, position, keys[position]
+                            client,
+                            rebuilt,
+                            parameters,
+                            chunk,
+                            models,
+                            position,
+                            keys[position],
+                            lend,
                         )
                     states.store(rebuilt, parameters, position)
                     outputs.append(means)
@@ -87,6 +95,7 @@ class OneByOne(Engine):
         models: "_WorkingModels",
         position: int,
         keys: list[int],
+        lend: Callable[[Tensor | None, int], None],
     ) -> dict[str, Tensor]:
         """Take one client's steps, and store each model after its last step.
 
@@ -102,6 +111,7 @@ class OneByOne(Engine):
         plan = chunk.plan_steps(per_step, position, chunk.batches.steps[position])
         for step, batch in enumerate(_load_minibatches(chunk, position)):
             client.draws.start(keys[step])
+            lend(rates, step)
             if not is_waiting:
                 optimizer.zero_grad()
             outputs: dict[str, Tensor] = {}

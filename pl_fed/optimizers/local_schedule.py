@@ -67,6 +67,10 @@ class LocalSchedule(LRScheduler):
             self.rounds.step()
         return [group["lr"] for group in self.optimizer.param_groups]
 
+    def get_last_lr(self) -> list[Any]:
+        """Return the learning rate of each group; within a local step, that of the step."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with that of the schedule over rounds."""
         state = {k: v for k, v in super().state_dict().items() if k != "rounds"}

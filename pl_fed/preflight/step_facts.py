@@ -25,6 +25,7 @@ class StepFacts:
         moved_parameters: Parameters that a step moves in memory, by ``.data = ...``.
         optimizer_options: Options of the trainer's optimizer that a step changes.
         draws_globally: Whether steps draw from the global generators of Python or NumPy.
+        reads_optimizer: Whether steps read the trainer's optimizer or schedule.
         leaks: Whether a client's numbers depend on the client before it for another reason.
     """
 
@@ -42,6 +43,7 @@ class StepFacts:
     moved_parameters: tuple[str, ...] = ()
     optimizer_options: tuple[str, ...] = ()
     draws_globally: bool = False
+    reads_optimizer: bool = False
     leaks: bool = False
 
     @property

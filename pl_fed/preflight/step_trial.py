@@ -163,6 +163,7 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
         moved_parameters=names(changes.moved_parameters),
         optimizer_options=tuple(sorted(set().union(*(run.options for run in runs)))),
         draws_globally=any(run.draws for run in runs),
+        reads_optimizer=any(run.reads for run in runs),
         leaks=leaks and not memory,
     )
 
@@ -183,6 +184,7 @@ class _Run:
         values: The attributes, and values outside of modules, after each step and at the end.
         reshaped: Buffers that a step replaced by tensors of another shape.
         draws: Whether the steps have drawn from a global generator of Python or NumPy.
+        reads: Whether the steps have read the optimizer or its schedule.
         options: Options of the optimizer that a step changed.
     """
 
@@ -191,12 +193,17 @@ class _Run:
     values: list[Mapping[str, Hashable]] = field(default_factory=list)
     reshaped: set[str] = field(default_factory=set)
     draws: bool = False
+    reads: bool = False
     options: set[str] = field(default_factory=set)
 
     def add(self, values: KeptValues, changes: Changes) -> None:
         """Add the values of modules after a step, and what the step changed."""
         self.changes |= changes
         self.values.append({**values.attributes, **values.outside})
+
+    def note_read(self) -> None:
+        """Note that a step has read the optimizer or its schedule."""
+        self.reads = True
 
     def differs(self, other: "_Run", name: str) -> bool:
         """Return whether an attribute has other values in another run of the same client."""
@@ -238,8 +245,8 @@ def _run_client(trial: Trial, number: int, width: int) -> _Run:
         minibatches = [trial.load_minibatch(samples[step]) for step in places.split(width)]
         round = client.run_begin(trial.new_round(number))
         optimizer = client.objective.build_optimizer(client.trained_parameters)
-        models = map(client.model, client.models)
-        lend_optimizer((m for m in models if hasattr(m, "training_step")), client, optimizer)
+        modules = [m for m in map(client.model, client.models) if hasattr(m, "training_step")]
+        lend_optimizer(modules, client, optimizer, on_read=run.note_read)
         lay_rows(client)
         before = KeptValues.record(kept_parts(client))
         options = OptionGuard([optimizer])

@@ -114,10 +114,26 @@ class Trial:
 
 
 def lend_optimizer(
-    modules: Iterable[nn.Module], client: Client, optimizer: torch.optim.Optimizer
+    modules: Iterable[nn.Module],
+    client: Client,
+    optimizer: torch.optim.Optimizer,
+    on_read: Callable[[], None] = lambda: None,
 ) -> None:
-    """Give modules an optimizer and its schedule, which steps read: a trainer has none yet."""
+    """Give modules an optimizer and its schedule for their steps: a trainer has none yet.
+
+    Args:
+        modules: The modules.
+        client: The algorithm.
+        optimizer: The optimizer.
+        on_read: Called when a module asks for one of them.
+    """
     schedule = client.build_schedule(optimizer)
+
+    def lend(lent: Any) -> Any:
+        """Return an optimizer or a schedule to a module."""
+        on_read()
+        return lent
+
     for module in modules:
-        vars(module)["optimizers"] = lambda *_, **__: optimizer
-        vars(module)["lr_schedulers"] = lambda: schedule
+        vars(module)["optimizers"] = lambda *_, **__: lend(optimizer)
+        vars(module)["lr_schedulers"] = lambda: lend(schedule)

@@ -358,3 +358,36 @@ def one_cycle_of_four(optimizer, module):
 def test_schedules_without_a_meaning_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         run_by_trainer(FedAvg(seeded(lambda: Steps(make))))
+
+
+class LoggedRate(Steps):
+    """Logs the rate of each step, as its optimizer and its schedule have it."""
+
+    def training_step(self, batch, batch_idx):
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
+        self.log("last_rate", self.lr_schedulers().get_last_lr()[0])
+        return super().training_step(batch, batch_idx)
+
+
+def halve(optimizer, module):
+    return ExponentialLR(optimizer, 0.5)
+
+
+@table_test("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
+def test_a_step_reads_its_own_rate(engine):
+    data = shared_out(classes([8, 12]), drop_last=True)  # two and three steps
+    client = FedAvg(seeded(lambda: LoggedRate(halve)))
+    trainer = pl_fed.Trainer(
+        pl_fed.Federation(seed=0, engine=pl_fed.EngineOptions(engine)),
+        accelerator="cpu", max_epochs=2, logger=False, num_sanity_val_steps=0,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    if engine == "one_by_one":
+        trainer.fit(client, data)
+    else:
+        with pytest.warns(UserWarning, match="`training_step` reads the optimizer or its schedule"):
+            trainer.fit(client, data)
+    rates = ((0.025 + 0.0125) / 2 + (0.0125 + 0.00625 + 0.003125) / 3) / 2
+    for name in ("rate", "last_rate"):
+        assert float(trainer.callback_metrics[f"train/{name}"]) == pytest.approx(rates)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.1
