@@ -63,9 +63,11 @@ def plain_attributes(client: Client) -> Iterator[object]:
     """Yield the values that Python code of the client and its modules may read besides tensors.
 
     These are numbers and strings, the identities of tensors that are neither parameters nor
-    buffers, and the printed form of other values, such as a list or a dataclass.
+    buffers, the printed form of other values, such as a list or a dataclass, and the classes of the
+    modules, since a callback may replace one.
     """
     for module in client.modules():
+        yield type(module)
         for name, value in vars(module).items():
             if name in _IGNORED_ATTRIBUTES:
                 continue
