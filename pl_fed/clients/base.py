@@ -63,8 +63,8 @@ class Client(Configurable, ClientRounds, ABC):
             contains them. Entirely frozen submodules stay in evaluation mode. If
             ``net.keep_features`` is true, the frozen submodules compute ``net.features(x)`` once
             for all samples. The features replace the inputs, so ``net.forward`` must accept them.
-        optimizer: Builds the local optimizer from parameters, in each round; SGD with learning rate
-            0.05 by default.
+        optimizer: Builds the local optimizer from parameter groups, one dict with ``params`` and
+            ``name`` for each trained model, in each round; SGD with learning rate 0.05 by default.
         lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round. A
             :class:`~pl_fed.optimizers.LocalSchedule` also changes the rate within a round.
         local_steps: Minibatch steps in a round; or give ``local_epochs``.

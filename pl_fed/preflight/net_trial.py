@@ -65,10 +65,15 @@ def find_net_facts(trial: Trial) -> NetFacts:
             " trainer's precision to bf16-mixed."
         )
     optimizer = call_or_explain(
-        "Expected argument `optimizer` to build a local optimizer but that",
+        "Expected argument `optimizer` to build a local optimizer from parameter groups but that",
         lambda: client.objective.build_optimizer(client.trained_parameters),
         explains_own=not isinstance(client.objective.optimizer, ModuleOptimizer),
     )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            "Expected argument `optimizer` to build one torch.optim.Optimizer but got"
+            f" {type(optimizer).__name__}."
+        )
     check_finite_options(optimizer=optimizer)
     check_not_differentiable(optimizer=optimizer)
     _try_kept_states(client, optimizer)

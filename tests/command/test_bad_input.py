@@ -334,7 +334,8 @@ REFUSED = {
     ),
     "negative learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=-1"],
-        "`model.optimizer` to build a local optimizer but that failed: Invalid learning rate: -1.0",
+        "`model.optimizer` to build a local optimizer from parameter groups but that failed:"
+        " Invalid learning rate: -1.0",
     ),
     "negative learning rate of the server": (
         ["--federation.server_optimizer=SGD", "--federation.server_optimizer.lr=-1"],

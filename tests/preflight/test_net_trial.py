@@ -4,13 +4,13 @@ import re
 
 import pytest
 import torch
-from small_federations import reals, shared_out
+from small_federations import classes, mlp, reals, run_tried_rounds, shared_out
 from stateful_modules import Stateful
 from tables import table_test
 from torch import nn
 
 from pl_fed import Federation, clients
-from pl_fed.clients import Ditto
+from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
@@ -212,3 +212,23 @@ def test_criterion_that_fails_on_the_targets_is_refused():
         r" integers\) but Cross",
     ):
         try_net(Ditto(nn.Linear(4, 3)), data)
+
+
+BUILDERS = {
+    "two optimizers": (
+        lambda groups: (torch.optim.SGD(groups), torch.optim.Adam(groups)),
+        TypeError,
+        "`optimizer` to build one torch.optim.Optimizer but got tuple",
+    ),
+    "a list of parameters": (
+        lambda groups: torch.optim.SGD([p for p in groups if p.ndim > 1]),
+        ValueError,
+        "a local optimizer from parameter groups but that failed: 'dict' object has no attribute",
+    ),
+}
+
+
+@table_test(("build", "kind", "words"), BUILDERS.values(), ids=BUILDERS)
+def test_function_that_builds_no_optimizer_is_refused(build, kind, words):
+    with pytest.raises(kind, match=words):
+        run_tried_rounds(FedAvg(mlp(), optimizer=build), shared_out(classes([4, 4])))
