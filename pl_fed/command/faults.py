@@ -141,12 +141,15 @@ def _refuse_unknown(
         got = f"`{key}`{suggestion or list_names(names)}"
         refuse(path, f"hold only options of {owner}", got)
     typed = _join(section, key)
-    if section:  # the hint suggests similar options of the sections
-        suggestion = suggestion or list_names(names) if "." in section else ""
-    suggestion = _suggest_new_path(typed) or suggestion
+    new_path = _suggest_new_path(typed)
     while isinstance(value, dict) and value:
         inner, value = next(iter(value.items()))
         typed = _join(typed, inner)
+    if "." in section:
+        suggestion = suggestion or list_names(names)
+    elif section and isinstance(value, Option):  # the hint suggests options that are alike
+        suggestion = ""
+    suggestion = new_path or suggestion
     refuse_option(value.words if isinstance(value, Option) else typed, suggestion)
 
 

@@ -713,6 +713,7 @@ A_CLASS = "to name a class by its `class_path` but got"
             {"class_path": "pl_fed.attacks.RandomLabels"},
             "`federation.adversary` to be a mapping of arguments without a class_path but got the",
         ),
+        ("federation.agregator", "Median", "federation.agregator (did you mean aggregator?)."),
         ("federation.byzantine", 0.2, "(did you mean federation.adversary.fraction?)."),
         (
             "federation.adversary",
