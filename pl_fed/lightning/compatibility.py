@@ -304,6 +304,11 @@ def check_callback(callback: Callback) -> None:
             " Lightning would write last.ckpt only when training ends. To keep only the latest"
             " checkpoint, leave both out, set `filename: last` and `enable_version_counter: false`."
         )
+    if isinstance(callback, ModelCheckpoint) and callback.save_last and callback.save_weights_only:
+        rank_zero_warn(
+            f"{name} with `save_weights_only` writes a last.ckpt from which no run can resume:"
+            " leave out `save_last`, and add the callback pl_fed.callbacks.LastCheckpoint."
+        )
     if (
         isinstance(callback, ModelCheckpoint)
         and callback.save_last == "link"

@@ -159,7 +159,9 @@ class Trainer(LightningTrainer):
             keep_in_folder(checkpoint)
         # with a monitor, Lightning's last.ckpt is the last one of the best checkpoints
         lags = any(c.save_last and c.monitor and not c.dirpath for c in checkpoints)
-        if (lags or not checkpoints) and kwargs.get("enable_checkpointing") is not False:
+        lacks_last = not any(isinstance(checkpoint, LastCheckpoint) for checkpoint in checkpoints)
+        needs_last = lacks_last and (lags or not checkpoints)
+        if needs_last and kwargs.get("enable_checkpointing") is not False:
             user_callbacks.append(LastCheckpoint())
         has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
         shows_progress = kwargs.get("enable_progress_bar") is not False and not has_bar

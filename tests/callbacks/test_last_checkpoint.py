@@ -14,6 +14,7 @@ from small_federations import classes, mlp, seeded, sgd, shared_out
 import pl_fed
 from pl_fed.callbacks import LastCheckpoint
 from pl_fed.clients import Ditto
+from pl_fed.lightning.compatibility import check_callback
 from pl_fed.samplers import All
 
 
@@ -82,6 +83,19 @@ def test_last_checkpoint_is_of_the_last_round_beside_a_best_checkpoint(tmp_path)
     uninterrupted, data = make_client_and_data()
     quiet_trainer(tmp_path / "whole", 6).fit(uninterrupted, data)
     assert torch.equal(client.row("global").data, uninterrupted.row("global").data)
+
+
+def test_no_second_last_checkpoint_is_added(tmp_path):
+    """Lightning refuses two callbacks of the class, as both have the same state in a checkpoint."""
+    best = ModelCheckpoint(monitor="round", save_last=True)
+    trainer = quiet_trainer(tmp_path, 1, callbacks=[LastCheckpoint(share=1), best])
+    assert [c.share for c in trainer.callbacks if isinstance(c, LastCheckpoint)] == [1]
+
+
+def test_last_checkpoint_with_weights_only_is_named():
+    weights = ModelCheckpoint(save_last=True, save_weights_only=True)
+    with pytest.warns(UserWarning, match="writes a last.ckpt from which no run can resume"):
+        check_callback(weights)
 
 
 @pytest.mark.slow
