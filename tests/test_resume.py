@@ -1044,3 +1044,20 @@ def test_checkpoint_leaves_out_objects_of_the_users_classes(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the warning comes once
         saving.save_checkpoint(checkpoint, tmp_path / "last.ckpt")
+
+
+@pytest.mark.slow
+def test_options_that_stay_those_of_the_checkpoint_are_named(tmp_path):
+    """They stay, as in Lightning; the same options, also under a schedule, need no warning."""
+    run(tmp_path / "run", client=FedAvg, max_epochs=1, schedule=None, callbacks=after_round())
+    file = last_checkpoint(tmp_path / "run")
+    for rate, momentum, schedule in ((0.2, 0.0, None), (0.1, 0.9, cosine)):
+        trainer, client = make(tmp_path / str(rate), schedule=schedule, client=FedAvg, max_epochs=2)
+        client.objective.optimizer.keywords.update(lr=rate, momentum=momentum)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.fit(client, digits(), ckpt_path=file)
+        messages = [str(warning.message) for warning in caught]
+        kept = [message for message in messages if "keeps the options of the chec" in message]
+        assert len(kept) == (rate == 0.2)
+        assert all("lr 0.1 instead of 0.2, momentum 0.9 instead of 0.0." in text for text in kept)

@@ -10,7 +10,8 @@ The clipped object is the MODEL: all its parameters in one norm. The aggregator 
 that leads from w^t to w^{t+1}. So the server's optimizer has to be plain SGD with learning rate 1.
 
 Algorithm 2 is :class:`pl_fed.Smoothing`: with ``federation.smoothing``, a test has the metrics of
-the votes of noisy copies of the model. :func:`~pl_fed.nets.noisy_copies.noisy_copies` and
+the votes of noisy copies of the global model. The seed alone keys their noise, so that each test of
+a run has the same. :func:`~pl_fed.nets.noisy_copies.noisy_copies` and
 :func:`~pl_fed.functional.certification.count_votes` give the votes themselves, and
 :func:`~pl_fed.functional.certification.crfl_radius` the size of a trigger that they withstand.
 

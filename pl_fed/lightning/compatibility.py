@@ -336,6 +336,44 @@ def check_optimizer(trainer: Any, model: Any) -> None:
         )
 
 
+def list_options(optimizers: Iterable[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+    """Return the options of each parameter group, such as its learning rate without a schedule.
+
+    With a schedule, this is the rate that the schedule begins with. Momentum is left out, because
+    some schedules change it, too.
+    """
+    return [
+        {"lr": group.get("initial_lr", group["lr"])}
+        if "initial_lr" in group
+        else {name: value for name, value in group.items() if name not in ("params", "name")}
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
+
+
+def warn_of_kept_options(
+    configured: Sequence[dict[str, Any]], restored: Sequence[dict[str, Any]]
+) -> None:
+    """Warn if a resumed run has other options of the local optimizer than those configured.
+
+    Args:
+        configured: The options of the parameter groups before the checkpoint was loaded.
+        restored: Their options after it.
+    """
+    differences = {
+        name: f"{name} {group[name]} instead of {options[name]}"
+        for options, group in zip(configured, restored)
+        for name in options
+        if name in group and group[name] != options[name]
+    }
+    if differences:
+        rank_zero_warn(
+            "The local optimizer keeps the options of the checkpoint:"
+            f" {', '.join(differences.values())}. To train on with others, start a new run with"
+            " `federation.initial_model`, or change them in a callback."
+        )
+
+
 def check_monitors(
     trainer: Any, model: Any, logged: Iterable[str], *, includes_rounds: bool = False
 ) -> None:

@@ -31,6 +31,8 @@ from pl_fed.lightning.compatibility import (
     check_monitors,
     check_optimizer,
     check_private_monitors,
+    list_options,
+    warn_of_kept_options,
 )
 from pl_fed.loggers import RunCSV, WaitingRows
 from pl_fed.preflight.explanations import explain_log
@@ -128,6 +130,7 @@ class FederatedLoop(_FitLoop):
         self._validated = self._was_validated = self._is_restored = False
         self._validated_names: list[str] | None = None  # until the monitors are checked
         self._metrics: dict[str, Tensor] = {}
+        self._configured: list[dict[str, Any]] = []  # options of optimizers before the restore
         self._row_queues: list[WaitingRows] = []
         self._bar_due = 0.0
 
@@ -155,8 +158,9 @@ class FederatedLoop(_FitLoop):
             rank_zero_info("The run was stopped early: to continue it, remove EarlyStopping.")
 
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Restore the progress counters."""
+        """Restore the progress counters; Lightning restores the optimizers next."""
         super().load_state_dict(state_dict, prefix)
+        self._configured = list_options(self.trainer.optimizers)
         self._is_restored = True
         self._set_counters()
 
@@ -252,6 +256,7 @@ class FederatedLoop(_FitLoop):
         self._validated_names = names
         if self._is_restored:
             self._restore_saved_marks()
+            warn_of_kept_options(self._configured, list_options(self.trainer.optimizers))
         self.trainer.lightning_module.train()
         with warnings.catch_warnings():  # only frozen parts are in eval mode
             warnings.filterwarnings("ignore", message="Found .* in eval mode at the start")
