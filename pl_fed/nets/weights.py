@@ -25,7 +25,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file holds no tensors by name, or objects other than tensors and values.
+        ValueError: If the file holds no tensors by name, or objects other than tensors and values;
+            or if it is a checkpoint of an algorithm whose global model nobody trains.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{_WANTS} a file with weights but got {path}: no such file.")
@@ -38,9 +39,26 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             " tensors by name."
         )
     if "federation" in content:
+        _check_trained(content, path)
         own = ((name, tensor) for name, tensor in weights.items() if name.startswith(_GLOBAL))
         return {name.removeprefix(_GLOBAL): tensor for name, tensor in own}
     return {name.replace(_COMPILED, ""): tensor for name, tensor in weights.items()}
+
+
+def _check_trained(content: Mapping[str, Any], path: Path) -> None:
+    """Refuse the global model of ``Local``, which sends nothing, and of several centers, as IFCA's.
+
+    It is still that of the first round.
+    """
+    federation = content["federation"]
+    sends = federation.get("traffic", {"up": 1})["up"] > 0
+    has_centers = "centers" in federation.get("server", {}).get("states", {})
+    if content.get("global_step") and (has_centers or not sends):
+        raise ValueError(
+            f"{_WANTS} trained weights but got {path} of {federation['identity']['algorithm']},"
+            " whose global model nobody trains: give the file of a client's model, which"
+            " `python -m pl_fed export` writes."
+        )
 
 
 def _load(path: Path) -> Any:

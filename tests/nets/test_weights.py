@@ -11,7 +11,7 @@ from tables import table_test
 from torch import nn
 
 import pl_fed
-from pl_fed.clients import Ditto, FedAvg, FedPer
+from pl_fed.clients import IFCA, Ditto, FedAvg, FedPer, Local
 from pl_fed.data import FederatedData
 from pl_fed.nets.weights import fit_names, read_weights
 
@@ -151,6 +151,15 @@ def test_global_model_of_a_checkpoint_of_pl_fed_begins_a_new_run(tmp_path):
     began.validate(began.lightning_module, FederatedData(Given(classes([12, 20])), seed=0))
     models = [trainer.federation.client.model("global").state_dict() for trainer in (first, began)]
     assert_equal(*models)
+
+
+@table_test("kind", [Local, functools.partial(IFCA, clusters=2)])
+def test_global_model_that_nobody_trains_is_refused(kind, tmp_path):
+    client = kind(seeded(mlp), optimizer=SGD, local_steps=1)
+    trainer = fit(tmp_path / type(client).__name__, client, 1)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    with pytest.raises(ValueError, match=r"one\.ckpt of (Local|IFCA), whose global model nobody"):
+        read_weights(tmp_path / "one.ckpt")
 
 
 def test_resumed_run_reads_the_checkpoint_alone(tmp_path):
