@@ -336,17 +336,20 @@ def check_optimizer(trainer: Any, model: Any) -> None:
         )
 
 
-def list_options(optimizers: Iterable[torch.optim.Optimizer]) -> list[dict[str, Any]]:
-    """Return the options of each parameter group, such as its learning rate without a schedule.
+def list_options(trainer: Any) -> list[dict[str, Any]]:
+    """Return the options of each parameter group of the local optimizer.
 
-    With a schedule, this is the rate that the schedule begins with. Momentum is left out, because
-    some schedules change it, too.
+    With a schedule, it is only the rate that the schedule begins with, if the group has it: others,
+    such as the rate and momentum of the round, change in a run.
     """
+    names = ("initial_lr",) if trainer.lr_scheduler_configs else None
     return [
-        {"lr": group.get("initial_lr", group["lr"])}
-        if "initial_lr" in group
-        else {name: value for name, value in group.items() if name not in ("params", "name")}
-        for optimizer in optimizers
+        {
+            name: value
+            for name, value in group.items()
+            if name not in ("params", "name") and (names is None or name in names)
+        }
+        for optimizer in trainer.optimizers
         for group in optimizer.param_groups
     ]
 

@@ -160,7 +160,7 @@ class FederatedLoop(_FitLoop):
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
         """Restore the progress counters; Lightning restores the optimizers next."""
         super().load_state_dict(state_dict, prefix)
-        self._configured = list_options(self.trainer.optimizers)
+        self._configured = list_options(self.trainer)
         self._is_restored = True
         self._set_counters()
 
@@ -256,7 +256,7 @@ class FederatedLoop(_FitLoop):
         self._validated_names = names
         if self._is_restored:
             self._restore_saved_marks()
-            warn_of_kept_options(self._configured, list_options(self.trainer.optimizers))
+            warn_of_kept_options(self._configured, list_options(self.trainer))
         self.trainer.lightning_module.train()
         with warnings.catch_warnings():  # only frozen parts are in eval mode
             warnings.filterwarnings("ignore", message="Found .* in eval mode at the start")
