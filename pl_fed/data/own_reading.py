@@ -53,7 +53,7 @@ def read_own_batches(
     collate = {start: collates[part] for start, part in zip(starts, data_sets)}
     batches = OwnBatches(dataset, collate, bool(random), reason, options.num_workers)
     redraws = options.redraw is not False and any(piece is pieces[0] for piece in random)
-    if random and not _repeats(batches):
+    if random and not _repeats(batches, starts):
         rank_zero_warn(
             f"{name} gives other samples when it is read again with the same seeds, because it"
             " draws from a generator of its own: two equal runs will differ. Draw from the global"
@@ -141,11 +141,18 @@ def _draws(dataset: Any, collate: Collate) -> bool:
     return first != second
 
 
-def _repeats(batches: OwnBatches) -> bool:
-    """Return whether a batch is the same when it is read again under the same keys."""
-    rows = batches.rows()[spaced_positions(len(batches.dataset))]
-    prints = []
+def _repeats(batches: OwnBatches, starts: Sequence[int]) -> bool:
+    """Return whether batches of each part are the same when they are read again under their keys.
+
+    Parts may have samples of other structures, as training and ranking samples of a recommender.
+    """
+    rows, prints = batches.rows(), []
     for _ in range(2):
         batches.forget()
-        prints.append(Fingerprints({}).compute(batches.join(rows, None)))
+        joined = [
+            batches.join(part[spaced_positions(len(part))], None)
+            for part in rows.tensor_split([*starts[1:]])
+            if len(part)
+        ]
+        prints.append(Fingerprints({}).compute(joined))
     return prints[0] == prints[1]

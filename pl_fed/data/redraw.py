@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from pl_fed.data.sample_reader import SampleReader, Samples
@@ -153,8 +152,13 @@ def _read_some(redraw: Redraw, length: int) -> Samples:
 
 
 def _are_equal(first: Samples, second: Samples) -> bool:
+    """Return whether samples are the same; NaN, such as a missing value, equals NaN."""
     pairs = zip(first.leaves, second.leaves, strict=True)
-    return all(torch.equal(leaf, other) for leaf, other in pairs)
+    return all(
+        leaf.shape == other.shape
+        and bool(((leaf == other) | ((leaf != leaf) & (other != other))).all())
+        for leaf, other in pairs
+    )
 
 
 @contextmanager

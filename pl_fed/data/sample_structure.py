@@ -75,7 +75,7 @@ def _check_keys(keys: Sequence[Any], expected: Sequence[Any], place: str, path: 
     raise ValueError(
         f"Expected all samples to have the keys {', '.join(map(str, expected))}"
         f"{f' in entry {path!r}' if path else ''} but got one {' and '.join(parts)}, {place}: give"
-        " all samples of all parts the same keys"
+        " all samples of all parts the same keys, or set `batches` to own"
     )
 
 

@@ -263,9 +263,14 @@ def _check_finite(name: str, values: Tensor, dtype: torch.dtype | None = None) -
             broken = ~finite.reshape(len(finite), -1).all(1)
             samples += (broken.nonzero().flatten() + begin).tolist()
     if samples:
+        remedy = (
+            ": write missing targets as a number that your loss leaves out, such as -1"
+            if name == "targets"
+            else ""
+        )
         raise ValueError(
             f"Expected `{name}` to hold finite numbers but got NaN or infinity in {len(samples)}"
-            f" samples, first in sample {samples[0]}."
+            f" samples, first in sample {samples[0]}{remedy}."
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from pl_fed.nets.fingerprints import function_values
 from pl_fed.nets.kept_values import join_names
@@ -86,7 +87,8 @@ def find_own_function(module: nn.Module) -> str | None:
     own = {id(part) for part in module.modules() if any(p.requires_grad for p in part.parameters())}
     own |= {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
     for path, part in module.named_modules():
-        state = part.__getstate__()  # of a copy: torchmetrics leaves out its functions
+        # The state of a copy: torchmetrics leaves out its functions. Parametrized parts have none.
+        state = vars(part) if is_parametrized(part) else part.__getstate__()
         for name, value in state.items() if isinstance(state, dict) else ():
             values = value.values() if isinstance(value, Mapping) else value
             functions = values if isinstance(value, Mapping | list | tuple) else (value,)

@@ -794,3 +794,27 @@ def test_mean_average_precision_of_clients(tmp_path):
         for suffix in ("", "_worst10", "_best10"):
             assert metrics[f"test/global/{name}{suffix}"] == pytest.approx(1)
         assert metrics[f"test/global/{name}_std"] == pytest.approx(0, abs=1e-6)
+
+
+class Drawn(Dataset):
+    """A user with a drawn item in training, and with a list of items in other parts."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        items = {"items": torch.arange(4)} if self.ranks else {"item": int(torch.randint(9, ()))}
+        return {"user": index % 3, **items}
+
+
+def test_parts_of_several_structures_may_be_drawn_at_random():
+    arguments = {"client": "user", "val": Drawn(True), "test": Drawn(True)}
+    batches = TorchDataset(Drawn(False), **arguments, batches="own").load().entries
+    rows = batches.rows()
+    assert [*batches.join(rows[:2], None)] == ["user", "item"]
+    assert batches.join(rows[6:8], None)["items"].shape == (2, 4)
+    with pytest.raises(ValueError, match=r"without 'item' .* the same keys, or set `batches` to"):
+        TorchDataset(Drawn(False), **arguments, target="user").load()

@@ -276,3 +276,11 @@ def test_net_that_keeps_features_is_refused():
     net.keep_features = True
     with pytest.raises(ValueError, match="drawn once for Scaled, which keeps features, but got a"):
         run_rounds(FedAvg(net), federated(), 1)
+
+
+def test_missing_targets_are_refused_and_no_draws(recwarn):
+    targets = torch.tensor([1.0, torch.nan] * 8)
+    source = TorchDataset([*zip(torch.eye(16), targets, range(16))], client=2)
+    with pytest.raises(ValueError, match=r"`targets` .* in 8 samples.*such as -1"):
+        source.load()
+    assert not [warning for warning in recwarn if "read again" in str(warning.message)]

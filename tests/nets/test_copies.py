@@ -7,6 +7,7 @@ import pytest
 import torch
 from tables import table_test
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.nets.copies import find_own_function, remove_compilation
@@ -199,3 +200,10 @@ def test_other_functions_are_taken(attribute):
     assert find_own_function(net) is None
     assert find_own_function(copy.deepcopy(net)) is None
     Ditto(net, lam=0.1)
+
+
+def test_parametrized_nets_are_copied():
+    net = parametrizations.weight_norm(nn.Linear(3, 2))
+    client = Ditto(nn.Sequential(net), lam=0.1)
+    names = [name for name, _ in client.personal_model.named_parameters()]
+    assert names == ["0.bias", *(f"0.parametrizations.weight.original{part}" for part in (0, 1))]
