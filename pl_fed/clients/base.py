@@ -38,7 +38,13 @@ from pl_fed.functional.losses import RowDistance, squared_distance
 from pl_fed.nets.calls import Net
 from pl_fed.nets.copies import remove_compilation
 from pl_fed.nets.dropout import Draws, key_dropouts
-from pl_fed.nets.rows import RowLayout, copy_trainable, count_as_numbers, trainable_parameters
+from pl_fed.nets.rows import (
+    RowLayout,
+    copy_trainable,
+    count_as_numbers,
+    mark_infinite_buffers,
+    trainable_parameters,
+)
 from pl_fed.optimizers import LocalSchedule
 from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
 from pl_fed.tasks.module_steps import build_layers, list_hooks
@@ -202,6 +208,7 @@ class Client(Configurable, ClientRounds, ABC):
         trainable_parameters(net)  # raises if there are none
         key_dropouts(net, self.draws)
         count_as_numbers(net)
+        mark_infinite_buffers(net)
         self.add_module("global_model", net)
         self._readable: Mapping[str, Any] = {}
         self.set_models({"global": Model()} if models is None else models)

@@ -270,7 +270,7 @@ def running_statistics(module: nn.Module) -> dict[str, Tensor]:
     """Return the running statistics: the floating-point buffers that training may change, by name.
 
     These buffers are saved with the module, and are neither in a frozen submodule nor weights of a
-    loss. Usually they are
+    loss nor marked by :func:`mark_infinite_buffers`. Usually they are
     BatchNorm's running means and variances.
     """
     return {
@@ -278,7 +278,33 @@ def running_statistics(module: nn.Module) -> dict[str, Tensor]:
         for owner, name, buffer in _unfrozen_buffers(module)
         if buffer.is_floating_point()
         and name.rpartition(".")[2] not in owner._non_persistent_buffers_set
+        and name.rpartition(".")[2] not in vars(owner).get(_INFINITE, ())
     }
+
+
+_INFINITE = "_infinite_buffers"
+
+
+def mark_infinite_buffers(module: nn.Module) -> None:
+    """Mark buffers that begin with infinity or NaN, in place: they are constants, in no row.
+
+    A row, which clients upload and the server averages, has finite numbers only.
+
+    Example:
+        >>> net = nn.BatchNorm1d(2)
+        >>> net.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        >>> mark_infinite_buffers(net)
+        >>> list(running_statistics(net))
+        ['running_mean', 'running_var']
+    """
+    for owner in module.modules():
+        names = [
+            name
+            for name, buffer in owner.named_buffers(recurse=False)
+            if buffer.is_floating_point() and not bool(buffer.isfinite().all())
+        ]
+        if names:
+            vars(owner)[_INFINITE] = names
 
 
 def count_as_numbers(module: nn.Module) -> None:

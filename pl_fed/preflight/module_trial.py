@@ -22,10 +22,14 @@ from pl_fed.metrics.client_metrics import (
     TAKEN_NAMES,
     TRAINED_STATISTICS,
 )
-from pl_fed.nets.kept_values import KeptValues, Part, ValueGuard
+from pl_fed.nets.kept_values import Changes, KeptValues, Part, ValueGuard
 from pl_fed.nets.modes import evaluation_mode, training_mode
 from pl_fed.preflight.explanations import call_or_explain
-from pl_fed.preflight.step_rules import describe_outside_values, refuse_evaluation_changes
+from pl_fed.preflight.step_rules import (
+    describe_outside_values,
+    describe_restored_numbers,
+    refuse_evaluation_changes,
+)
 from pl_fed.preflight.trial import Trial, lend_optimizer
 from pl_fed.random import fork_torch_rng
 from pl_fed.tasks import LightningTask
@@ -117,13 +121,28 @@ def _try_evaluations(
         with _note_samples(trial, samples):
             parts[part] = _try_evaluation(net, task, samples, part, step)
         changes = before.changes(KeptValues.record(owners, reads_trained=True))
+        numbers = _list_kept_numbers(net, changes) if part == "val" else []
         guard.restore()
         parameters = changes.frozen_parameters | changes.trained_parameters
         parameters |= changes.replaced_parameters | changes.toggled
         refuse_evaluation_changes(step, name, changes.attributes, options.restore(), parameters)
         if changes.outside:
             rank_zero_warn(describe_outside_values(step, name, sorted(changes.outside)))
+        if numbers:
+            rank_zero_warn(describe_restored_numbers(step, name, numbers))
     return parts
+
+
+def _list_kept_numbers(net: nn.Module, changes: Changes) -> list[str]:
+    """Return the changed buffers that are saved, and the changed attributes that are one number."""
+    buffers = (changes.buffers | changes.replaced_buffers) & net.state_dict().keys()
+    attributes = [
+        name
+        for name in changes.attributes
+        if isinstance(value := vars(net).get(name), float | int)
+        or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    ]
+    return sorted({*buffers, *attributes})
 
 
 def _add_evaluation_facts(

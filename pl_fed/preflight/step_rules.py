@@ -69,8 +69,8 @@ def describe_reset_buffers(facts: StepFacts) -> str | None:
         return None
     return (
         f"Local steps of {facts.net} change the buffers {quote(facts.reset_buffers)}, which are not"
-        " saved with the net: pl_fed sets them to their initial values before each client's steps"
-        " in every round."
+        " saved with the net, or begin with infinity: pl_fed sets them to their initial values"
+        " before each client's steps in every round."
     )
 
 
@@ -140,4 +140,13 @@ def describe_outside_values(step: str, net: str, names: Sequence[str]) -> str:
     return (
         f"`{step}` and its hooks of {net} change {quote(names)} outside of the module, which"
         " pl_fed does not restore: a training that reads it depends on how often you evaluate."
+    )
+
+
+def describe_restored_numbers(step: str, net: str, names: Sequence[str]) -> str:
+    """Return the sentence about a number that an evaluation sets, such as a threshold."""
+    return (
+        f"`{step}` and its hooks of {net} change {quote(names)}, which pl_fed sets back after each"
+        " client: tests, later steps and exports have the value from before. To keep such a value,"
+        " compute it in `training_step` as a floating-point buffer."
     )

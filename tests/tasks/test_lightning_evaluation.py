@@ -396,3 +396,29 @@ def test_two_processes_give_the_metrics_of_one_process(tmp_path):
         for name in row:
             if row[name] and not name.startswith("time/"):
                 assert float(row[name]) == pytest.approx(float(other[name]), abs=1e-10), name
+
+
+class Detector(LitAutoencoder):
+    """A detector with a causal mask, and a threshold that begins with infinity."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+        self.register_buffer("threshold", torch.tensor(torch.inf))
+        self.best = 0
+
+    def validation_step(self, batch, batch_idx):
+        self.threshold.fill_(2.0)
+        self.best += 1
+        self.seen = [1.0]
+        self.log("val_threshold", self.threshold)
+
+
+def test_threshold_of_a_validation_is_named_and_a_buffer_may_be_infinite(tmp_path):
+    message = "change `best`, `threshold`, which pl_fed sets back after each client"
+    with pytest.warns(UserWarning, match=message):
+        trainer, _, _ = set_up(Detector, numbers(), FedAvg, tmp_path=tmp_path)
+    assert float(trainer.callback_metrics["val/global/threshold"]) == 2.0
+    net = trainer.federation.model_of(0)
+    assert torch.equal(net.threshold, torch.tensor(torch.inf))
+    assert torch.equal(net.mask, torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]))
