@@ -1061,3 +1061,30 @@ def test_options_that_stay_those_of_the_checkpoint_are_named(tmp_path):
         kept = [message for message in messages if "keeps the options of the chec" in message]
         assert len(kept) == (rate == 0.2)
         assert all("lr 0.1 instead of 0.2, momentum 0.9 instead of 0.0." in text for text in kept)
+
+
+class WithHook(nn.Module):
+    """A net with a frozen body, whose hook leaves a part out of the state dict."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)
+        self.part = part
+        self.register_state_dict_post_hook(self.leave_out)
+
+    @staticmethod
+    def leave_out(module, state, prefix, _):
+        for name in [name for name in state if name.startswith(prefix + module.part)]:
+            del state[name]
+        state[prefix + "version"] = torch.tensor(1)
+
+
+def test_state_dict_may_lack_what_a_hook_leaves_out_unless_it_is_trained():
+    client, other = FedAvg(WithHook("body")), FedAvg(WithHook("body"))
+    other.load_state_dict(client.state_dict())
+    assert torch.equal(other.global_model.head.weight, client.global_model.head.weight)
+    with pytest.raises(RuntimeError, match=r"Missing key.*head"):
+        other.load_state_dict({})
+    client = FedAvg(WithHook("head"))
+    with pytest.raises(RuntimeError, match=r"Missing key.*head\.weight"):
+        client.load_state_dict(client.state_dict())

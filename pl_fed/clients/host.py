@@ -178,6 +178,21 @@ class FederationModule(LightningModule):
         """Return the personalised predictions of a batch of client ids on their test data."""
         return self.federation.predict(batch)
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load a state dict; entries that hooks of the net leave out or add do not count.
+
+        A hook may leave out a frozen body, for example, which then stays as it was built.
+        """
+        result = super().load_state_dict(state_dict, strict=False, assign=assign)
+        own = self.state_dict().keys()
+        trained = {name for name, tensor in self.named_parameters() if tensor.requires_grad}
+        missing, unexpected = {*result.missing_keys}, {*result.unexpected_keys}
+        if strict and (missing & (own | trained) or unexpected - own):
+            super().load_state_dict(state_dict, strict=True, assign=assign)
+        return result
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the federation's state to a checkpoint."""
         checkpoint["federation"] = self.federation.state_dict()
