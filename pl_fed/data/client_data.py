@@ -1,6 +1,6 @@
 """The data of all clients: shared tensors of samples, and each client's indices into them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -121,6 +121,8 @@ class ClientData:
         scales_images: Whether the data set has uint8 inputs, and pl_fed scales them to [0, 1].
         keeps_parts: Whether later samples of an owner leave its earlier ones in their parts: they
             are cut by ``data.stable_cut``, or all parts are official.
+        evaluation_sizes: The batch size of a part's evaluation by the steps of a LightningModule,
+            if the data set gives one.
     """
 
     inputs: Tree
@@ -144,6 +146,7 @@ class ClientData:
     groups: Tensor | None = None
     group_names: Sequence[str] = ()
     scales_images: bool = False
+    evaluation_sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_clients(self) -> int:

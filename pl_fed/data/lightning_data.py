@@ -32,6 +32,7 @@ from pl_fed.tasks.own_batches import Collate, OwnBatches
 from pl_fed.text import first_line
 
 _HOOKS = {TRAIN: "train_dataloader", VAL: "val_dataloader", TEST: "test_dataloader"}
+_EVALUATED = {VAL: "val", TEST: "test"}
 
 
 class LightningData(DataSource):
@@ -41,7 +42,8 @@ class LightningData(DataSource):
     official parts. A random split in ``setup`` depends on Lightning's global seed alone, and is the
     same in each call. Each sample is read once, and joined by the dataloaders' ``collate_fn``. The
     federation draws its own minibatches, of the batch size and ``drop_last`` of the training
-    dataloader, unless ``data.batch_size`` and ``data.drop_last`` are set.
+    dataloader, unless ``data.batch_size`` and ``data.drop_last`` are set. Evaluation steps get
+    batches of the size of the part's own dataloader.
     A training data set that draws at random is read again for each minibatch, as by
     :class:`~pl_fed.data.TorchDataset`.
 
@@ -137,6 +139,11 @@ class LightningData(DataSource):
                 " without one."
             )
         self.minibatches = _find_minibatches(loaders[TRAIN])
+        self.evaluation_sizes = {
+            _EVALUATED[part]: minibatches[0]
+            for part, loader in loaders.items()
+            if part in _EVALUATED and (minibatches := _find_minibatches(loader)) is not None
+        }
         data_sets = {part: self._select(loader) for part, loader in loaders.items()}
         if _count_shared(data_sets):
             loaders = self._build_loaders(repeats=True)

@@ -381,6 +381,7 @@ class FederatedData(Configurable, LightningDataModule):
         owners = split.list_owners((train, val, test))
         data = ClientData(inputs, targets, train, val, test, arrays.num_classes, root, owners)
         data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped, entries=arrays.entries)
+        data = replace(data, evaluation_sizes=self.dataset.evaluation_sizes or {})
         data = replace(data, class_names=tuple(map(str, arrays.class_names)))
         data = replace(data, groups=arrays.groups, group_names=arrays.list_group_names())
         is_image = any(leaf.dtype == torch.uint8 for leaf in leaves(arrays.inputs))

@@ -1,7 +1,7 @@
 """Data sources: a data set's samples as tensors, with their owners and official parts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -203,6 +203,11 @@ class DataSource(Configurable, ABC):
     """The batch size of the data's own dataloader, and whether it drops the last, smaller one.
 
     :meth:`load` may set it; ``None`` without a dataloader."""
+
+    evaluation_sizes: Mapping[str, int] | None = None
+    """The batch sizes of the data's own dataloaders of the parts ``val`` and ``test``.
+
+    :meth:`load` may set it; ``None`` without such dataloaders."""
 
     @abstractmethod
     def load(self) -> Arrays:

@@ -18,6 +18,7 @@ from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.engine.rule import trains_convolutions
 from pl_fed.evaluation.restored_values import RestoredValues
 from pl_fed.nets.calls import Net
+from pl_fed.tasks import LightningTask
 from pl_fed.torch_internals import has_operator_modes
 from pl_fed.trees import Tree, gather, tree_map
 
@@ -119,11 +120,15 @@ class ModelRunner:
     def samples(self, data: ClientData, part: str, clients: Tensor) -> "SampleBatches":
         """Return the samples of clients, in batches of a size that suits the net.
 
-        Batches of the data set's own have the size of minibatches.
+        The steps of a LightningModule get batches of the size of the part's own dataloader: a log
+        may depend on the batch. Otherwise batches of the data set's own have the size of
+        minibatches.
         """
         size = _CONVOLUTION_BATCH if self._convolves_on_cpu else _BATCH
         if data.own_batches is not None:
             size = data.own_batches.size
+        if isinstance(self.client.task, LightningTask):
+            size = data.evaluation_sizes.get(part, size)
         return SampleBatches(data, part, clients, size)
 
     @property

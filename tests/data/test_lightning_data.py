@@ -5,9 +5,10 @@ import warnings
 
 import pytest
 import torch
-from lightning import LightningDataModule
+from lightning import LightningDataModule, LightningModule
 from tables import table_test
 from test_torch_dataset import Augmented, Pairs, Stream, Texts, collate
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -22,8 +23,10 @@ from torch.utils.data import (
 )
 
 import pl_fed
+from pl_fed.clients import FedAvg
 from pl_fed.data import FederatedData, LightningData
-from pl_fed.partitioners import Dirichlet
+from pl_fed.partitioners import IID, Dirichlet
+from pl_fed.samplers import All
 
 
 class Module(LightningDataModule):
@@ -72,6 +75,40 @@ def test_dataloaders_are_the_official_parts():
     clients = FederatedData(source, seed=0).clients  # the official split by default
     assert clients.test.sizes.sum() == 30
     assert clients.num_clients == 7
+
+
+def test_evaluation_steps_get_batches_of_the_own_dataloaders(tmp_path):
+    class Sizes(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.layer.weight.sum()
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val_size", float(len(batch[0])), batch_size=1)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Parts(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader([(torch.ones(1), 0)] * 4, batch_size=4)
+
+        def val_dataloader(self):
+            return DataLoader([(torch.ones(1), 0)] * 5, batch_size=2)
+
+        def test_dataloader(self):
+            return DataLoader([(torch.ones(1), 0)] * 5, batch_size=5)
+
+    federation = pl_fed.Federation(All())
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    trainer = pl_fed.Trainer(federation, run_dir=tmp_path, max_epochs=1, **options)
+    client, data = FedAvg(Sizes()), FederatedData(LightningData(Parts()), IID(), 1)
+    trainer.fit(client, data)
+    assert trainer.callback_metrics["val/global/size"] == pytest.approx((2 + 2 + 1) / 3)
+    assert trainer.test(client, data, verbose=False)[0]["test/global/size"] == 5
 
 
 def test_a_partitioner_keeps_the_official_test_samples():
