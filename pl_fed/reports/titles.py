@@ -46,6 +46,8 @@ def result_titles(names: Collection[str], first: str | None = None) -> dict[str,
     Example:
         >>> list(result_titles(["mae", "mae_std", "mae_worst10", "loss"]))
         ['mae', 'mae_std', 'mae_worst10', 'loss']
+        >>> result_titles(["f1", "f1_weighted", "f1_worst10"])["f1_weighted"]
+        'f1, mean over clients weighted by samples'
     """
     metrics = task_metrics(names)
     main = first if first in metrics else next(iter(metrics), "loss")
@@ -56,6 +58,8 @@ def result_titles(names: Collection[str], first: str | None = None) -> dict[str,
         statistics = {
             name.replace("accuracy", main): f"{main}, {title}" for name, title in accuracies.items()
         }
+        # The F1 score over all samples, for example, is no mean over clients.
+        statistics[f"{main}_weighted"] = f"{main}, mean over clients weighted by samples"
     means = {}
     for name in metrics:
         means[name] = f"{name}, mean over clients"
