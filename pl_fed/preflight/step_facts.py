@@ -15,7 +15,8 @@ class StepFacts:
         replaced_parameters: Trained parameters that a step replaces by other tensors.
         toggled: Parameters whose ``requires_grad`` a step changes.
         reshaped_buffers: Buffers that a step replaces by tensors of another shape.
-        counters: Saved integer buffers that a step changes and that no row contains.
+        counters: Saved buffers, integers or infinite at first, that a step changes and that no row
+            contains.
         attributes: Attributes that carry values from one client to the next.
         scratch: Attributes that a step changes, and that carry nothing to the next client.
         outside: Values of classes, files and functions that a step changes without an effect on

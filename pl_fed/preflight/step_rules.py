@@ -26,9 +26,9 @@ _RULES = {
     " `__init__`, since it decides which parameters clients train and send.",
     "reshaped_buffers": "keep the shapes of buffers but got another one for {names}: register the"
     " buffer in its final shape and update it in place.",
-    "counters": "change floating-point buffers only but got a change of {names}, integers that no"
-    " mean over clients keeps: register it as a floating-point buffer, or with persistent=False to"
-    " begin anew in each round.",
+    "counters": "change finite floating-point buffers only but got a change of {names}, integers or"
+    " infinite at first, which no mean over clients keeps: register it as a floating-point buffer"
+    " with a finite number, or with persistent=False to begin anew in each round.",
     "modes": "leave modules in the mode in which it found them but got another value of {names}:"
     " call `train()` or `eval()` again at the end of the step.",
     "optimizer_options": "leave the options of its optimizer unchanged, which all clients share,"
@@ -69,8 +69,8 @@ def describe_reset_buffers(facts: StepFacts) -> str | None:
         return None
     return (
         f"Local steps of {facts.net} change the buffers {quote(facts.reset_buffers)}, which are not"
-        " saved with the net, or begin with infinity: pl_fed sets them to their initial values"
-        " before each client's steps in every round."
+        " saved with the net: pl_fed sets them to their initial values before each client's steps"
+        " in every round."
     )
 
 

@@ -144,8 +144,7 @@ def _read_facts(client: Client, runs: "list[_Run]", leaks: bool) -> StepFacts:
     for model in client.trained:
         in_rows |= {f"{model}_model.{name}" for name in client.statistics(model).layout.names}
         outside = buffers_outside_rows(client.model(model))
-        integers = {name for name, buffer in outside.items() if not buffer.is_floating_point()}
-        counters |= changed & {f"{model}_model.{name}" for name in integers}
+        counters |= changed & {f"{model}_model.{name}" for name in outside}
     counters = {name for name in counters if _is_saved(client, name)}
     names = partial(user_names, client)
     return StepFacts(

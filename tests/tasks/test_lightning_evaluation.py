@@ -422,3 +422,17 @@ def test_threshold_of_a_validation_is_named_and_a_buffer_may_be_infinite(tmp_pat
     net = trainer.federation.model_of(0)
     assert torch.equal(net.threshold, torch.tensor(torch.inf))
     assert torch.equal(net.mask, torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]))
+
+
+class Smallest(Detector):
+    """The smallest loss so far, from infinity on."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.threshold.copy_(torch.minimum(self.threshold, loss.detach()))
+        return loss
+
+
+def test_buffer_that_a_step_moves_away_from_infinity_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="`threshold`, integers or infinite at first, which no"):
+        set_up(Smallest, numbers(), FedAvg, tmp_path=tmp_path)
