@@ -2,12 +2,14 @@
 
 from typing import Any
 
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from pl_fed.arguments import check_instances, check_integers
 from pl_fed.clients.host import FederationModule
 from pl_fed.nets.copies import find_own_function
+from pl_fed.nets.dropout import KeyedDropout
+from pl_fed.nets.rows import frozen_modules
 from pl_fed.tasks import CriterionTask, HuggingFace, LightningTask, Task
 from pl_fed.tasks.hugging_face import find_model
 from pl_fed.tasks.module_steps import check_hooks, has_training_step, list_hooks
@@ -106,6 +108,28 @@ def check_net(net: nn.Module) -> None:
             f" `{'`, `'.join(hooks)}` and no `training_step`: define `training_step`, or give the"
             " module that it trains as `net`, its loss as `criterion` and its optimizer as"
             " `optimizer`."
+        )
+    _tell_of_frozen_layers(net)
+
+
+def _tell_of_frozen_layers(net: nn.Module) -> None:
+    """Tell that frozen layers would act otherwise in the training mode that they are in."""
+    parts = {id(part) for frozen in frozen_modules(net) for part in frozen.modules()}
+    layers = [
+        name
+        for name, layer in net.named_modules()
+        if id(layer) in parts
+        and layer.training
+        and (
+            getattr(layer, "running_mean", None) is not None
+            or (isinstance(layer, (nn.Dropout, nn.Dropout2d, KeyedDropout)) and layer.p > 0)
+        )
+    ]
+    if layers:
+        rank_zero_info(
+            f"Frozen submodules of {type(net).__name__} stay in evaluation mode, because all"
+            f" clients share them. BatchNorm and Dropout act as in evaluation in `{layers[0]}`"
+            f"{f' and {len(layers) - 1} others' if layers[1:] else ''}."
         )
 
 

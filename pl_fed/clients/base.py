@@ -42,12 +42,13 @@ from pl_fed.nets.rows import (
     RowLayout,
     copy_trainable,
     count_as_numbers,
+    evaluation_parts,
     mark_infinite_buffers,
     trainable_parameters,
 )
 from pl_fed.optimizers import LocalSchedule
 from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
-from pl_fed.tasks.module_steps import build_layers, list_hooks
+from pl_fed.tasks.module_steps import build_layers, has_training_step, list_hooks
 from pl_fed.tasks.one_process import one_process
 from pl_fed.trees import Tree, count_samples, leaves, tree_map
 from pl_fed.types import Batch, Population
@@ -210,6 +211,7 @@ class Client(Configurable, ClientRounds, ABC):
         count_as_numbers(net)
         mark_infinite_buffers(net)
         self.add_module("global_model", net)
+        self.evaluation_parts = evaluation_parts(net) if has_training_step(net) else ()
         self._readable: Mapping[str, Any] = {}
         self.set_models({"global": Model()} if models is None else models)
         self.takes_integers = True

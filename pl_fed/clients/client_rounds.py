@@ -64,6 +64,8 @@ class ClientRounds(FederationModule):
             federation finds out in a trial. The engine ``one_by_one`` then seeds them, too.
         reads_optimizer: Whether local steps read the trainer's optimizer or schedule; the
             federation finds out in a trial. Its rates are those of a step one by one alone.
+        evaluation_parts: The names of submodules of a LightningModule that its author has set to
+            evaluation mode. They stay in it, as in a plain fit.
     """
 
     models: dict[str, Model]
@@ -85,6 +87,7 @@ class ClientRounds(FederationModule):
         self.compressor: Compressor | None = None
         self.draws_globally = False
         self.reads_optimizer = False
+        self.evaluation_parts: tuple[str, ...] = ()
         self._optimizer_layouts: dict[str, OptimizerLayout] | None = None
 
     def begin(self, client: ClientRound) -> None:
@@ -351,11 +354,18 @@ class ClientRounds(FederationModule):
         return {name: list(self.row(name).tensors.values()) for name in self.trained}
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode; entirely frozen submodules stay in evaluation mode."""
+        """Set training mode; entirely frozen submodules stay in evaluation mode.
+
+        So do :attr:`evaluation_parts`.
+        """
         super().train(mode)
         for name in self.models:
             for frozen in frozen_modules(self.model(name)):
                 frozen.eval()
+            parts = dict(self.model(name).named_modules()) if self.evaluation_parts else {}
+            for part in self.evaluation_parts:
+                if part in parts:  # an algorithm may replace the head
+                    parts[part].training = False
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -376,6 +376,19 @@ def frozen_modules(module: nn.Module) -> list[nn.Module]:
     return [frozen for child in module.children() for frozen in frozen_modules(child)]
 
 
+def evaluation_parts(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of submodules in evaluation mode, if the module itself is in training mode.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).eval())
+        >>> evaluation_parts(net), evaluation_parts(net.eval())
+        (('1',), ())
+    """
+    if not module.training:
+        return ()
+    return tuple(name for name, part in module.named_modules() if not part.training)
+
+
 def copy_trainable(module: nn.Module) -> nn.Module:
     """Return a copy of a module that shares its frozen submodules and parameters.
 
