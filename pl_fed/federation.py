@@ -1,6 +1,6 @@
 """The federation: its checked arguments, and the session that a trainer sets up from them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,7 @@ from pl_fed.distributed.work_share import gather_states, select_home_states
 from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.client_sample import ClientSample
-from pl_fed.evaluation.monitor import Monitor
+from pl_fed.evaluation.monitor import Monitor, Tables
 from pl_fed.evaluation.smoothing import Smoothing
 from pl_fed.functional.client_figures import read_figures
 from pl_fed.metrics import ClientMetrics
@@ -827,6 +827,29 @@ class Federation(Configurable):
             tables.append({**table, "client": client})
         by_client = {table["client"]: table for table in tables}
         return [by_client[client] for client in ids]
+
+    def measure(self, part: str, clients: Tensor, models: Sequence[str]) -> dict[str, Tables]:
+        """Return the results of models on a part of the data, for each client.
+
+        Args:
+            part: ``"train"``, ``"val"`` or ``"test"``.
+            clients: Client ids, int64 [clients]; held-out clients have those after the last
+                training client's.
+            models: The names of the models.
+        """
+        training, held_out = self._separate_held_out(clients)
+        evaluator = self.session.evaluation.evaluator
+        tables = evaluator.tables(self.data, part, training, models)
+        if self.session.held_out is None or not len(held_out):
+            return tables
+        added = self.session.held_out.measure(part, held_out, models)
+        num_training = self.session.states.loaded.num_clients
+        rows = {
+            client: row
+            for row, client in enumerate([*training.tolist(), *(held_out + num_training).tolist()])
+        }
+        order = torch.tensor([rows[client] for client in clients.tolist()])
+        return {model: tables[model].join(added[model]).select(order) for model in models}
 
     def _separate_held_out(self, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ids of training clients, and numbers of held-out clients from 0."""

@@ -62,6 +62,11 @@ class CheckpointCLI(SectionsCLI):
         return super().instantiate_trainer(
             federation=self.federation,
             run_dir=self.checkpoint.parent,
-            plugins=[ClientSubsetIO(self.find_clients())],
+            plugins=[ClientSubsetIO(self._find_training_clients())],
             **kwargs,
         )
+
+    def _find_training_clients(self) -> Tensor:
+        """Return the ids of the clients to load that have states: held-out clients have none."""
+        clients = self.find_clients()
+        return clients[clients < self.datamodule.clients.num_clients]

@@ -20,7 +20,6 @@ class ExportCLI(CheckpointCLI):
 
     def find_clients(self) -> Tensor:
         """Return the ids of the requested clients, int64 [n]."""
-        data = self.datamodule.clients
-        clients = self.request.clients(data.num_clients, data.owners)
+        clients = self.request.clients(self.datamodule)
         self.export = Export(self.federation, self.request, clients, self.model)
         return clients

@@ -71,15 +71,16 @@ class TrainedRun:
 
         Args:
             client: The id of the client, or the name of its owner. A text of digits is an id.
+                Held-out clients have the ids after the last training client's.
             model: The name of one of ``models``; ``None`` for the last one.
 
         Raises:
             ValueError: If there is no such client or model, or the client's states were not
                 loaded.
         """
-        data = self.federation.data
-        found = find_client(str(client), data.num_clients, data.owners)
-        if found not in self._loaded:
+        data = self.federation.session.datamodule
+        found = find_client(str(client), data.num_evaluated, data.evaluated_owners)
+        if found < data.clients.num_clients and found not in self._loaded:
             raise ValueError(
                 f"Expected argument `client` to be one of the {len(self._loaded)} loaded clients"
                 f" but got {client!r}: add it to the `clients` of pl_fed.load."
@@ -109,10 +110,11 @@ class _LoadCLI(CheckpointCLI):
 
     def find_clients(self) -> Tensor:
         """Return the ids of the requested clients, int64 [n]."""
-        data = self.datamodule.clients
-        self.loaded = torch.arange(data.num_clients)
+        data = self.datamodule
+        self.loaded = torch.arange(data.clients.num_clients)
         if self._requested is not None:
-            ids = [find_client(str(c), data.num_clients, data.owners) for c in self._requested]
+            number, owners = data.num_evaluated, data.evaluated_owners
+            ids = [find_client(str(client), number, owners) for client in self._requested]
             self.loaded = torch.tensor(ids, dtype=torch.int64)
         return self.loaded
 

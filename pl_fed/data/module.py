@@ -247,6 +247,11 @@ class FederatedData(Configurable, LightningDataModule):
         """The number of clients that evaluations see: training clients and held-out clients."""
         return self.clients.num_clients + (self.held_out.num_clients if self.held_out else 0)
 
+    @property
+    def evaluated_owners(self) -> list[Sequence[str]]:
+        """The names of the owners of each client that evaluations see; empty if they have none."""
+        return [*self.clients.owners, *(self.held_out.owners if self.held_out else ())]
+
     def _real_type(self) -> torch.dtype | None:
         """Return float64 for a trainer in 64 bits, else float32; ``None`` without a trainer.
 

@@ -28,6 +28,23 @@ class Tables(NamedTuple):
     measures: Tensor
     groups: Tensor | None = None
 
+    def join(self, other: "Tables") -> "Tables":
+        """Return the results of these clients, and then those of others."""
+        if not len(self.loss):
+            return other
+        groups = None
+        if self.groups is not None and other.groups is not None:
+            groups = torch.cat([self.groups, other.groups])
+        correct, samples, loss, measures = map(torch.cat, zip(self[:4], other[:4]))
+        return Tables(correct, samples, loss, measures, groups)
+
+    def select(self, rows: Tensor) -> "Tables":
+        """Return the results of some clients, by their rows, int64 [n]."""
+        rows = rows.to(self.loss.device)
+        groups = None if self.groups is None else self.groups[rows]
+        correct, samples, loss, measures = (table[rows] for table in self[:4])
+        return Tables(correct, samples, loss, measures, groups)
+
 
 @dataclass(frozen=True)
 class Monitor:

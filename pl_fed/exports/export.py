@@ -107,7 +107,7 @@ class Export:
             yield names, federation.model_of(0, "global")
         if not len(clients):
             return
-        owners = federation.data.owners
+        owners = federation.session.datamodule.evaluated_owners
         choices, tables = self._choose_models()
         nets = {
             model: federation.models_of(clients[[choice == model for choice in choices]], model)
@@ -130,7 +130,7 @@ class Export:
         models = {"personal": both[1:], "global": both[:1]}.get(select, both)
         evaluator = federation.session.evaluation.evaluator
         with federation.session.states.settings.autocast():
-            tables = evaluator.tables(federation.data, "val", self.clients, models)
+            tables = federation.measure("val", self.clients, models)
         if select != "validation":
             return models * len(self.clients), tables
         monitor = evaluator.monitor(federation.data)

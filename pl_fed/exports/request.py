@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.arguments import check_choice, check_writable
+from pl_fed.data import FederatedData
 from pl_fed.exports.formats import check_formats
 from pl_fed.run_folder import last_checkpoint
 
@@ -104,18 +105,18 @@ class Request:
         """The folder of the run: the parent of ``checkpoints``, or else the checkpoint's folder."""
         return _run_folder(self.checkpoint)
 
-    def clients(self, number: int, owners: Sequence[Sequence[str]] = ()) -> Tensor:
-        """Return the ids of the requested clients, int64 [n].
+    def clients(self, data: FederatedData) -> Tensor:
+        """Return the ids of the requested clients, int64 [n]; ``all`` are the training clients.
 
         Args:
-            number: The number of clients in the federation.
-            owners: The names of the owners of each client's samples; empty if they have none.
+            data: The data of the federation.
 
         Raises:
             ValueError: If an id is out of range, or no client or several ones have an owner's name.
         """
         if self.client == ("all",):
-            return torch.arange(number)
+            return torch.arange(data.clients.num_clients)
+        number, owners = data.num_evaluated, data.evaluated_owners
         ids = [find_client(word, number, owners) for word in self.client]
         return torch.tensor(list(dict.fromkeys(ids)), dtype=torch.int64)
 
@@ -125,7 +126,7 @@ def find_client(word: str, number: int, owners: Sequence[Sequence[str]]) -> int:
 
     Args:
         word: Its id, or the name of its owner. A number is an id.
-        number: The number of clients in the federation.
+        number: The number of clients, with the held-out clients after the training clients.
         owners: The names of the owners of each client's samples; empty if they have none.
 
     Raises:

@@ -14,7 +14,7 @@ Its models and states are discarded after the evaluation. Seed, client and local
 draws, so that each evaluation of one global model gives the same numbers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from pl_fed.clients.base import Client
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine import EngineChoice
+from pl_fed.evaluation.monitor import Tables
 from pl_fed.random import key
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates, new_client_rows
@@ -165,6 +166,17 @@ class HeldOutClients:
         """
         self._train(clients)
         return self.evaluation.predict(clients)
+
+    def measure(self, part: str, clients: Tensor, models: Sequence[str]) -> dict[str, Tables]:
+        """Return the results of models on a part of the data, for each client.
+
+        Args:
+            part: ``"train"``, ``"val"`` or ``"test"``.
+            clients: Their numbers among the held-out clients, int64 [clients].
+            models: The names of the models.
+        """
+        self._train(clients)
+        return self.evaluation.evaluator.tables(self.states.data, part, clients, models)
 
     def models_of(self, clients: Tensor, model: str | None) -> Iterator[nn.Module]:
         """Yield each client's model: see :meth:`pl_fed.Federation.models_of`.

@@ -500,6 +500,35 @@ def test_model_of_a_federation_is_an_independent_copy(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in globals_)))
 
 
+@pytest.mark.slow
+def test_held_out_clients_are_exported_with_the_models_of_predict(tmp_path):
+    """Clients 4 and 5 never train. Their ids follow those of the training clients, in any order."""
+    run = fit(tmp_path, local_steps=3, data={"held_out_clients": 2, "val_fraction": 0.2})
+    expected, validation = predict(run), read_table(run / "per_client_validation.csv")
+    out, about = export(run, "--client", "5", "1", "4", "--format", "state_dict")
+    assert [entry["client"] for entry in about["models"]] == [5, 1, 4]
+    loaded = pl_fed.load(run, [1, 5])
+    for entry in about["models"]:
+        client = entry["client"]
+        x = prepare_inputs(about, expected[client][0])
+        net = rebuild_net(SMALL).eval()
+        net.load_state_dict(torch.load(out / f"client_{client}.pt", weights_only=True))
+        with torch.no_grad():
+            assert_predicts(net(x), expected[client])
+            assert_predicts(loaded.model_of(client)(x), expected[client])
+        own = validation[client]
+        assert entry["val_samples"] == int(own["val_samples"])
+        assert entry["val_accuracy"] == pytest.approx(float(own["personal_accuracy"]))
+    assert export(run, "--client", "all", out="all")[1]["models"][-1]["client"] == 3
+    with pytest.raises(ValueError, match="`client` to be ids from 0 to 5 but got '6'"):
+        loaded.model_of(6)
+
+
+def read_table(path):
+    with path.open(newline="") as file:
+        return {int(row["client"]): row for row in csv.DictReader(file)}
+
+
 # Refusals
 
 
