@@ -36,7 +36,7 @@ def measure_communication(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
                 "model": model,
                 f"level of {metric}": level,
                 "rounds": reached[0] + 1 if reached else "not reached",
-                **(_count_uploads(group.runs[0], reached[0]) if reached else {}),
+                **(_count_uploads(_find_run(group, reached[0]), reached[0]) if reached else {}),
                 **_read_time(group, reached[:1]),
             }
 
@@ -47,6 +47,12 @@ def _read_time(group: Group, reached: Sequence[int]) -> dict[str, float]:
     if not reached or reached[0] not in clock:
         return {}
     return {"simulated seconds": clock[reached[0]]}
+
+
+def _find_run(group: Group, last_round: int) -> Run:
+    """Return the first run with a round: another one may have stopped or diverged before it."""
+    runs = [run for run in group.runs if last_round in run.curve("train/cohort")]
+    return (runs or group.runs)[0]
 
 
 def _count_uploads(run: Run, last_round: int) -> dict[str, Any]:

@@ -238,6 +238,14 @@ def test_rounds_and_bytes_until_a_level(answer):
     assert second["rounds"] == "not reached"
 
 
+def test_uploads_are_those_of_a_run_that_reached_the_level(answer):
+    """The first run stopped after a round. The level is reached in round 3, the fourth."""
+    stopped = {"rounds": 1, "tested": False}
+    answer("communication", ({}, stopped), ({"seed_everything": 1}, {}))
+    (row, *_) = answer.again("communication")
+    assert (row["rounds"], row["uploads"]) == (4, 12)
+
+
 def test_megabytes_until_a_level_are_sums_over_rounds(answer):
     """The level is reached in round 3, the fourth."""
     answer("communication", ({}, {"accuracy": (1.0, 1.0)}), (MEDIAN, {"accuracy": (0.5, 0.5)}))
