@@ -32,7 +32,7 @@ SHORT_NAMES = {
 """Short names of axes, and the arguments that lists of their values set."""
 
 SECTIONS = ("model", "data", "federation", "trainer")
-RESERVED = ("seed", "status", "cell")  # names of columns in the table of results
+RESERVED = ("seed", "status", "cell", "config_digest")  # names of columns in the table of results
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 

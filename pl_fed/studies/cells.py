@@ -16,6 +16,7 @@ from pl_fed.command.config_files import read_text
 from pl_fed.plain_yaml import list_tokens
 from pl_fed.studies.best_round import BestRound
 from pl_fed.studies.changes import Change, find_layer
+from pl_fed.studies.plans import find_space
 from pl_fed.studies.readers import StudyError, refuse
 from pl_fed.studies.selection import SEED
 from pl_fed.studies.spec import StudySpec
@@ -24,6 +25,7 @@ _UNSAFE = re.compile(r"[^\w.+-]")
 _MAX_BYTES = 180  # of a folder's name, with room for the suffix of one moved aside
 _CONFIGS = (".yaml", ".yml", ".json")
 _DIGITS = 8  # of the hash that tells shortened names apart
+_TABLE_DIGITS = 12  # of the hash that tells configs apart in the table of results
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,14 @@ class Cell:
         seed: Its seed.
         change: Its config, as layers and overrides.
         best: The choice of the round whose models are tested; ``None`` for the last one.
+        is_tuned: Whether its config is known: all values that the study tunes are chosen.
     """
 
     values: Mapping[str, str]
     seed: int
     change: Change
     best: BestRound | None = None
+    is_tuned: bool = True
 
     @property
     def name(self) -> str:
@@ -81,20 +85,33 @@ class Cell:
     @cached_property
     def digest(self) -> str:
         """A hash of the words and of all layers but comments: equal inputs give equal configs."""
-        digest = hashlib.sha256()
+        return _hash([*self.best_words, *self.arguments, *self._read_layers()])
+
+    @cached_property
+    def config_digest(self) -> str:
+        """A short hash of its config in the table of results: without the seed and names of layers.
+
+        It is the same on another machine, unless a value is a path.
+        """
+        values = Change(overrides=self.change.overrides).words()
+        return _hash([*self.best_words, *values, *self._read_layers()])[:_TABLE_DIGITS]
+
+    def _read_layers(self) -> list[str]:
+        """Return the texts of all layers and of config files that are values, without comments."""
         files = [*map(find_layer, self.change.layers), *self._list_config_files()]
-        for text in (
-            *self.best_words,
-            *self.arguments,
-            *(_remove_comments(read_text(file)) for file in files),
-        ):
-            digest.update(f"{len(text)}:{text}".encode())
-        return digest.hexdigest()
+        return [_remove_comments(read_text(file)) for file in files]
 
     def _list_config_files(self) -> list[Path]:
         """Return the config files that are values of arguments, such as ``model: ditto.yaml``."""
         values = [str(value) for value in self.change.overrides.values()]
         return [Path(v) for v in values if v.endswith(_CONFIGS) and Path(v).is_file()]
+
+
+def _hash(texts: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(f"{len(text)}:{text}".encode())
+    return digest.hexdigest()
 
 
 @lru_cache
@@ -143,16 +160,18 @@ def expand(spec: StudySpec, tuned: Mapping[str, Mapping[str, Any]] | None = None
     cells, matches = [], [0] * len(spec.leave_out)
     for labels in itertools.product(*(axis.labels for axis in spec.axes)):
         values = {axis.name: label for axis, label in zip(spec.axes, labels)}
-        change = spec.base
+        change, is_tuned = spec.base, True
         for axis in spec.axes:
             change += axis.changes[values[axis.name]]
         if tuned is not None and spec.tune is not None:
-            change += Change(overrides=tuned[values[spec.tune.per]])
+            chosen = tuned[values[spec.tune.per]]
+            change += Change(overrides=chosen)
+            is_tuned = bool(chosen) or not find_space(spec.tune, values[spec.tune.per])
         for seed in spec.seeds:
             matched = [selection.includes(values, seed) for selection in spec.leave_out]
             matches = [count + match for count, match in zip(matches, matched)]
             if not any(matched):
-                cells.append(Cell(values, seed, change, spec.options.best))
+                cells.append(Cell(values, seed, change, spec.options.best, is_tuned))
     for place, count in enumerate(matches):
         if not count:
             raise StudyError(

@@ -74,6 +74,11 @@ class Tuning:
     maximizes: bool | None = None
 
 
+def find_space(plan: Tuning, label: str) -> dict[str, Interval | Choices]:
+    """Return the searched values of a label: those of ``all`` and its own, which win."""
+    return {**plan.space.get(ALL, {}), **plan.space.get(label, {})}
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Comparison: the tests that the report of a study makes.

@@ -19,7 +19,7 @@ from pl_fed.studies.comparison import (
 from pl_fed.studies.metrics import choose_model
 from pl_fed.studies.pictures import draw_pictures
 from pl_fed.studies.readers import StudyError
-from pl_fed.studies.results import RESULTS, make_row, read_table
+from pl_fed.studies.results import RESULTS, list_outdated, make_row, read_table
 from pl_fed.studies.study import Study
 from pl_fed.studies.study_page import render_report
 from pl_fed.studies.tables import (
@@ -51,7 +51,7 @@ def write_report(study: Study) -> Path:
     Raises:
         StudyError: If no cell has a result, or the comparison of the study cannot be made.
     """
-    rows, directions, from_table = read_rows(study)
+    rows, directions, from_table, outdated = read_rows(study)
     results = [row for row in rows if State(row["status"]).is_result]
     if not results:
         raise StudyError(
@@ -70,7 +70,7 @@ def write_report(study: Study) -> Path:
     tuned = _read_tuning(study)
     gains, clients = _measure_benefit(study, rows, layout, comparisons)
     pictures = list(draw_pictures(comparisons))
-    notes = _describe(study, rows, layout, comparisons, from_table, bool(tuned))
+    notes = _describe(study, rows, layout, comparisons, (from_table, outdated), bool(tuned))
     cells = _list_open_cells(study, rows)
     files: dict[str, bytes] = {}
     for table in [*tables, *(table for table in tests if table.rows), *tuned, *gains]:
@@ -89,11 +89,11 @@ def write_report(study: Study) -> Path:
     return _replace_files(study.folder / REPORT, files) / PAGE
 
 
-def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None], int]:
-    """Return the rows of all cells, the directions of metrics, and the number of rows from a table.
+def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None], int, int]:
+    """Return the rows of all cells, the directions of metrics, and numbers of rows of a table.
 
     A cell without a folder has its row of an earlier ``results.csv``, if there is one: committed
-    results need no folders.
+    results need no folders. The numbers are those of such rows, and of rows of another config.
     """
     statuses = study.inspect()
     earlier = read_table(study.folder / RESULTS, "the study's results.csv")
@@ -107,7 +107,7 @@ def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None
             found = status.folder.read_summary().get("higher_is_better")
             directions |= dict(found) if isinstance(found, Mapping) else {}
         rows.append(row)
-    return rows, directions, from_table
+    return rows, directions, from_table, len(list_outdated(statuses, earlier))
 
 
 def _read_tuning(study: Study) -> list[Table]:
@@ -161,15 +161,30 @@ def _describe(
     rows: Sequence[Row],
     layout: Layout,
     comparisons: Sequence[MetricComparison],
-    from_table: int,
+    numbers: tuple[int, int],
     has_tuning: bool,
 ) -> list[str]:
-    """Return the sentences at the top of the report."""
+    """Return the sentences at the top of the report.
+
+    Args:
+        study: The study.
+        rows: The rows of all cells.
+        layout: The methods and conditions.
+        comparisons: The comparison by each metric.
+        numbers: The numbers of rows from a table, and of its rows that are of another config.
+        has_tuning: Whether there is a table of the tuning.
+    """
+    from_table, outdated = numbers
     counts = {state: sum(row["status"] == state for row in rows) for state in State}
     states = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
     notes = [f"{len(rows)} cells: {states}."]
     if from_table:
         notes.append(f"{from_table} cells have no folder here; their rows are from a table.")
+    if outdated:
+        notes.append(
+            f"{outdated} cells have no folder here, and a row of another config in {RESULTS}: they"
+            " have no result, and the study would run them."
+        )
     if study.spec.tune is not None and not has_tuning:
         notes.append(f"The study tunes, but has no {TABLE} of all its arguments yet.")
     others = dict.fromkeys(

@@ -1,7 +1,9 @@
 """Results of a study: one row for each cell."""
 
 import csv
+import shutil
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from pl_fed.text import format_csv, read_csv
 RESULTS = "results.csv"
 """Name of the table in a study's folder."""
 
+DIGEST = "config_digest"
+"""Name of the column with a short hash of a cell's config."""
+
 _OF_A_MACHINE = ("seconds/", "processes")  # columns that a repeated run may change
 _ENDED = (State.DONE, State.DIVERGED, State.FAILED)
 _PARTS = ("metrics", "attack", "counts", "seconds")
@@ -22,32 +27,51 @@ _PARTS = ("metrics", "attack", "counts", "seconds")
 def make_row(status: CellStatus, earlier: RecordedRows | None = None) -> dict[str, Any]:
     """Return the row of a cell: its labels, its seed, its state and all numbers of its summary.
 
-    A cell without a result has no numbers. A metric that is undefined, as for a model that has
-    diverged, is NaN. Metrics are named like ``test/personal/accuracy``, others ``attack/…``,
-    ``counts/…`` and ``seconds/…``. A recorded cell has the row of its table.
+    A cell without a result has no numbers, and no hash of its config. A metric that is undefined,
+    as for a model that has diverged, is NaN. Metrics are named like ``test/personal/accuracy``,
+    others ``attack/…``, ``counts/…`` and ``seconds/…``. A recorded cell has the row of its table.
 
     Args:
         status: The state of the cell.
         earlier: The rows of an earlier table, for missing cells without a folder: committed results
-            need no folders.
+            need no folders. A row of another config does not count.
     """
     if status.state is State.RECORDED:
         return dict(status.row)
-    if earlier and status.state is State.MISSING and not status.folder.path.exists():
-        row = earlier.get(frozenset(status.cell.labels.items()))
-        if row is not None:
-            return dict(row)
+    row = _find_earlier(status, earlier or {})
+    if row is not None and not _is_of_other_config(row, status):
+        return dict(row)
     labels = {**status.cell.values, "seed": status.cell.seed, "status": str(status.state)}
     if not status.state.is_result:
         return labels
     summary = status.folder.read_summary()
-    numbers: dict[str, Any] = {}
+    numbers: dict[str, Any] = {DIGEST: status.cell.config_digest}
     for part in _PARTS:
         values = summary.get(part)
         prefix = "" if part == "metrics" else f"{part}/"
         if isinstance(values, Mapping):
             numbers |= dict(iterate_numbers(values, prefix, reads_undefined=part == "metrics"))
     return {**labels, **numbers}
+
+
+def list_outdated(statuses: Sequence[CellStatus], earlier: RecordedRows) -> list[CellStatus]:
+    """Return the cells without a folder whose row of an earlier table is of another config."""
+    found = [(status, _find_earlier(status, earlier)) for status in statuses]
+    return [status for status, row in found if row and _is_of_other_config(row, status)]
+
+
+def _find_earlier(status: CellStatus, earlier: RecordedRows) -> Mapping[str, Any] | None:
+    """Return the row of a missing cell in an earlier table; ``None`` if it has a folder."""
+    row = earlier.get(frozenset(status.cell.labels.items()))
+    if row is None or status.state is not State.MISSING or status.folder.path.exists():
+        return None
+    return row
+
+
+def _is_of_other_config(row: Mapping[str, Any], status: CellStatus) -> bool:
+    """Return whether a row is of another config; unknown without a hash or before a tuning."""
+    is_known = DIGEST in row and status.cell.is_tuned
+    return is_known and row[DIGEST] != status.cell.config_digest
 
 
 def write_results(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -62,13 +86,21 @@ def write_results(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
+def copy_aside(folder: Path) -> None:
+    """Copy the table of results beside the study's folder, to which runs of other configs move."""
+    aside = folder.with_name(f"{folder.name}_aside")
+    aside.mkdir(parents=True, exist_ok=True)
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    shutil.copy(folder / RESULTS, aside / f"results-{stamp}.csv")
+
+
 def read_table(
     path: Path, name: str = "argument `options.recorded`"
 ) -> dict[frozenset[tuple[str, str]], dict[str, Any]]:
     """Return the ended cells of a table of results by their labels, with the seed.
 
-    The columns up to ``seed`` are labels, ``status`` is a text, and all others are numbers. Cells
-    that were missing, running or stopped are left out.
+    The columns up to ``seed`` are labels, ``status`` and ``config_digest`` are texts, and all
+    others are numbers. Cells that were missing, running or stopped are left out.
 
     Args:
         path: The table; without the file there are no rows.
@@ -93,6 +125,7 @@ def read_table(
         texts = {column: line[column] for column in columns if column not in axes and line[column]}
         try:
             status = State(texts.pop("status", ""))
+            digests = {DIGEST: texts.pop(DIGEST)} if DIGEST in texts else {}
             numbers = {column: float(text) for column, text in texts.items()}
         except ValueError as error:
             raise StudyError(
@@ -100,5 +133,10 @@ def read_table(
                 " put the original back, or remove it."
             ) from error
         if status in _ENDED:
-            rows[frozenset(labels.items())] = {**labels, "status": str(status), **numbers}
+            rows[frozenset(labels.items())] = {
+                **labels,
+                "status": str(status),
+                **digests,
+                **numbers,
+            }
     return rows

@@ -17,7 +17,14 @@ from pl_fed.studies.inspection import CellStatus, check_configs, needs_check, re
 from pl_fed.studies.pool import Pool, WorkerPool, count_cores
 from pl_fed.studies.readers import StudyError, refuse
 from pl_fed.studies.remote_pool import read_remote
-from pl_fed.studies.results import RESULTS, make_row, read_table, write_results
+from pl_fed.studies.results import (
+    RESULTS,
+    copy_aside,
+    list_outdated,
+    make_row,
+    read_table,
+    write_results,
+)
 from pl_fed.studies.selection import Selection, read_only
 from pl_fed.studies.spec import StudySpec, read_spec, read_spec_file
 from pl_fed.studies.tuning import Tuner
@@ -247,7 +254,10 @@ class Study:
                 Execution(self.spec.name, self.folder, todo, keep, listener).run(pool)
         self._remove_checkpoints(statuses)
         earlier = read_table(self.folder / RESULTS, "the study's results.csv")
-        rows = [make_row(status, earlier) for status in self.inspect()]
+        statuses = self.inspect()
+        rows = [make_row(status, earlier) for status in statuses]
+        if list_outdated(statuses, earlier):
+            copy_aside(self.folder)
         write_results(self.folder, rows)
         return rows
 

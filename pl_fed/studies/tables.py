@@ -10,7 +10,7 @@ from typing import Any
 from pl_fed.functional.client_figures import split_figure
 from pl_fed.statistics import Interval, format_p_value
 from pl_fed.studies.comparison import ALPHA, NO_VALUE, Difference, Entry, MetricComparison
-from pl_fed.studies.plans import ALL, Choices, Tuning
+from pl_fed.studies.plans import ALL, Choices, Tuning, find_space
 from pl_fed.studies.plans import Interval as Range
 from pl_fed.studies.search import is_at_edge
 
@@ -518,7 +518,7 @@ def make_tuning_table(plan: Tuning, trials: Sequence[Mapping[str, str]]) -> Tabl
     rows, records = [], []
     labels = dict.fromkeys([*(trial[plan.per] for trial in trials), *plan.space])
     for label in (name for name in labels if name != ALL):
-        space = {**plan.space.get(ALL, {}), **plan.space.get(label, {})}
+        space = find_space(plan, label)
         members = [trial for trial in trials if trial[plan.per] == label]
         states = [trial["status"] for trial in members]
         best = next((trial for trial in members if trial["is_chosen"] == "1"), None)
@@ -526,7 +526,7 @@ def make_tuning_table(plan: Tuning, trials: Sequence[Mapping[str, str]]) -> Tabl
         edges = [path for path, text in values.items() if is_at_edge(_number(text), space[path])]
         record = {
             plan.per: label,
-            "trials": f"{len(members)} of {_count_trials(plan, space)}",
+            "trials": f"{len(states) - states.count('missing')} of {_count_trials(plan, space)}",
             "diverged": states.count("diverged"),
             "failed": states.count("failed"),
             "searched": "; ".join(f"{path}: {_describe_range(r)}" for path, r in space.items()),

@@ -11,7 +11,7 @@ from pl_fed.studies.cells import Cell, folder_name
 from pl_fed.studies.execution import Event, Execution
 from pl_fed.studies.inspection import CellStatus, check_configs, read_states
 from pl_fed.studies.metrics import VALIDATION, choose_model, find_direction, require_direction
-from pl_fed.studies.plans import ALL, Choices, Interval, Tuning
+from pl_fed.studies.plans import Tuning, find_space
 from pl_fed.studies.pool import Pool
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.search import is_at_edge, propose, write_journal
@@ -62,7 +62,7 @@ class Tuner:
         self.spec = spec
         self.plan: Tuning = spec.tune
         self.labels = next(axis.labels for axis in spec.axes if axis.name == self.plan.per)
-        self.spaces = {label: _space_of(self.plan, label) for label in self.labels}
+        self.spaces = {label: find_space(self.plan, label) for label in self.labels}
         self.trials: dict[str, list[ScoredTrial]] = {}
         self.tuned: set[str] = set()
         for label in self.labels:  # refuse a plan before anything runs
@@ -232,10 +232,10 @@ class Tuner:
             return self.plan.maximizes
         trials = [item.trial for item in self.trials[label]] + ([trial] if trial else [])
         for cell in (cell for item in trials for cell in item.cells):
-            summary = CellFolder(self.spec.folder, cell.path).read_summary()
-            directions = summary.get("higher_is_better")
-            if isinstance(directions, Mapping) and directions:
-                return require_direction("tune.metric", self.plan.metric, directions)
+            if summary := CellFolder(self.spec.folder, cell.path).read_summary():
+                directions = summary.get("higher_is_better")
+                declared = directions if isinstance(directions, Mapping) else {}
+                return require_direction("tune.metric", self.plan.metric, declared)
         return find_direction(self.plan.metric, {}) is not False
 
     def best(self, label: str) -> ScoredTrial:
@@ -300,8 +300,3 @@ def _describe_metrics(metrics: Mapping[str, Any]) -> str:
     if not names:
         return ": it had no validation, so set `trainer.check_val_every_n_epoch`"
     return f": its metrics are {', '.join(f'{VALIDATION}{name}' for name in names[:8])}"
-
-
-def _space_of(plan: Tuning, label: str) -> dict[str, Interval | Choices]:
-    """Return the searched values of a label: those of ``all`` and its own, which win."""
-    return {**plan.space.get(ALL, {}), **plan.space.get(label, {})}

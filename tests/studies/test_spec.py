@@ -58,7 +58,10 @@ MISTAKES = {  # path of the value → wrong value, a part of the sentence
     ],
     "axes": [
         (["algorithm"], "`axes` to be a mapping but got [algorithm]"),
-        ({"seed": [1]}, "names of letters, digits, _, . and -, other than seed, status, cell, but"),
+        (
+            {"seed": [1]},
+            "letters, digits, _, . and -, other than seed, status, cell, config_digest",
+        ),
         ({"a b": [1]}, "but got a b"),
         ({"lambda": [1, 2]}, "`axes.lambda` to be a mapping of labels, or to be named by the path"),
         ({"lr": [1], "model.optimizer.lr": [2]}, "which lr=1 and model.optimizer.lr=2 both set"),

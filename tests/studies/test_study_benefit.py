@@ -31,7 +31,7 @@ def made(tmp_path):
     """A study of two conditions with made-up runs, its rows, and the cells with their folders."""
     values = {(method, attack): [0.5, 0.5] for method in METHODS for attack in ("none", "labels")}
     study = make_study(tmp_path / "study", values, baseline="Local")
-    rows, _, _ = read_rows(study)
+    rows, *_ = read_rows(study)
     folders = [CellFolder(study.folder, cell.path) for cell in study.cells]
     cells = list(zip(study.cells, rows, folders))
     for cell, _, folder in cells:

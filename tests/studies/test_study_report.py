@@ -14,6 +14,7 @@ import yaml
 from study_processes import run
 from tables import table_test
 
+from pl_fed.command.shipped_configs import find_configs
 from pl_fed.reports.picture import MARKERS, line_style
 from pl_fed.statistics import correct_by_holm, smallest_difference
 from pl_fed.studies import command
@@ -81,7 +82,7 @@ def make_study(folder, values=VALUES, status=(), baseline="FedAvg", **changes):
 
 
 def compare(study, metric=ACCURACY):
-    rows, directions, _ = read_rows(study)
+    rows, directions, *_ = read_rows(study)
     return compare_methods(
         metric, arrange(study.spec.axes, study.spec.compare, rows), rows, directions
     )
@@ -136,7 +137,7 @@ def test_equal_differences_of_few_seeds_are_not_certain(tmp_path):
 
 def test_smaller_losses_are_better(tmp_path):
     study = make_study(tmp_path)
-    rows, _, _ = read_rows(study)
+    rows, *_ = read_rows(study)
     rows = [
         {name.replace("accuracy", "loss"): value for name, value in row.items()} for row in rows
     ]
@@ -282,7 +283,7 @@ def test_without_results_there_is_no_report(tmp_path):
 
 
 def test_default_metrics_are_accuracy_and_its_worst_clients(tmp_path):
-    rows, _, _ = read_rows(make_study(tmp_path, baseline=None))
+    rows, *_ = read_rows(make_study(tmp_path, baseline=None))
     assert choose_metrics(None, rows) == (ACCURACY, WORST)
     names = ["test/global/loss", "test/global/loss_worst10", "test/global/f1"]
     row = dict.fromkeys([*names, "test/global/f1_worst10"], 0.5)
@@ -300,7 +301,7 @@ def test_folders_win_over_an_earlier_table(tmp_path):
     write_text(folder.path / "summary.json", json.dumps(summary))
     other = CellFolder(study.folder, study.cells[1].path)
     write_text(other.path / "cell.json", json.dumps({**vars(record), "error": "out of memory"}))
-    rows, directions, from_table = read_rows(study)
+    rows, directions, from_table, _ = read_rows(study)
     assert rows[0][ACCURACY] == 0.5
     assert rows[1]["status"] == State.FAILED
     assert from_table == 16
@@ -517,7 +518,7 @@ def test_a_metric_that_is_not_finite_is_a_diverged_run(tmp_path, value):
 def test_a_finished_run_without_the_metric_is_said(tmp_path):
     plan = {"metrics": ["test/hybrid/accuracy"], "baseline": {"algorithm": "FedAvg"}}
     study = make_study(tmp_path, compare=plan)
-    rows, _, _ = read_rows(study)
+    rows, *_ = read_rows(study)
     rows = [
         {**row, "test/hybrid/accuracy": 0.5} if row["algorithm"] == "FedAvg" else row
         for row in rows
@@ -542,7 +543,7 @@ def test_methods_and_conditions_have_the_order_of_their_axes(tmp_path):
 def test_a_declared_direction_wins_over_a_guess(tmp_path):
     metric = "test/personal/skill"
     study = make_study(tmp_path, compare={"metrics": [{"metric": metric, "mode": "min"}]})
-    rows, _, _ = read_rows(study)
+    rows, *_ = read_rows(study)
     rows = [{n.replace("accuracy", "skill"): v for n, v in row.items()} for row in rows]
     layout = arrange(study.spec.axes, study.spec.compare, rows)
     with pytest.raises(StudyError, match=r"`compare\.metrics` to be a metric with a known dir"):
@@ -614,9 +615,92 @@ def test_the_table_of_a_half_finished_study_is_no_result(tmp_path):
     """A table has rows of cells that were missing; they are not results without a folder."""
     status = {("Ditto", "none", 0): "missing", ("Ditto", "none", 1): "running"}
     study = make_study(tmp_path, status={**status, ("Ditto", "none", 2): "failed"})
-    rows, _, from_table = read_rows(study)
+    rows, _, from_table, _ = read_rows(study)
     assert [row["status"] for row in rows[:3]] == ["missing", "missing", "failed"]
     assert from_table == 16
+
+
+def make_table_with_digests(folder, **changes):
+    """Return a study of one axis without folders, whose table has hashes of its configs."""
+    options = {"folder": str(folder)}
+    axes = {"algorithm": {"Ditto": {"model": "Ditto"}, "FedAvg": {"model": "FedAvg"}}}
+    study = Study("table", ["quickstart"], axes, seeds=2, options=options, **changes)
+    result = {"status": "done", "test/global/accuracy": 0.5}
+    digests = [{"config_digest": cell.config_digest} for cell in study.cells]
+    write_results(
+        folder, [{**cell.labels, **result, **own} for cell, own in zip(study.cells, digests)]
+    )
+    return study
+
+
+def test_a_row_of_another_config_is_no_result(tmp_path):
+    """Only the two cells of the algorithm that changed are missing, and the report says why."""
+    study = make_table_with_digests(tmp_path)
+    assert len({cell.config_digest for cell in study.cells}) == 2, "seeds have no part in it"
+    changed = {"Ditto": {"model": "Ditto", "model.lam": 2}, "FedAvg": {"model": "FedAvg"}}
+    other = Study(
+        "table", ["quickstart"], {"algorithm": changed}, 2, options={"folder": tmp_path.as_posix()}
+    )
+    rows, _, from_table, outdated = read_rows(other)
+    assert [row["status"] for row in rows] == ["missing", "missing", "done", "done"]
+    assert (from_table, outdated) == (2, 2)
+    text = other.report().read_text(encoding="utf-8")
+    assert "2 cells have no folder here, and a row of another config in results.csv" in text
+
+
+def test_a_run_copies_rows_of_another_config_aside(tmp_path):
+    """The run of one algorithm, whose cells are done, leaves the rows of the other one out."""
+    folder = tmp_path / "study"
+    make_table_with_digests(folder)
+    earlier = (folder / "results.csv").read_bytes()
+    axes = {
+        "algorithm": {"Ditto": {"model": "Ditto", "model.lam": 2}, "FedAvg": {"model": "FedAvg"}}
+    }
+    study = Study("table", ["quickstart"], axes, 2, options={"folder": str(folder)})
+    for cell in study.cells[2:]:
+        own = CellFolder(folder, cell.path)
+        own.write_record(CellRecord("table", cell.name, cell.values, cell.seed, cell.digest))
+        write_text(own.path / "summary.json", json.dumps({"stage": "test"}))
+    rows = study.run(only=["algorithm=FedAvg"])
+    assert [row["status"] for row in rows] == ["missing", "missing", "done", "done"]
+    (aside,) = (tmp_path / "study_aside").iterdir()
+    assert aside.read_bytes() == earlier
+    study.run(only=["algorithm=FedAvg"])
+    assert len([*(tmp_path / "study_aside").iterdir()]) == 1
+
+
+def test_a_row_survives_another_name_of_a_layer_and_other_comments(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = make_table_with_digests(tmp_path)
+    text = find_configs()["quickstart"].read_text(encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(f"# mine\n{text}", encoding="utf-8")
+    axes = {"algorithm": {"Ditto": {"model": "Ditto"}, "FedAvg": {"model": "FedAvg"}}}
+    other = Study("table", ["mine.yaml"], axes, 2, options={"folder": str(tmp_path)})
+    assert other.cells[0].digest != study.cells[0].digest
+    assert [row["status"] for row in read_rows(other)[0]] == ["done"] * 4
+
+
+def test_rows_of_a_tuned_study_without_its_trials_are_results(tmp_path):
+    """Without its trials, nobody knows the chosen values, so that no hash can differ."""
+    tune = {
+        "per": "algorithm",
+        "budget": 3,
+        "sampler": "grid",
+        "space": {"Ditto": {"model.lam": [1, 2, 3]}},
+        "metric": "val/personal/accuracy",
+    }
+    make_table_with_digests(tmp_path)
+    study = Study(
+        "table",
+        ["quickstart", {"trainer.max_epochs": 2}],
+        {"algorithm": {"Ditto": {"model": "Ditto"}, "FedAvg": {"model": "FedAvg"}}},
+        2,
+        options={"folder": str(tmp_path)},
+        tune=tune,
+    )
+    rows, _, from_table, outdated = read_rows(study)
+    assert [row["status"] for row in rows] == ["done", "done", "missing", "missing"]
+    assert (from_table, outdated) == (2, 2), "FedAvg has no space, so that its config is known"
 
 
 @table_test(
@@ -639,7 +723,7 @@ def test_a_damaged_table_is_one_sentence(tmp_path, text):
 
 def test_labels_survive_the_table(tmp_path):
     values = {(label, "none"): [0.5, 0.6] for label in ("=1+1", "'quoted", "-x", "b")}
-    rows, _, from_table = read_rows(make_study(tmp_path, values, baseline="b"))
+    rows, _, from_table, _ = read_rows(make_study(tmp_path, values, baseline="b"))
     assert from_table == 8
     assert [row["algorithm"] for row in rows[::2]] == ["=1+1", "'quoted", "-x", "b"]
 
@@ -674,6 +758,10 @@ def test_a_grid_has_as_many_trials_as_combinations(tmp_path):
     study.report()
     ditto, fedavg = read_csv(tmp_path / "report/tables/tuned.csv")
     assert (ditto["trials"], fedavg["trials"]) == ("3 of 3", "0 of 2")
+    lines += [f"FedAvg,{n},missing,,0,{n + 1}" for n in range(2)]  # proposed, and not run yet
+    (tmp_path / "tuning.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    study.report()
+    assert read_csv(tmp_path / "report/tables/tuned.csv")[1]["trials"] == "0 of 2"
 
 
 # Pictures

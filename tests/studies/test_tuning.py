@@ -259,6 +259,18 @@ def test_unknown_direction_is_refused(tmp_path, monkeypatch):
             summary["higher_is_better"] = {"skill": None}
             path.write_text(json.dumps(summary))
 
+    class Unlisted(Unknown):
+        """The metric of a user's callback: the task has none of its own."""
+
+        def run_cell(self, cell):
+            super().run_cell(cell)
+            path = CellFolder(self.root, cell.path).path / "summary.json"
+            summary = json.loads(path.read_text())
+            path.write_text(json.dumps({**summary, "higher_is_better": {}}))
+
+    Unlisted(monkeypatch)
+    with pytest.raises(StudyError, match=r"`tune\.metric` to be a metric with a known direction"):
+        tune(spec_of(tmp_path / "unlisted", metric="val/personal/skill"))
     Unknown(monkeypatch)
     with pytest.raises(StudyError, match=r"`tune\.metric` to be a metric with a known direction"):
         tune(spec_of(tmp_path, metric="val/personal/skill"))
