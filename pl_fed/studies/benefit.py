@@ -45,7 +45,7 @@ class StudyBenefit:
         local: The method of local training.
         metric: The metric of the results, without a model.
         by_cell: The benefit for each method, condition and seed.
-        missing: The numbers of finished runs that are left out, by reason.
+        missing: The numbers of runs that ended and are left out, by reason.
     """
 
     local: str
@@ -71,7 +71,9 @@ def measure_study(
     local = _find_local(done, layout)
     if local is None:
         return None
+    diverged = sum(row["status"] == State.DIVERGED for _, row, _ in cells)
     runs, missing = {}, {"without files": 0, "of other clients than local training": 0}
+    missing["that diverged"] = diverged
     for row, folder in done:
         key = layout.find_method(row), layout.find_condition(row), str(row[SEED])
         try:
@@ -201,11 +203,12 @@ def _explain(benefit: StudyBenefit) -> tuple[str, ...]:
         f" {benefit.local} under the same condition and seed: of its personal model, or of the"
         " global one without any. Positive numbers are gains.",
         "Figures are means over seeds; mean gain ± half of the 95 % interval over seeds. The"
-        " largest loss is that of one client. Correlations are Spearman's, of a client's gain; the"
-        " one with local results is below 0 by chance alone where test sets are small.",
+        " largest loss of one client is a mean over seeds, too. Correlations are Spearman's, of a"
+        " client's gain; the one with local results is below 0 by chance alone where test sets are"
+        " small.",
     ]
     texts = [f"{number} {reason}" for reason, number in benefit.missing.items() if number]
-    return (*notes, *([f"Finished runs that are left out: {', '.join(texts)}."] if texts else []))
+    return (*notes, *([f"Runs that are left out: {', '.join(texts)}."] if texts else []))
 
 
 def list_clients(

@@ -126,7 +126,7 @@ def read_table(
         try:
             status = State(texts.pop("status", ""))
             digests = {DIGEST: texts.pop(DIGEST)} if DIGEST in texts else {}
-            numbers = {column: float(text) for column, text in texts.items()}
+            numbers = {column: _read_number(text) for column, text in texts.items()}
         except ValueError as error:
             raise StudyError(
                 f"Expected {name} to have states and numbers of cells but got {error} in {path}:"
@@ -140,3 +140,8 @@ def read_table(
                 **numbers,
             }
     return rows
+
+
+def _read_number(text: str) -> float:
+    """Return a number, an integer as such: a table that is written again has the same bytes."""
+    return int(text) if text.isdecimal() else float(text)

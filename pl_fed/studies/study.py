@@ -320,8 +320,12 @@ class Study:
         write_text(self.folder / DESCRIPTION, json.dumps(description, indent=1) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row for each cell: labels, seed, status, and the numbers of its summary."""
-        return [make_row(status) for status in self.inspect()]
+        """Return one row for each cell: labels, seed, status, and the numbers of its summary.
+
+        A cell without a folder has its row of an earlier ``results.csv``, as in the report.
+        """
+        earlier = read_table(self.folder / RESULTS, "the study's results.csv")
+        return [make_row(status, earlier) for status in self.inspect()]
 
     def results(self) -> Any:
         """Return the rows as a pandas frame.

@@ -98,10 +98,13 @@ def test_runs_of_other_clients_and_without_files_are_counted(made):
         [row | {"test_samples": 5} for row in rows],
     )
     (folders["FedAvg", "none", 1] / "config.yaml").write_text("[broken")
+    cell, row, folder = made[2][-1]
+    made[2][-1] = (cell, row | {"status": "diverged"}, folder)
     benefit, layout = measure(made)
-    assert len(benefit.by_cell) == 6
+    assert len(benefit.by_cell) == 5
     assert make_benefit_table(benefit, layout).notes[-1] == (
-        "Finished runs that are left out: 1 without files, 1 of other clients than local training."
+        "Runs that are left out: 1 without files, 1 of other clients than local training, 1 that"
+        " diverged."
     )
 
 

@@ -625,11 +625,12 @@ def make_table_with_digests(folder, **changes):
     options = {"folder": str(folder)}
     axes = {"algorithm": {"Ditto": {"model": "Ditto"}, "FedAvg": {"model": "FedAvg"}}}
     study = Study("table", ["quickstart"], axes, seeds=2, options=options, **changes)
-    result = {"status": "done", "test/global/accuracy": 0.5}
-    digests = [{"config_digest": cell.config_digest} for cell in study.cells]
-    write_results(
-        folder, [{**cell.labels, **result, **own} for cell, own in zip(study.cells, digests)]
-    )
+    result = {"test/round": 7, "test/global/accuracy": 0.5}
+    rows = [
+        {**cell.labels, "status": "done", "config_digest": cell.config_digest, **result}
+        for cell in study.cells
+    ]
+    write_results(folder, rows)
     return study
 
 
@@ -667,6 +668,14 @@ def test_a_run_copies_rows_of_another_config_aside(tmp_path):
     assert aside.read_bytes() == earlier
     study.run(only=["algorithm=FedAvg"])
     assert len([*(tmp_path / "study_aside").iterdir()]) == 1
+
+
+def test_rows_of_a_table_without_folders_are_written_again_with_the_same_bytes(tmp_path):
+    study = make_table_with_digests(tmp_path)
+    before = (tmp_path / "results.csv").read_bytes()
+    assert [row["test/round"] for row in study.rows()] == [7] * 4
+    write_results(tmp_path, study.rows())
+    assert (tmp_path / "results.csv").read_bytes() == before
 
 
 def test_a_row_survives_another_name_of_a_layer_and_other_comments(tmp_path, monkeypatch):
