@@ -28,6 +28,7 @@ from pl_fed.privacy.saved_results import SavedResults
 INTERVAL = 1e-4  # of the privacy losses, the default of dp-accounting
 _EXACT_ROUNDS = 40  # rounds from which on PLD is computed for some rounds only
 _LARGEST_NOISE = 1e6
+_LEAST_PLD_NOISE = 0.1  # with less, a distribution takes minutes and gigabytes, for ε above 70
 _TOLERANCE = 1e-6  # of a calibrated noise multiplier
 
 
@@ -201,7 +202,20 @@ class Accountant:
         return gaussian, participation.count(rounds)
 
     def _pld_epsilon(self, noise_multiplier: float, rounds: int) -> float:
+        """Return ε by privacy loss distributions; for little noise, a bound in closed form.
+
+        The bound is ε if a client takes part in each round that it can be drawn for: sampling
+        never adds to a privacy loss.
+        """
         participation = self.participation
+        if noise_multiplier < _LEAST_PLD_NOISE:
+            is_sampled = participation.kind == "poisson"
+            deviation = (
+                noise_multiplier / math.sqrt(rounds)
+                if is_sampled
+                else self._gaussian_deviation(noise_multiplier, rounds)
+            )
+            return gaussian_epsilon(deviation, self.delta)
         if participation.kind == "poisson":
             composed = _poisson_loss(participation.rate, noise_multiplier).self_compose(rounds)
             return float(composed.get_epsilon_for_delta(self.delta))

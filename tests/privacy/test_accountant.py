@@ -197,6 +197,15 @@ def test_number_of_rounds_within_a_budget():
     assert own.count_rounds(2.0, 1e-3, limit=10) == 0
 
 
+@pytest.mark.parametrize("noise", [1e-6, 0.01, 0.05])
+def test_little_noise_has_the_bound_of_a_client_in_each_round(noise):
+    own = Accountant(Participation("poisson", 100, 10.0), 1e-3)
+    bound = gaussian_epsilon(noise / math.sqrt(100), 1e-3)
+    assert own.epsilon(noise, 100) == bound > 4020.59  # ε of the distribution with a noise of 0.05
+    everywhere = Accountant(Participation("any", 100, 10.0), 1e-3, "pld")
+    assert everywhere.epsilon(noise, 100) == bound
+
+
 @pytest.mark.slow
 def test_bound_of_epsilon_is_exact_for_few_rounds_and_at_the_end(monkeypatch):
     own = Accountant(Participation("poisson", 1000, 50.0), 1e-5)
