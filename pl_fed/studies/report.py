@@ -70,7 +70,7 @@ def write_report(study: Study) -> Path:
     tuned = _read_tuning(study)
     gains, clients = _measure_benefit(study, rows, layout, comparisons)
     pictures = list(draw_pictures(comparisons))
-    notes = _describe(study, rows, layout, comparisons, (from_table, outdated), bool(tuned))
+    notes = _describe(study, rows, layout, comparisons, from_table, outdated, bool(tuned))
     cells = _list_open_cells(study, rows)
     files: dict[str, bytes] = {}
     for table in [*tables, *(table for table in tests if table.rows), *tuned, *gains]:
@@ -161,7 +161,8 @@ def _describe(
     rows: Sequence[Row],
     layout: Layout,
     comparisons: Sequence[MetricComparison],
-    numbers: tuple[int, int],
+    from_table: int,
+    outdated: int,
     has_tuning: bool,
 ) -> list[str]:
     """Return the sentences at the top of the report.
@@ -171,10 +172,10 @@ def _describe(
         rows: The rows of all cells.
         layout: The methods and conditions.
         comparisons: The comparison by each metric.
-        numbers: The numbers of rows from a table, and of its rows that are of another config.
+        from_table: The number of rows from a table.
+        outdated: The number of rows of an earlier table that are of another config.
         has_tuning: Whether there is a table of the tuning.
     """
-    from_table, outdated = numbers
     counts = {state: sum(row["status"] == state for row in rows) for state in State}
     states = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
     notes = [f"{len(rows)} cells: {states}."]
