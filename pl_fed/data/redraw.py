@@ -31,6 +31,7 @@ class Redraw:
             the first sample.
 
     Example:
+        >>> import torch
         >>> from torch.utils.data import default_collate
         >>> from pl_fed.data.batch_roles import BatchRoles
         >>> class Noise:
