@@ -16,6 +16,7 @@ from pl_fed.studies.cell_folder import State
 from pl_fed.studies.results import make_row
 from pl_fed.studies.spec import read_spec_file
 from pl_fed.studies.study import Study
+from pl_fed.studies.tables import NOTHING_CHOSEN
 
 HERE = Path(__file__).parent
 TABLE = HERE / "results.csv"
@@ -28,7 +29,6 @@ ONE_MODEL = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON")
 FAIR = ("q-FFL", "TERM", "FedMGDA+", "AFL", "FedFV", "AdaFed", "AAggFF", "UPGrad", "PropFair")
 KEY = ("board", "tuning", "method", "seed")
 TUNED, DEFAULTS = "tuned", "defaults"
-NOTHING_CHOSEN = "nothing yet"
 METRICS = {
     "accuracy": "test/personal/accuracy",
     "worst10": "test/personal/accuracy_worst10",

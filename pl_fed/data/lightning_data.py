@@ -189,14 +189,20 @@ class LightningData(DataSource):
                 if is_overridden(hook, self.datamodule):
                     if repeats:
                         seed(global_seed())
-                    with self._explain_errors(hook):
-                        loader = getattr(self.datamodule, hook)()
-                    if isinstance(loader, list | tuple) and len(loader) < 2:
-                        loader = loader[0] if loader else None
+                    loader = self._build_loader(hook)
                     if loader is not None:
-                        self._check_loader(hook, loader)
                         loaders[part] = loader
         return loaders
+
+    def _build_loader(self, hook: str) -> Any:
+        """Return the dataloader of a hook; ``None`` if it returns none, or an empty list."""
+        with self._explain_errors(hook):
+            loader = getattr(self.datamodule, hook)()
+        if isinstance(loader, list | tuple) and len(loader) < 2:
+            loader = loader[0] if loader else None
+        if loader is not None:
+            self._check_loader(hook, loader)
+        return loader
 
     def _report_shared(self, data_sets: Mapping[int, Any]) -> None:
         """Say that training samples are in other parts, or that only repeated draws prevent it."""

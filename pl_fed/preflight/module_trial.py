@@ -121,7 +121,7 @@ def _try_evaluations(
         with _note_samples(trial, samples):
             parts[part] = _try_evaluation(net, task, samples, part, step)
         changes = before.changes(KeptValues.record(owners, reads_trained=True))
-        numbers = _list_kept_numbers(net, changes) if part == "val" else []
+        numbers = _list_set_numbers(net, changes) if part == "val" else []
         guard.restore()
         parameters = changes.frozen_parameters | changes.trained_parameters
         parameters |= changes.replaced_parameters | changes.toggled
@@ -133,7 +133,7 @@ def _try_evaluations(
     return parts
 
 
-def _list_kept_numbers(net: nn.Module, changes: Changes) -> list[str]:
+def _list_set_numbers(net: nn.Module, changes: Changes) -> list[str]:
     """Return the changed buffers that are saved, and the changed attributes that are one number."""
     buffers = (changes.buffers | changes.replaced_buffers) & net.state_dict().keys()
     attributes = [

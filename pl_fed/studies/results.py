@@ -69,9 +69,9 @@ def _find_earlier(status: CellStatus, earlier: RecordedRows) -> Mapping[str, Any
 
 
 def _is_of_other_config(row: Mapping[str, Any], status: CellStatus) -> bool:
-    """Return whether a row is of another config; unknown without a hash or before a tuning."""
-    is_known = DIGEST in row and status.cell.is_tuned
-    return is_known and row[DIGEST] != status.cell.config_digest
+    """Return whether a row is of another config; false without a hash or before a tuning."""
+    is_comparable = DIGEST in row and status.cell.is_tuned
+    return is_comparable and row[DIGEST] != status.cell.config_digest
 
 
 def write_results(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:

@@ -28,6 +28,7 @@ RANK_RULE = (
     " blocks."
 )
 NO_RESULT = "no result"
+NOTHING_CHOSEN = "nothing yet"  # of the values that a tuning searches
 _STATISTICS = {
     "_worst10": "mean of the worst 10 % of clients",
     "_best10": "mean of the best 10 % of clients",
@@ -530,7 +531,7 @@ def make_tuning_table(plan: Tuning, trials: Sequence[Mapping[str, str]]) -> Tabl
             "diverged": states.count("diverged"),
             "failed": states.count("failed"),
             "searched": "; ".join(f"{path}: {_describe_range(r)}" for path, r in space.items()),
-            "chosen": "; ".join(f"{p} = {text}" for p, text in values.items()) or "nothing yet",
+            "chosen": "; ".join(f"{p} = {text}" for p, text in values.items()) or NOTHING_CHOSEN,
             plan.metric: best[plan.metric] if best else "",
             "at the edge": ", ".join(edges) or "no",
         }
