@@ -15,6 +15,11 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 SECTIONS = ("model", "data", "federation", "trainer")
 FEDERATION_SECTIONS = ("adversary", "engine", "storage")
+_CLASSES = {
+    "data": "pl_fed.data.FederatedData",
+    "federation": "pl_fed.federation.Federation",
+    "trainer": "lightning.pytorch.Trainer",
+}
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MAX_DEPTH = 100  # jsonargparse and PyYAML recurse
 _MAX_COPIES = 10_000  # most values that anchors may add to the written ones
@@ -271,6 +276,8 @@ def check_values(config: Any) -> None:
             value is null.
     """
     _check_federation_sections(config.get("federation") or {})
+    for section, class_path in _CLASSES.items():
+        _check_null_arguments(class_path, config.get(section), section)
     _check_nulls(config, "")
     for path, value in _values(config, "", False):
         if isinstance(value, str):
@@ -303,15 +310,20 @@ def _check_nulls(config: Any, path: str) -> None:
             _check_nulls(inner, f"{path}[{index}]")
     if not isinstance(config, dict):
         return
-    arguments = config.get("init_args")
-    for name, value in arguments.items() if isinstance(arguments, dict) else ():
-        kind = None if value is not None else _needed_type(str(config.get("class_path")), name)
-        if kind:
-            raise ValueError(
-                f"Expected argument `{path}.init_args.{name}` to be of type {kind} but got null."
-            )
+    class_path, arguments = str(config.get("class_path")), config.get("init_args")
+    _check_null_arguments(class_path, arguments, f"{path}.init_args")
     for name, inner in config.items():
         _check_nulls(inner, f"{path}.{name}" if path else str(name))
+
+
+def _check_null_arguments(class_path: str, arguments: Any, path: str) -> None:
+    """Raise ``ValueError`` if an argument of a class is null and needs a value."""
+    for name, value in arguments.items() if isinstance(arguments, dict) else ():
+        kind = None if value is not None else _needed_type(class_path, name)
+        if kind:
+            raise ValueError(
+                f"Expected argument `{path}.{name}` to be of type {kind} but got null."
+            )
 
 
 def _needed_type(class_path: str, name: str) -> str:

@@ -107,11 +107,12 @@ class SectionsCLI(LightningCLI):
                 text = f"Expected a valid command line but got: {text.rstrip('.')}."
             parser.exit(2, format_error(text, self._arguments))
         config = self._subcommand_config()
-        check_values(config)
         check_trainer_arguments(config.get("trainer") or {})
+        check_values(config)
         seed = config["seed_everything"]
-        if isinstance(seed, bool) or not 0 <= seed < 2**32:
+        if seed is None or isinstance(seed, bool) or not 0 <= seed < 2**32:
+            got = "null" if seed is None else str(seed).lower()
             raise ValueError(
                 "Expected argument `seed_everything` to be an integer from 0 to 4294967295 but got"
-                f" {str(seed).lower()}: set a number, for example 0."
+                f" {got}: set a number, for example 0."
             )

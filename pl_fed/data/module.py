@@ -154,7 +154,7 @@ class FederatedData(Configurable, LightningDataModule):
                 f"Expected argument `split` to be official with `{partitioner.needs_official}` of"
                 f" {type(partitioner).__name__} but got own: there is no official test set."
             )
-        if isinstance(normalize, str):
+        if normalize is None or isinstance(normalize, str):
             check_choice(("none", "channel", "feature"), normalize=normalize)
         if partitioner is not None and num_clients is None:
             raise ValueError(
