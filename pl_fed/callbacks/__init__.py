@@ -3,6 +3,7 @@
 from pl_fed.callbacks.engine_report import EngineReport as EngineReport
 from pl_fed.callbacks.introduction import Introduction as Introduction
 from pl_fed.callbacks.last_checkpoint import LastCheckpoint as LastCheckpoint
+from pl_fed.callbacks.moved_folder import MovedFolder as MovedFolder
 from pl_fed.callbacks.participation import Participation as Participation
 from pl_fed.callbacks.per_client import PerClient as PerClient
 from pl_fed.callbacks.predictions import Predictions as Predictions

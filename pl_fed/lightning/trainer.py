@@ -19,6 +19,7 @@ from pl_fed.arguments import check_instances, check_integers
 from pl_fed.callbacks import (
     EngineReport,
     LastCheckpoint,
+    MovedFolder,
     Participation,
     PerClient,
     PythonConfig,
@@ -170,6 +171,7 @@ class Trainer(LightningTrainer):
             logger=[RunCSV(self.run_dir), *loggers],
             callbacks=[
                 *([RoundProgress(federation)] if shows_progress else []),
+                MovedFolder(),
                 RoundMetrics(),
                 WandbAxis(),
                 Participation(federation),

@@ -1,0 +1,70 @@
+"""The best checkpoints of a run whose folder was moved, or is named by another path."""
+
+import os
+import shutil
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_federations import classes, mlp, seeded, sgd, shared_out
+
+import pl_fed
+from pl_fed.clients import FedAvg
+from pl_fed.samplers import All
+
+
+def fit(folder, rounds, **kwargs):
+    """Train with the checkpoints of the two lowest rounds; return their callback."""
+    best = ModelCheckpoint(
+        monitor="round", mode="min", save_top_k=2, save_last=True, filename="{round:.0f}"
+    )
+    trainer = pl_fed.Trainer(
+        pl_fed.Federation(All(), engine=pl_fed.EngineOptions("one_by_one"), seed=0),
+        run_dir=folder,
+        max_epochs=rounds,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[best],
+    )
+    client = seeded(lambda: FedAvg(mlp(), optimizer=sgd(0.2)))
+    trainer.fit(client, shared_out(classes([9, 7, 5]), val_fraction=0.3), **kwargs)
+    return best
+
+
+def move(folder):
+    return folder.rename(folder.with_name("moved"))
+
+
+def copy(folder):
+    return shutil.copytree(folder, folder.with_name("copied"))
+
+
+def name_relatively(folder):
+    return os.path.relpath(folder)
+
+
+@pytest.mark.parametrize("change", [move, copy, name_relatively], ids=lambda f: f.__name__)
+@pytest.mark.filterwarnings("error:The dirpath has changed")
+def test_run_under_another_path_knows_its_best_rounds(tmp_path, change):
+    fit(tmp_path / "run", 3)
+    folder = change(tmp_path / "run")
+    best = fit(folder, 5, ckpt_path="last")
+    checkpoints = os.path.abspath(os.path.join(folder, "checkpoints"))
+    files = {name: os.path.join(checkpoints, f"round={name}.ckpt") for name in "01"}
+    scores = {os.path.abspath(path): float(score) for path, score in best.best_k_models.items()}
+    assert scores == {files["0"]: 0.0, files["1"]: 1.0}
+    assert os.path.abspath(best.best_model_path) == files["0"]
+    assert float(best.best_model_score) == 0.0
+    assert sorted(os.listdir(checkpoints)) == ["last.ckpt", "round=0.ckpt", "round=1.ckpt"]
+    assert torch.load(files["1"])["global_step"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_run_in_a_new_folder_leaves_the_files_of_the_earlier_run(tmp_path):
+    fit(tmp_path / "run", 3)
+    best = fit(tmp_path / "new", 5, ckpt_path=tmp_path / "run" / "checkpoints" / "last.ckpt")
+    assert sorted(map(float, best.best_k_models.values())) == [3.0, 4.0]
+    assert all(path.startswith(str(tmp_path / "new")) for path in best.best_k_models)
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["last.ckpt", "round=0.ckpt", "round=1.ckpt"]
