@@ -111,8 +111,15 @@ def read_table(
     """
     if not path.is_file():
         return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        columns = next(csv.reader(file), [])
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            columns = next(csv.reader(file), [])
+        lines = read_csv(path)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise StudyError(
+            f"Expected {name} to be a table in UTF-8 but got {path}, which is none"
+            f" ({error}): put the original back, or remove it."
+        ) from error
     if not {SEED, "status"} <= {*columns}:
         raise StudyError(
             f"Expected {name} to be a table with the columns seed and status but got {path}, which"
@@ -120,7 +127,7 @@ def read_table(
         )
     axes = columns[: columns.index(SEED) + 1]
     rows = {}
-    for line in read_csv(path):
+    for line in lines:
         labels = {axis: line[axis] for axis in axes}
         texts = {column: line[column] for column in columns if column not in axes and line[column]}
         try:

@@ -291,3 +291,10 @@ def test_columns_of_a_recorded_table_have_any_order(tmp_path):
         (tmp_path / "table.csv").write_text(f"{columns},seed,status,loss\n{values},0,done,0.5\n")
         (key,) = read_table(tmp_path / "table.csv")
         assert key == {("algorithm", "Ditto"), ("attack", "none"), ("seed", "0")}
+
+
+def test_a_table_that_is_no_text_is_refused(tmp_path):
+    table = tmp_path / "results.csv"
+    table.write_bytes(b"algorithm,seed,status\n\x9a,0,done\n")
+    with pytest.raises(StudyError, match=r"to be a table in UTF-8 but got .*results\.csv, which"):
+        read_table(table)
