@@ -66,7 +66,8 @@ class IFCA(Clustered):
         tensors = self.row("global").layout.views(first)
         scale = torch.cat([t.std(correction=0).expand(t.numel()) for t in tensors.values()])
         seed = int(first.double().sum().view(torch.int64))
-        noise = torch.randn(self.num_centers - 1, len(first), generator=generator(seed, "centers"))
+        shape, draw = (self.num_centers - 1, len(first)), generator(seed, "centers")
+        noise = torch.randn(shape, generator=draw, dtype=torch.float32)  # in any default dtype
         return torch.cat([first[None], first + self.spread * scale * noise.to(first)])
 
     def choose_centers(self, client: ClientRound) -> Tensor:

@@ -198,3 +198,14 @@ def test_centers_begin_at_the_initial_model_of_the_federation(tmp_path):
     got = run_rounds(make(3), shared_out(classes(SIZES)), rounds=0, initial_model=path)
     expected = torch.cat([p.detach().flatten() for p in other.double().parameters()])
     assert_close(got.server_states["centers"].view(3, -1)[0], expected)
+
+
+def test_first_centers_do_not_depend_on_the_default_dtype():
+    client, draws = make(3), []
+    for dtype in (torch.float32, torch.float64):  # of Lightning's steps in precision 64-true
+        torch.set_default_dtype(dtype)
+        try:
+            draws.append(centers_of(client))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert torch.equal(*draws)
