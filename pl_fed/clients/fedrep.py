@@ -20,7 +20,8 @@ from pl_fed.clients.argument_checks import check_work
 from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.clients.fedper import FedPer, belongs
 from pl_fed.data.batches import LocalWork
-from pl_fed.types import Batch
+from pl_fed.data.client_data import ClientData
+from pl_fed.types import Batch, Population
 
 
 class FedRep(FedPer):
@@ -33,6 +34,10 @@ class FedRep(FedPer):
     - Weight decay acts on the body in all steps.
     - An optimizer that counts its steps counts the head's, too. Adam's bias correction makes its
       first steps large.
+
+    Therefore clients keep no states of local optimizers between rounds
+    (``federation.engine.keep_optimizer_state``): a kept momentum of the body would move it while
+    the head trains.
 
     A limit on local steps (``limit_train_batches``) limits both phases together, the head's first.
 
@@ -51,7 +56,8 @@ class FedRep(FedPer):
     Raises:
         ValueError: If the work is below 1, or one part's is in steps and the other's in epochs. If
             the net lacks a part in ``own``, or ``own`` is ``None`` and the net has only one module
-            with trainable parameters.
+            with trainable parameters. Before training, if clients keep the states of their local
+            optimizers.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -88,6 +94,16 @@ class FedRep(FedPer):
                     "head": Model(kept=False, evaluated=False, work=head),
                     "personal": Model(kept=False, work=_add_work(head, body)),
                 }
+            )
+
+    def check(self, data: ClientData, population: Population) -> None:
+        """Refuse states of local optimizers that clients keep: they move the body too early."""
+        super().check(data, population)
+        if self.own and self.keeps_optimizer_state:
+            raise ValueError(
+                "Expected `federation.engine.keep_optimizer_state` to be false for FedRep but got"
+                " true: the kept state of the body's optimizer would move the body while the head"
+                " trains."
             )
 
     def begin(self, client: ClientRound) -> None:

@@ -144,3 +144,13 @@ def test_default_work_on_head_and_body(settings, head, personal):
 def test_invalid_arguments_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
         FedRep(seeded(mlp), **arguments)
+
+
+def test_states_of_local_optimizers_that_clients_keep_are_refused():
+    data, kept = make_data(), {"keep_optimizer_state": True}
+    optimizer = sgd(0.1, momentum=0.9)
+    client = FedRep(seeded(mlp), local_steps=1, optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"`federation\.engine\.keep_optimizer_state` to be false"):
+        run_rounds(client, data, 1, **kept)
+    averaging = FedRep(seeded(mlp), own=[], local_steps=1, optimizer=optimizer)  # without a head
+    run_rounds(averaging, data, 1, **kept)
