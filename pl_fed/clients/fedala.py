@@ -21,6 +21,8 @@ Departs from the paper and the authors' code:
   first minibatches of a shuffled pass, of the same share.
 - A client starts its first round at w^t. The code recognizes a first round by equal sums of the
   models' first tensors, so that a client that joins later mixes its initial model.
+- Running statistics (BatchNorm's) are a client's own, as in the code, but a client starts its first
+  round with those of w^t.
 - The code tests θ̂ before the local steps. Here the model θ after a client's last round is tested.
 - The code names the highest layers by a number of tensors, 2 by default: the weight and the bias
   of the last layer. Here they are named.
@@ -141,7 +143,12 @@ class FedALA(Client):
         weights = client.models["mixing"].parameters[:, mixed]
         start = client.broadcast.expand(len(client)).parameters.clone()
         start[:, mixed] = torch.lerp(previous[:, mixed], start[:, mixed], weights)
-        client.models["personal"].parameters = start
+        personal = client.models["personal"]
+        personal.parameters = start
+        is_first = client.states["rounds"] == 0
+        personal.statistics = torch.where(
+            is_first, client.broadcast.statistics, personal.statistics
+        )
         client.states["weights"] = weights
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

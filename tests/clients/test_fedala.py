@@ -13,6 +13,7 @@ from small_federations import (
     classes,
     draw_regressions,
     mlp,
+    reals,
     run_rounds,
     samples_of,
     seeded,
@@ -21,6 +22,7 @@ from small_federations import (
     two_layers,
 )
 from tables import table_test
+from torch.testing import assert_close
 
 from pl_fed.clients import FedALA
 from pl_fed.optimizers import BoxSGD
@@ -151,6 +153,18 @@ def test_first_round_is_that_of_the_global_model_and_of_no_weights_that_of_local
 
 
 @pytest.mark.slow
+def test_first_round_starts_with_the_running_statistics_of_the_global_model():
+    layer = torch.nn.BatchNorm1d(1, affine=False, momentum=0.5)
+    net = torch.nn.Sequential(layer, torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    x = torch.tensor([[2.0], [4.0], [10.0], [14.0]])  # means 3 and 12, variances 2 and 8
+    data = shared_out(reals(x, torch.zeros(4, 1), [0, 0, 1, 1]))
+    client = FedALA(net, criterion=HalfSquares(), optimizer=sgd(0.0))
+    outcome = run_rounds(client, data, 2, sampler=Cohorts([0], [1]))
+    mean, variance = 0.5 * 3, 0.5 * 1 + 0.5 * 2  # of the global model after the first round
+    expected = torch.tensor([[0.5 * mean + 0.5 * 12, 0.5 * variance + 0.5 * 8]]).double()
+    assert_close(outcome.states["personal.statistics"][1:], expected)
+
+
 def test_a_client_without_a_local_step_sends_nothing():
     class Waiting(FedALA):
         def begin(self, client):
