@@ -735,6 +735,19 @@ class Client(Configurable, ClientRounds, ABC):
                 f" value on these data: {reason}."
             )
 
+    def refuse_module_steps(self, reason: str) -> None:
+        """Raise ``ValueError`` if the net is a LightningModule with a ``training_step``.
+
+        Args:
+            reason: The reason why the algorithm needs the outputs of a net.
+        """
+        if self.task.runs_steps:
+            raise ValueError(
+                f"Expected a net without steps of its own for {type(self).__name__} but got"
+                f" {type(self.global_model).__name__}: {reason}; set `model.init_args.net` to its"
+                " module that returns outputs."
+            )
+
     def squared_distance(self, model: str, to: str = "broadcast") -> Tensor:
         """Return the squared distance ‖model − centre‖² over the trainable parameters.
 

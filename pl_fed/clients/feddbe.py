@@ -38,9 +38,10 @@ from pl_fed.clients.argument_checks import check_net
 from pl_fed.clients.contract import ClientRound
 from pl_fed.clients.fedper import FedPer
 from pl_fed.clients.heads import find_head, require_linear_head
+from pl_fed.data.client_data import ClientData
 from pl_fed.nets.copies import remove_compilation
 from pl_fed.nets.rows import trainable_parameters
-from pl_fed.types import Batch
+from pl_fed.types import Batch, Population
 
 _TRANSLATION = "translation"  # the parameter v_k of the head
 
@@ -64,7 +65,8 @@ class FedDBE(FedPer):
 
     Raises:
         TypeError: If the head is not linear with a bias.
-        ValueError: If a number is out of range, or the net has no module ``head``.
+        ValueError: If a number is out of range, or the net has no module ``head``. Before training,
+            if the net has steps of its own.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -110,6 +112,11 @@ class FedDBE(FedPer):
     def restore_net(self, net: nn.Module) -> None:
         """Remove the translation from a copy of a model; its values are in the bias."""
         delattr(net.get_submodule(self._head_name("global")), _TRANSLATION)
+
+    def check(self, data: ClientData, population: Population) -> None:
+        """Refuse a net with steps of its own: its features and outputs are unknown."""
+        super().check(data, population)
+        self.refuse_module_steps("it adds a vector to the features below its head")
 
     def begin(self, client: ClientRound) -> None:
         """Put v_k into the broadcast model; an evaluation gets b + W v_k instead."""

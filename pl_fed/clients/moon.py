@@ -30,9 +30,10 @@ from pl_fed.arguments import check_nonnegative, check_positive
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound
 from pl_fed.clients.heads import find_head
+from pl_fed.data.client_data import ClientData
 from pl_fed.functional.losses import masked_mean
 from pl_fed.nets.rows import trainable_parameters
-from pl_fed.types import Batch
+from pl_fed.types import Batch, Population
 
 
 class Moon(Client):
@@ -50,6 +51,7 @@ class Moon(Client):
 
     Raises:
         ValueError: If ``mu`` or ``temperature`` is out of range, or the net has no module ``head``.
+            Before training, if the net has steps of its own.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -73,6 +75,11 @@ class Moon(Client):
         self.temperature = temperature
         self.head = find_head(trainable_parameters(net), head)
         self.add_state("previous", self.initial_row)
+
+    def check(self, data: ClientData, population: Population) -> None:
+        """Refuse a net with steps of its own: its features and outputs are unknown."""
+        super().check(data, population)
+        self.refuse_module_steps("it contrasts the features below its head")
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return CE + μ ℓ_con on the minibatch."""

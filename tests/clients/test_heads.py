@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from small_federations import classes, mlp, run_rounds, run_tried_rounds, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
 
-from pl_fed.clients import Client, FedAvg
+from pl_fed.clients import Client, FedAvg, FedDBE, Moon
 from pl_fed.clients.contract import Model
 from pl_fed.clients.heads import find_head
 from pl_fed.types import Batch
@@ -129,3 +130,21 @@ def test_a_hook_does_not_outlive_the_features():
     with pytest.raises(ValueError, match="got other outputs"):
         run_rounds(client, shared_out(classes(SIZES)))
     assert not client.personal_model.head._forward_hooks
+
+
+@pytest.mark.parametrize("algorithm", [Moon, FedDBE])
+def test_modules_with_steps_are_refused_by_algorithms_that_need_a_head(algorithm):
+    class Steps(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp()
+
+        def training_step(self, batch, batch_idx):
+            inputs, classes = batch
+            return nn.functional.cross_entropy(self.net(inputs), classes)
+
+    name = algorithm.__name__
+    with pytest.raises(
+        ValueError, match=f"a net without steps of its own for {name} but got Steps"
+    ):
+        run_rounds(algorithm(Steps()), shared_out(classes(SIZES)), rounds=0)
