@@ -1,5 +1,6 @@
 """The contract of an attack."""
 
+import copy
 from abc import ABC
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -155,6 +156,17 @@ class Attack(Configurable, ABC):
                 f"Expected a checkpoint without a state of {type(self).__name__}, which keeps none,"
                 f" but got {', '.join(state)}: resume with the attack of the checkpoint."
             )
+
+    def reset(self) -> None:
+        """Return to the state before the first run.
+
+        pl_fed calls it before each run, so that one attack can serve several federations in turn.
+        """
+        own = vars(self)  # not by an attribute, which a frozen dataclass refuses
+        if "_first_state" in own:
+            self.load_state_dict(copy.deepcopy(own["_first_state"]))
+        else:
+            own["_first_state"] = copy.deepcopy(self.state_dict())
 
     def trigger(self, batch: Batch) -> Batch:
         """Return samples with the trigger, to measure the success of the attack.

@@ -115,6 +115,11 @@ class Combined(Attack):
         for position, attack in enumerate(self.attacks):
             attack.load_state_dict(state.get(str(position), {}))
 
+    def reset(self) -> None:
+        """Return to the states before the first run of each attack."""
+        for attack in self.attacks:
+            attack.reset()
+
     def forge_losses(self, losses: Tensor, context: RoundContext) -> Tensor:
         """Return the losses after all attacks."""
         for attack in self.attacks:

@@ -44,7 +44,7 @@ class ByzantineClients:
         seed: int,
         own_samples: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """Draw the Byzantine clients.
+        """Draw the Byzantine clients, and reset their attack and the corruption.
 
         Args:
             num_clients: Number of clients.
@@ -57,6 +57,8 @@ class ByzantineClients:
         Raises:
             ValueError: If an id is not the id of a client.
         """
+        for attack in self.attacks_on_data:
+            attack.reset()
         self.seed, self.num_classes, self._own_samples = seed, num_classes, own_samples
         if self.adversary.ids is not None:
             self.is_byzantine = mark_byzantine(self.adversary.ids, num_clients)

@@ -6,7 +6,7 @@ from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, share
 from torch import nn
 
 import pl_fed
-from pl_fed.attacks import Attack, SignFlipping
+from pl_fed.attacks import A3FL, Attack, Combined, FreeRider, SignFlipping
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.samplers import All
 
@@ -62,6 +62,26 @@ def test_resumed_run_restores_the_state_of_the_attack_bit_for_bit(tmp_path):
         ValueError, match=r"without a state of SignFlipping, which keeps none, .* total"
     ):
         fit("other", SignFlipping(), 4, checkpoint)
+
+
+def make_a3fl():
+    return A3FL(target=1, samples=1.0, size=1, steps=2, trigger_epochs=1, trigger_lr=0.2)
+
+
+def flat_mlp():
+    return nn.Sequential(nn.Flatten(), *mlp())
+
+
+@pytest.mark.parametrize("make", [Momentum, lambda: FreeRider("delta"), make_a3fl])
+@pytest.mark.parametrize("combines", [False, True])
+def test_attack_begins_each_run_without_the_state_of_the_last_one(make, combines):
+    attack, data = make(), shared_out(classes([9, 5, 12], shape=(1, 2, 2)))
+    client = FedAvg(seeded(flat_mlp), optimizer=sgd(0.1))
+    runs = [
+        run_rounds(client, data, attack=Combined([attack]) if combines else attack, ids=[1])
+        for _ in range(2)
+    ]
+    assert torch.equal(runs[0].w, runs[1].w)
 
 
 class TrainedBackwards(Attack):
