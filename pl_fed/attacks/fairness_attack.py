@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_fed.arguments import (
     check_at_most,
@@ -38,7 +38,7 @@ from pl_fed.attacks.own_training import AttackerTraining, OwnTraining, select_sa
 from pl_fed.functional.aggregation import merging_dtype
 from pl_fed.functional.forging import mean_row
 from pl_fed.random import generator
-from pl_fed.types import Batch, RoundContext
+from pl_fed.types import Batch, ClientContext, RoundContext
 
 Prediction = Literal["own", "observed", "none"]
 
@@ -68,7 +68,8 @@ class FairnessAttack(OwnTraining):
         - output: [b, d].
 
     Raises:
-        ValueError: If an argument is out of range; on use, if a class is none of the net's.
+        ValueError: If an argument is out of range; before training, if a class is none of the
+            data's.
 
     Example:
         >>> change, honest = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.35, 0.15]])
@@ -105,13 +106,17 @@ class FairnessAttack(OwnTraining):
         self.prediction = prediction
         self.share = share
 
+    def try_training(self, net: nn.Module, batch: Batch, context: ClientContext) -> None:
+        """Refuse data without a favoured class, such as real-valued targets."""
+        super().try_training(net, batch, context)
+        if unknown := [number for number in self.classes if number >= context.num_classes]:
+            raise ValueError(
+                f"Expected argument `classes` to be among the {context.num_classes} classes of the"
+                f" data but got {unknown[0]}: name classes of the data, or use another attack."
+            )
+
     def poison_samples(self, training: AttackerTraining) -> Batch:
         """Return as many samples as the attacker has, most of them of the favoured classes."""
-        if unknown := [number for number in self.classes if number >= training.num_classes]:
-            raise ValueError(
-                f"Expected argument `classes` to be among the {training.num_classes} classes but"
-                f" got {unknown[0]}."
-            )
         clean, context = training.clean, training.context
         favoured = self._select_favoured(clean)
         if not favoured.size:

@@ -8,7 +8,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from small_federations import classes, mlp, run_rounds, run_tried_rounds, seeded, sgd, shared_out
+from small_federations import (
+    classes,
+    mlp,
+    reals,
+    run_rounds,
+    run_tried_rounds,
+    seeded,
+    sgd,
+    shared_out,
+)
 from tables import table_test
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -789,6 +798,14 @@ def test_fairness_attack_refuses_bad_arguments(arguments):
         FairnessAttack(**arguments)
 
 
-def test_fairness_attack_refuses_a_class_that_the_net_does_not_have():
-    with pytest.raises(ValueError, match="`classes` to be among the 3 classes but got 7"):
-        forge(FairnessAttack([7]))
+REALS = reals(torch.ones(4, 4), [[1.0, 0.0, 0.0]] * 4, [0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "favoured", "num_classes"), [(classes([9, 5, 12]), 7, 3), (REALS, 0, 0)]
+)
+def test_fairness_attack_refuses_data_without_its_classes(arrays, favoured, num_classes):
+    client, attack = FedAvg(seeded(mlp), optimizer=sgd(0.1)), FairnessAttack([favoured])
+    message = f"`classes` to be among the {num_classes} classes of the data but got {favoured}"
+    with pytest.raises(ValueError, match=message):
+        run_tried_rounds(client, shared_out(arrays), rounds=0, attack=attack, ids=[1])
