@@ -321,20 +321,19 @@ def _key_by_position(batch: Batch, poison: Callable[[Batch], Batch], own: Tensor
 
 def _hide_cohort(context: RoundContext) -> RoundContext:
     """Return the context of attackers that know only themselves of the cohort."""
-    samples_of, attackers = context.samples, set(context.attackers.tolist())
+    samples_of = context.samples
 
     def samples(client: int) -> Batch:
-        """Return the training samples of an attacker."""
-        if client not in attackers or samples_of is None:
+        """Return the training samples of a Byzantine client, inside or outside of the cohort."""
+        if client not in context.byzantine or samples_of is None:
             raise ValueError(
-                "Expected an attack to read samples of attackers alone for `federation.privacy`"
-                f" but got client {client}."
+                "Expected an attack to read samples of Byzantine clients alone for"
+                f" `federation.privacy` but got client {client}."
             )
         return samples_of(client)
 
-    return replace(
-        context, clients=context.attackers, num_byzantine=len(attackers), samples=samples
-    )
+    attackers = context.attackers
+    return replace(context, clients=attackers, num_byzantine=len(attackers), samples=samples)
 
 
 def _describe_forged(forged: object, own: Tensor) -> str:

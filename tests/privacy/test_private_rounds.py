@@ -600,15 +600,16 @@ class OwnSharesOnly(Attack):
         assert len(honest) == len(own) == len(context.clients) == context.num_byzantine
         assert context.clients.equal(context.attackers)
         assert context.clients.equal(context.observed)
-        with pytest.raises(ValueError, match=r"samples of attackers alone .* got client 7"):
+        with pytest.raises(ValueError, match=r"samples of Byzantine clients alone .* client 7"):
             context.samples(7)
-        assert len(context.samples(int(context.attackers[0])).inputs)
+        for client in (0, 1, 2):  # attacker 2 is outside of the cohort
+            assert len(context.samples(client).inputs)
         return torch.ones_like(own)
 
 
 def test_attackers_know_only_themselves_of_the_cohort():
     """Otherwise one benign client would change all of their uploads."""
-    adversary = Adversary(OwnSharesOnly(), ids=[0, 1], knowledge="own")
+    adversary = Adversary(OwnSharesOnly(), ids=[0, 1, 2], knowledge="own")
     updates = []
     for cohort in ((0, 1, 5), (0, 1)):
         federation, optimizer = build(adversary=adversary)
