@@ -114,9 +114,9 @@ def test_fixed_point_is_the_minimum_where_fedavg_has_another():
     """Theorem 1 of the paper on quadratics: small steps, and many rounds."""
     observed = [0.0, 1.0, 5.0]
     data = shared_out(points(*[[y] for y in observed]))
-    options = {"optimizer": sgd(0.01), "criterion": HalfSquares(), "local_steps": 1}
+    options = {"optimizer": sgd(0.02), "criterion": HalfSquares(), "local_steps": 1}
     nova, average = (
-        float(run_rounds(kind(Point(start=2.4), **options), data, 300, engine="stacked").w)
+        float(run_rounds(kind(Point(start=2.4), **options), data, 120, engine="stacked").w)
         for kind in (StepsById, AveragedStepsById)
     )
     assert nova == pytest.approx(2.0, abs=0.02), "the mean of the observations"

@@ -116,8 +116,8 @@ def test_momentum_acts_on_w_and_weight_decay_on_f(engine):
 def test_rounds_converge_to_the_minimiser_of_the_moreau_envelopes():
     """Theorem 1 of the paper: with K large, w equals (135), as in FLAME."""
     lam = 2.0
-    client = pfedme(rate=0.45, steps=1, lam=lam, personal_steps=40, personal_lr=0.2)
-    actual = after(client, DATA, 90)
+    client = pfedme(rate=0.45, steps=1, lam=lam, personal_steps=25, personal_lr=0.25)
+    actual = after(client, DATA, 60)
     close(actual["w"], PROBLEM.solution(lam)[0], 1e-7)
 
 

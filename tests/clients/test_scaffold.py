@@ -150,18 +150,18 @@ def test_scaffold_converges_where_fedavg_stalls():
         w = run_rounds(client, data, rounds=rounds, engine="stacked").w
         return np.abs(w.numpy() - best).max()
 
-    assert error(Scaffold(seeded(line), "path", **settings), 40) < 1e-4
-    assert error(Scaffold(seeded(line), "start", **settings), 150) < 1e-4
-    assert error(FedAvg(seeded(line), **settings), 40) > 0.05
+    assert error(Scaffold(seeded(line), "path", **settings), 20) < 1e-3
+    assert error(Scaffold(seeded(line), "start", **settings), 80) < 1e-3
+    assert error(FedAvg(seeded(line), **settings), 20) > 0.3
 
 
 @pytest.mark.slow
 @all_controls
 def test_control_variates_converge_to_the_gradients_at_the_minimum(control):
     """Of ½ (w − y)², with a cohort of two of three: w = mean y, c_i = w − y_i, c = 0."""
-    client = Scaffold(Point(), control, criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=3)
-    data, cohorts = shared_out(points([0.0], [3.0], [9.0])), [(0, 1), (1, 2), (0, 2)] * 70
-    results = run_rounds(client, data, rounds=210, sampler=Cohorts(*cohorts), engine="stacked")
+    client = Scaffold(Point(), control, criterion=HalfSquares(), optimizer=sgd(0.3), local_steps=3)
+    data, cohorts = shared_out(points([0.0], [3.0], [9.0])), [(0, 1), (1, 2), (0, 2)] * 15
+    results = run_rounds(client, data, rounds=45, sampler=Cohorts(*cohorts), engine="stacked")
     assert results.w.tolist() == pytest.approx([4.0], abs=1e-6)
     assert results.states["own_control"].flatten().tolist() == pytest.approx([4, 1, -5], abs=1e-5)
     assert results.server_states["control"].tolist() == pytest.approx([0.0], abs=1e-6)
