@@ -150,6 +150,11 @@ class Results:
         self._rows = {tuple(row[name] for name in KEY): row for row in rows}
         self.seeds = sorted({row["seed"] for row in rows}, key=int)
 
+    @property
+    def complete_boards(self) -> list[str]:
+        """The boards on which every method has results."""
+        return [b for b in self.boards if len(self.methods_of(b)) == len(self.methods)]
+
     def values(self, column: str, board: str, method: str, tuning: str = TUNED) -> list[float]:
         """Return a number for each seed; a run that diverged has an accuracy of 0.
 
@@ -186,13 +191,15 @@ class Results:
     def rank(self, methods: Sequence[str], column: str = "accuracy") -> RankComparison | None:
         """Return the average ranks of methods over seeds.
 
-        A seed is a block. Its score of a method is the mean of its ranks over the boards.
+        A seed is a block. Its score of a method is the mean of its ranks over the boards on which
+        every method has results.
         """
-        present = [m for m in methods if all(self.values(column, b, m) for b in self.boards)]
+        boards = self.complete_boards
+        present = [m for m in methods if boards and all(self.values(column, b, m) for b in boards)]
         if len(present) < 3 or len(self.seeds) < 2:
             return None
         scores = np.array(
-            [[self.values(column, b, m) for m in present] for b in self.boards]
+            [[self.values(column, b, m) for m in present] for b in boards]
         )  # [boards, methods, seeds]
         ranks = np.stack(
             [block_ranks(scores[:, :, seed]).mean(0) for seed in range(len(self.seeds))]
