@@ -46,9 +46,9 @@ def check_builders(**builders: Any) -> None:
         TypeError: If a builder is not callable.
     """
     for argument, builder in builders.items():
-        if builder is None and argument == "optimizer":
+        if builder is None and argument != "lr_scheduler":
             raise TypeError(
-                "Expected argument `optimizer` to build an optimizer, such as"
+                f"Expected argument `{argument}` to build an optimizer, such as"
                 " functools.partial(torch.optim.SGD, lr=0.1), or torch.optim.SGD in a config, but"
                 " got None: leave the argument out for the default, or name an optimizer."
             )

@@ -4,7 +4,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin
@@ -333,19 +333,22 @@ def _needed_type(class_path: str, name: str) -> str:
     for base in inspect.getmro(kind) if inspect.isclass(kind) else ():
         parameter = inspect.signature(base).parameters.get(name)
         if parameter is not None:
-            types = _plain_types(parameter.annotation)
-            is_unknown = parameter.annotation is parameter.empty or not types
-            if is_unknown or parameter.default is None or type(None) in types:
-                return ""
-            return " or ".join(type_.__name__ for type_ in types)
+            is_unknown = parameter.annotation is parameter.empty or parameter.default is None
+            return "" if is_unknown else " or ".join(_type_names(parameter.annotation))
     return ""
 
 
-def _plain_types(annotation: Any) -> list[type]:
-    """Return the types in an annotation; none if it has another than plain types."""
+def _type_names(annotation: Any) -> list[str]:
+    """Return the names of the types in an annotation; none if it allows null, or is no type.
+
+    Callables have checks of their own, which name examples.
+    """
     is_union = get_origin(annotation) in (Union, UnionType)
     kinds = get_args(annotation) if is_union else (annotation,)
-    return list(kinds) if all(isinstance(kind, type) for kind in kinds) else []
+    types = [get_origin(kind) or kind for kind in kinds]  # Sequence of Sequence[int]
+    if {type(None), Callable} & {*types} or not all(isinstance(kind, type) for kind in types):
+        return []
+    return [kind.__name__ for kind in types]
 
 
 def _check_string(path: str, value: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
 from pl_fed.arguments import check_finite_options, check_not_differentiable, check_optimizers
+from pl_fed.clients.argument_checks import check_builders
 from pl_fed.types import RoundContext
 
 Merge = Callable[[Aggregator, Tensor, Tensor, RoundContext], Tensor]
@@ -33,12 +34,14 @@ class Server:
         only_adds: Whether a step only adds the merged update to the global model.
 
     Raises:
+        TypeError: If ``optimizer`` is not callable.
         ValueError: If the optimizer cannot be built, or needs a closure.
     """
 
     def __init__(self, aggregator: Aggregator, optimizer: OptimizerCallable) -> None:
         self.aggregator = aggregator
         self._new_aggregator = copy.deepcopy(aggregator)
+        check_builders(server_optimizer=optimizer)
         self._build = optimizer
         example = self._build_example()
         check_optimizers(server_optimizer=example)

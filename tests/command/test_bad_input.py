@@ -692,6 +692,7 @@ A_CLASS = "to name a class by its `class_path` but got"
             None,
             "`model.optimizer.lr` to be of type float or Tensor but got null.",
         ),
+        ("federation.server_optimizer", None, "server_optimizer` to build an optimizer, such as"),
         ("seed_everything", None, "`seed_everything` to be an integer from 0 to 4294967295 but"),
         ("data.val_fraction", None, "`data.val_fraction` to be of type float but got null."),
         ("data.normalize", None, "`data.normalize` to be 'none', 'channel' or 'feature' but got"),
@@ -741,6 +742,7 @@ A_CLASS = "to name a class by its `class_path` but got"
         (f"{NET_PATH}.width", 3, "to hold only options of pl_fed.models.MLP but got `width` (th"),
         (f"{NET_PATH}.hidden", [3], "arguments below `init_args` but got `hidden` beside `class_p"),
         (f"{NET_PATH}.init_args.hidden", [4, "x"], "`model.net.hidden[1]` to be of type int but"),
+        (f"{NET_PATH}.init_args.hidden", None, "`model.net.hidden` to be of type Sequence but got"),
         (f"{NET_PATH}.class_path", "own_net.Nett", "but own_net has no Nett (did you mean Net?)."),
         (f"{NET_PATH}.class_path", "own_nt.Net", "no module own_nt (did you mean own_net?)."),
         (
