@@ -185,8 +185,8 @@ class RoundContext:
             aggregators with ``needs_net``; ``None`` for other aggregators.
         inputs: A batch of the net's inputs without samples, for their shapes and dtypes: for
             aggregators with ``needs_net``; ``None`` for others.
-        samples: Returns all training samples of an attacker, by its id, before any attack on data.
-            ``None`` for aggregators.
+        samples: Returns all training samples of an attacker, by its id, before any attack on data;
+            none if they are fewer than ``data.min_batch``. ``None`` for aggregators.
         num_clients: Number of clients of the federation; 0 if it is unknown.
         num_samples: Number of training samples of all clients of the federation; 0 if it is
             unknown, as with privacy.

@@ -38,7 +38,7 @@ from pl_fed.rounds.uploads import Proposals, Uploads, forge_uploads, mean_factor
 from pl_fed.samplers import Sampler
 from pl_fed.systems import ClientProfiles, LinkBytes, Systems
 from pl_fed.trees import Tree
-from pl_fed.types import RoundContext
+from pl_fed.types import Batch, RoundContext
 
 Report = dict[str, Tensor | float]
 """Numbers of a round by the names in the log, such as ``train/loss``."""
@@ -501,6 +501,12 @@ class RoundRunner:
         forges = self.byzantine_clients.forges(context.clients, context.round)
         return forges and not self._must_skip(uploads)
 
+    def _read_attacker_samples(self, client: int) -> Batch:
+        """Return the training samples of an attacker; none if they are too few for a minibatch."""
+        data = self.states.data
+        index = data.train.samples(client)
+        return data.batch(index if self.batch_rule.batches_per_pass(len(index)) else index[:0])
+
     def _forge(
         self,
         server: Server,
@@ -515,7 +521,7 @@ class RoundRunner:
         context = replace(
             context,
             net=self.evaluator.copy_global_model,
-            samples=self.states.data.training_samples,
+            samples=self._read_attacker_samples,
             unsent=self.client.unsent_positions,
             reject=lambda _: None,
         )

@@ -494,6 +494,19 @@ def test_attackers_keep_a_head_of_their_own(algorithm):
     assert set(spy.state_dict()["own_parts"]) == {"1/2.weight", "1/2.bias"}
 
 
+def test_attacker_with_fewer_samples_than_a_minibatch_takes_no_step():
+    """BatchNorm does not train on the single sample of client 0, honest or not."""
+    layers = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+    client = FedAvg(nn.Sequential(*layers), optimizer=sgd(0.1))
+    data = shared_out(classes([1, 9, 12]), min_batch=2)
+    honest = run_rounds(client, data)
+    for name, attack in ATTACKS.items():
+        assert run_rounds(client, data, attack=attack(), ids=[0]).distance(honest) == 0, name
+    larger = shared_out(classes([2, 9, 12]), min_batch=2)
+    attacked = run_rounds(client, larger, attack=ATTACKS["A3FL"](), ids=[0])
+    assert attacked.distance(run_rounds(client, larger)) > 0
+
+
 def test_attackers_keep_normalisation_layers_with_their_statistics():
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     attack = TrainingAttack(BACKDOOR, epochs=2)
