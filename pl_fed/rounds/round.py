@@ -504,8 +504,9 @@ class RoundRunner:
     def _read_attacker_samples(self, client: int) -> Batch:
         """Return the training samples of an attacker; none if they are too few for a minibatch."""
         data = self.states.data
-        index = data.train.samples(client)
-        return data.batch(index if self.batch_rule.batches_per_pass(len(index)) else index[:0])
+        if self.batch_rule.batches_per_pass(int(data.train.sizes[client])):
+            return data.training_samples(client)
+        return data.batch(torch.empty(0, dtype=torch.int64, device=data.device))
 
     def _forge(
         self,
