@@ -344,6 +344,7 @@ def draw_means(results: Results) -> Figure:
                 value = statistics.mean(results.values("accuracy", board, method))
                 axes.axvline(value, color="0.6", lw=0.8, ls=line)
         axes.set_yticks(range(len(methods)), methods, fontsize=7)
+        axes.set_ylim(len(methods) - len(results.methods) - 1, len(methods))  # equal heights
         axes.set_title(TITLES[board], fontsize=10)
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
