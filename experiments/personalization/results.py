@@ -152,7 +152,7 @@ class Results:
 
     @property
     def complete_boards(self) -> list[str]:
-        """The boards on which every method has results."""
+        """The boards with results of every method."""
         return [b for b in self.boards if len(self.methods_of(b)) == len(self.methods)]
 
     def values(self, column: str, board: str, method: str, tuning: str = TUNED) -> list[float]:
@@ -191,8 +191,7 @@ class Results:
     def rank(self, methods: Sequence[str], column: str = "accuracy") -> RankComparison | None:
         """Return the average ranks of methods over seeds.
 
-        A seed is a block. Its score of a method is the mean of its ranks over the boards on which
-        every method has results.
+        A seed is a block. Its score of a method is the mean of its ranks over the complete boards.
         """
         boards = self.complete_boards
         present = [m for m in methods if boards and all(self.values(column, b, m) for b in boards)]

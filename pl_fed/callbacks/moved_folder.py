@@ -21,7 +21,7 @@ class MovedFolder(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Replace the saved folder in the states of checkpoint callbacks, which load them next."""
+        """Replace the saved folder in the states of checkpoint callbacks, before they load them."""
         loaded = Path(trainer.strategy.broadcast(trainer.ckpt_path) or "").resolve()
         states = checkpoint.get("callbacks") or {}
         for callback in trainer.checkpoint_callbacks:

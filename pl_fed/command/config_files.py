@@ -341,7 +341,7 @@ def _needed_type(class_path: str, name: str) -> str:
 def _type_names(annotation: Any) -> list[str]:
     """Return the names of the types in an annotation; none if it allows null, or is no type.
 
-    Callables have checks of their own, which name examples.
+    Callables have checks of their own, with examples in the message.
     """
     is_union = get_origin(annotation) in (Union, UnionType)
     kinds = get_args(annotation) if is_union else (annotation,)
