@@ -20,7 +20,7 @@ from tables import table_test
 from torch import nn
 
 from pl_fed import Federation
-from pl_fed.clients import Ditto, FedAvg, FedRep, Finetuning, Scaffold
+from pl_fed.clients import Ditto, FedAvg, FedPer, Finetuning, Scaffold
 from pl_fed.samplers import All, Uniform
 
 SIZES = [7, 3, 10, 1, 5]  # in minibatches of 4, so that clients count their steps differently
@@ -145,7 +145,7 @@ def test_state_of_a_broken_client_stays_as_before_the_round():
 @pytest.mark.slow
 def test_algorithms_with_several_models_and_parts_keep_all_states():
     data = shared_out(classes(SIZES))
-    for make in (FedRep, Finetuning):
+    for make in (FedPer, Finetuning):
         client = make(seeded(mlp), optimizer=OPTIMIZERS["Adam"])
         outcome = keep(client, data, sampler=Only(0, 2))
         trained = {f"{model}.optimizer" for model in client.trained}
