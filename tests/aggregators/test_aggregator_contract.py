@@ -269,7 +269,7 @@ def rows(draw, dtype=np.float64, largest=100.0):
     return torch.from_numpy(draw(arrays.arrays(dtype, shape, elements=numbers)))
 
 
-quick = settings(max_examples=20, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
 
 def repeat_rows(kind, uploads):

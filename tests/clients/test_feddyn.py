@@ -138,7 +138,7 @@ def test_converges_where_fedavg_stalls():
         w = run_rounds(client, data, rounds=rounds, engine="stacked").w
         return np.abs(w.numpy() - best).max()
 
-    assert error(FedDyn(seeded(line), 0.5, **settings), 40) < 1e-4
+    assert error(FedDyn(seeded(line), 0.5, **settings), 60) < 1e-6
     assert error(FedAvg(seeded(line), **settings), 15) > 1e-2
 
 
