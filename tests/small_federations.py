@@ -1,4 +1,4 @@
-"""Tiny federations for tests: arrays as data sets, and rounds without a Trainer."""
+"""Tiny federations for tests: arrays as data sets, rounds without a Trainer, and a quiet one."""
 
 import copy
 import re
@@ -10,7 +10,7 @@ import torch
 from equal_trials import equal_trials_shared, trials_skipped
 from torch import nn
 
-from pl_fed import Adversary, EngineOptions, Federation, StorageOptions
+from pl_fed import Adversary, EngineOptions, Federation, StorageOptions, Trainer
 from pl_fed.clients.contract import ModelRows
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
@@ -229,6 +229,19 @@ def run_rounds(
 def run_tried_rounds(client, data, **settings):
     """Run rounds as :func:`run_rounds`, after the trials of the client before training."""
     return run_rounds(client, data, **{"tries": True, **settings})
+
+
+def quiet_trainer(folder, rounds, **kwargs):
+    """Return a trainer of all clients in each round, one by one, that prints nothing."""
+    return Trainer(
+        Federation(All(), engine=EngineOptions("one_by_one"), seed=0),
+        run_dir=folder,
+        max_epochs=rounds,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **kwargs,
+    )
 
 
 def sgd(lr=0.1, **kwargs):

@@ -269,7 +269,7 @@ def tabulate_board(results: Results, board: str) -> str:
 
 
 def tabulate_gains(results: Results) -> str:
-    """Return the gains of halves of the clients over local training: means over whole boards."""
+    """Return the gains of halves of the clients over local training: means of complete boards."""
     halves = ("gain", "gain_small", "gain_large", "gain_few", "gain_many")
     rows = []
     for method in results.methods:

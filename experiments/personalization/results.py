@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ class Results:
         self._rows = {tuple(row[name] for name in KEY): row for row in rows}
         self.seeds = sorted({row["seed"] for row in rows}, key=int)
 
-    @property
+    @cached_property
     def complete_boards(self) -> list[str]:
         """The boards with results of every method."""
         return [b for b in self.boards if len(self.methods_of(b)) == len(self.methods)]

@@ -739,13 +739,13 @@ class Client(Configurable, ClientRounds, ABC):
         """Raise ``ValueError`` if the net is a LightningModule with a ``training_step``.
 
         Args:
-            reason: The reason why the algorithm needs the outputs of a net.
+            reason: The predicate of the sentence, such as "predicts by more than a net".
         """
         if self.task.runs_steps:
             raise ValueError(
-                f"Expected a net without steps of its own for {type(self).__name__} but got"
-                f" {type(self.global_model).__name__}: {reason}; set `model.init_args.net` to its"
-                " module that returns outputs."
+                f"Expected a net without steps of its own for {type(self).__name__}, which"
+                f" {reason}, but got {type(self.global_model).__name__}: set"
+                " `model.init_args.net` to its module that returns outputs."
             )
 
     def squared_distance(self, model: str, to: str = "broadcast") -> Tensor:

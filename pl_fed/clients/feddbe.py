@@ -116,7 +116,7 @@ class FedDBE(FedPer):
     def check(self, data: ClientData, population: Population) -> None:
         """Refuse a net with steps of its own: its features and outputs are unknown."""
         super().check(data, population)
-        self.refuse_module_steps("it adds a vector to the features below its head")
+        self.refuse_module_steps("adds a vector to the features below its head")
 
     def begin(self, client: ClientRound) -> None:
         """Put v_k into the broadcast model; an evaluation gets b + W v_k instead."""

@@ -79,7 +79,7 @@ class Moon(Client):
     def check(self, data: ClientData, population: Population) -> None:
         """Refuse a net with steps of its own: its features and outputs are unknown."""
         super().check(data, population)
-        self.refuse_module_steps("it contrasts the features below its head")
+        self.refuse_module_steps("contrasts the features below its head")
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return CE + μ ℓ_con on the minibatch."""

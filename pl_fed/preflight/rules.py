@@ -74,12 +74,8 @@ def check_predict(client: Client) -> None:
     Raises:
         ValueError: If the algorithm overrides ``predict``, and the net has steps of its own.
     """
-    if not client.predicts_by_net and client.task.runs_steps:
-        raise ValueError(
-            f"Expected a net without steps of its own for {type(client).__name__}, which predicts"
-            f" by more than a net, but got {type(client.global_model).__name__}: set"
-            " `model.init_args.net` to its module that returns outputs."
-        )
+    if not client.predicts_by_net:
+        client.refuse_module_steps("predicts by more than a net")
 
 
 def check_own_batches(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:

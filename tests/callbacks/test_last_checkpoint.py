@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     WeightAveraging,
 )
-from small_federations import classes, mlp, seeded, sgd, shared_out
+from small_federations import classes, mlp, quiet_trainer, seeded, sgd, shared_out
 
 import pl_fed
 from pl_fed.callbacks import LastCheckpoint
@@ -24,18 +24,6 @@ class Failure(Callback):
     def on_validation_batch_end(self, trainer, *args):
         if trainer.current_epoch == 2 and not trainer.sanity_checking:
             raise RuntimeError("stopped")
-
-
-def quiet_trainer(folder, rounds, **kwargs):
-    return pl_fed.Trainer(
-        pl_fed.Federation(All(), engine=pl_fed.EngineOptions("one_by_one"), seed=0),
-        run_dir=folder,
-        max_epochs=rounds,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **kwargs,
-    )
 
 
 def make_client_and_data():

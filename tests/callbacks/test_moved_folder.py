@@ -6,11 +6,9 @@ import shutil
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_federations import classes, mlp, seeded, sgd, shared_out
+from small_federations import classes, mlp, quiet_trainer, seeded, sgd, shared_out
 
-import pl_fed
 from pl_fed.clients import FedAvg
-from pl_fed.samplers import All
 
 
 def fit(folder, rounds, **kwargs):
@@ -18,15 +16,7 @@ def fit(folder, rounds, **kwargs):
     best = ModelCheckpoint(
         monitor="round", mode="min", save_top_k=2, save_last=True, filename="{round:.0f}"
     )
-    trainer = pl_fed.Trainer(
-        pl_fed.Federation(All(), engine=pl_fed.EngineOptions("one_by_one"), seed=0),
-        run_dir=folder,
-        max_epochs=rounds,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[best],
-    )
+    trainer = quiet_trainer(folder, rounds, callbacks=[best])
     client = seeded(lambda: FedAvg(mlp(), optimizer=sgd(0.2)))
     trainer.fit(client, shared_out(classes([9, 7, 5]), val_fraction=0.3), **kwargs)
     return best

@@ -145,6 +145,7 @@ def test_modules_with_steps_are_refused_by_algorithms_that_need_a_head(algorithm
 
     name = algorithm.__name__
     with pytest.raises(
-        ValueError, match=f"a net without steps of its own for {name} but got Steps"
+        ValueError,
+        match=f"a net without steps of its own for {name}, which .* below its head, but got Steps",
     ):
         run_rounds(algorithm(Steps()), shared_out(classes(SIZES)), rounds=0)
