@@ -63,7 +63,7 @@ def last_checkpoint(folder: str | Path) -> Path | None:
     """Return the newest ``last.ckpt`` of a run's folder; ``None`` if it has none.
 
     Lightning writes ``last-v1.ckpt`` beside ``last.ckpt`` if it does not recognise the latter as
-    its own, for example in a run folder that was moved.
+    its own, for example if a fit began anew in the folder.
     """
     paths = Path(folder).glob("checkpoints/last*.ckpt")
     checkpoints = [path for path in paths if _LAST.fullmatch(path.name) and path.is_file()]

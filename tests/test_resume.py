@@ -677,12 +677,11 @@ def test_last_run_is_the_one_saved_last(tmp_path):
 
 @pytest.mark.slow
 def test_run_in_a_moved_folder_resumes(tmp_path):
-    """Lightning does not recognise its last.ckpt then, and writes last-v1.ckpt."""
+    """It overwrites its last.ckpt, as if it had not been moved."""
     run(tmp_path / "here", callbacks=saver()(), max_epochs=2)
     (tmp_path / "here").rename(tmp_path / "there")
-    with pytest.warns(UserWarning, match="dirpath has changed"):
-        resume(tmp_path / "there", callbacks=saver()(), max_epochs=4)
-    assert (tmp_path / "there" / "checkpoints" / "last-v1.ckpt").exists()
+    resume(tmp_path / "there", callbacks=saver()(), max_epochs=4)
+    assert not (tmp_path / "there" / "checkpoints" / "last-v1.ckpt").exists()
     assert checkpoint(tmp_path / "there")["global_step"] == 4
     assert last_run(tmp_path) == tmp_path / "there"
 
