@@ -15,6 +15,7 @@ from pl_fed.clients.contract import ModelRows
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
 from pl_fed.engine import Clipping, LocalSettings
+from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Sampler
 
@@ -116,8 +117,8 @@ def shared_out(arrays, batch_size=4, **kwargs):
 
 def seeded(make, seed=0):
     """Return ``make()`` with torch's generator seeded."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+    with fork_torch_rng(torch.device("cpu")) as seed_torch:
+        seed_torch(seed)
         return make()
 
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from pl_fed.aggregators.base import Aggregator
 from pl_fed.functional.aggregation import gram_matrix, linear_combinations, merging_dtype
-from pl_fed.random import key
+from pl_fed.random import fork_torch_rng, key
 from pl_fed.types import RoundContext
 
 
@@ -104,8 +104,8 @@ class TorchJD(Aggregator):
     def _weigh(self, products: Tensor, context: RoundContext) -> Tensor:
         """Return the method's weights for inner products [n, n], float64 [n]."""
         name = type(self.method).__name__
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key(context.seed, "torchjd", context.round) % 2**63)
+        with fork_torch_rng(products.device) as seed:
+            seed(key(context.seed, "torchjd", context.round))
             try:
                 shares = weigh_by_method(self.method, products)
             except Exception as error:
