@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from lightning.pytorch.utilities import rank_zero_only
 
 from pl_fed.arguments import check_writable
-from pl_fed.locks import try_lock as try_lock
+from pl_fed.files import try_lock as try_lock
 
 _MAX_PREFIX_LETTERS = 50  # so that the name of a temporary folder is never too long
 

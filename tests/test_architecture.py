@@ -47,7 +47,7 @@ FLOORS = {
     0.4: ("types",),
     0.1: ("lazy_imports",),
     0: (
-        *("arguments", "configurable", "isolation", "locks", "plain_yaml", "random", "state"),
+        *("arguments", "configurable", "files", "isolation", "plain_yaml", "random", "state"),
         *("text", "torch_internals", "trees", "version"),
     ),
     -0.1: ("devices", "safe_load"),

@@ -2,7 +2,6 @@
 
 import csv
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from pl_fed.callbacks.round_metrics import find_evaluated_round
 from pl_fed.clients.base import Client
 from pl_fed.federation import Federation
+from pl_fed.files import replace_file
 from pl_fed.loggers import wandb_loggers
 from pl_fed.metrics import ClientMetrics
 from pl_fed.rounds.federated_evaluation import FederatedEvaluation
@@ -233,12 +233,10 @@ def _write_csv(path: Path, columns: dict[str, list[Any]]) -> None:
     if not columns:
         path.unlink(missing_ok=True)
         return
-    temporary = path.with_suffix(".csv.tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
+    with replace_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*map(_format_column, columns.values())))
-    os.replace(temporary, path)
 
 
 def _format_column(values: list[Any]) -> Iterable[Any]:

@@ -18,6 +18,7 @@ from pl_fed.callbacks.versions import read_commit, read_versions
 from pl_fed.configurable import class_record
 from pl_fed.evaluation.monitor import metric_directions
 from pl_fed.federation import Federation
+from pl_fed.files import replace_file
 from pl_fed.functional.durability import measure_durability
 from pl_fed.metrics.client_metrics import SUCCESS
 from pl_fed.reports.configs import PYTHON_CONFIG, flatten
@@ -287,9 +288,8 @@ def _strip_prefix(row: Mapping[str, float], prefix: str) -> dict[str, float]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write strict JSON atomically: numbers that JSON lacks, NaN and infinity, are ``null``."""
     text = json.dumps(_replace_undefined(content), indent=1, allow_nan=False) + "\n"
-    temporary = path.with_suffix(".json.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with replace_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _replace_undefined(content: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import errno
 import shlex
 import signal
 import sys
@@ -20,6 +19,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.arguments import check_writable
 from pl_fed.callbacks import Introduction, Predictions, Summary
+from pl_fed.command.messages import describe_full_disk
 from pl_fed.command.program import program_name
 from pl_fed.command.quiet_wandb import QuietWandb
 from pl_fed.command.run_choice import (
@@ -53,7 +53,6 @@ from pl_fed.run_folder import (
     new_folder,
 )
 
-_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REMEDIES = {  # for Lightning's words, beside last
     "best": "set it to the file in `checkpoints/` of a run that your ModelCheckpoint names as best",
     "hpc": "pl_fed saves no checkpoint of this kind, so set it to last, or to the folder of a run",
@@ -112,17 +111,14 @@ class FederatedCLI(SectionsCLI):
             OSError: If the disk is full; the original error does not name the run's folder.
         """
         discard_unstarted_run(self.run_dir)
-        if self.run_dir is not None and isinstance(error, OSError) and error.errno in _DISK_FULL:
-            remedy = "free disk space and start the run again"
+        if self.run_dir is not None:
+            remedy = "start the run again"
             if last_checkpoint(self.run_dir):
-                remedy = (
-                    "free disk space and resume from its last checkpoint: --ckpt_path"
-                    f" {shlex.quote(str(self.run_dir))}"
-                )
-            raise OSError(
-                f"Expected disk space for the files of the run in {self.run_dir} but got:"
-                f" {error.strerror}: {remedy}."
-            ) from error
+                folder = shlex.quote(str(self.run_dir))
+                remedy = f"resume from its last checkpoint: --ckpt_path {folder}"
+            files = f"the files of the run in {self.run_dir}"
+            if text := describe_full_disk(error, files, remedy):
+                raise OSError(text) from error
         if isinstance(error, SIGTERMException):
             self._report_stop("SIGTERM")
         elif isinstance(error, KeyboardInterrupt):

@@ -1,6 +1,7 @@
 """Sentences of the command line: parts of error messages, and errors of classes and files."""
 
 import difflib
+import errno
 import inspect
 import re
 import traceback
@@ -15,6 +16,7 @@ SUBCOMMANDS = (
 )
 _MAX_NAMES = 12  # most names in a sentence
 _MAX_LENGTH = 160  # most characters of a value
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _INTERNAL = re.compile(  # internals of jsonargparse, which no message should show
     r"Namespace\(|NestedArg\(|Parser key|Does not validate|Problem with given|Problems parsing|"
     r"Subclass types|<class '|<function|typing\.|Got value:|Given value|object at 0x|Unable to load"
@@ -118,6 +120,26 @@ def describe_file_error(error: BaseException) -> str:
     if not isinstance(error, OSError) or not error.filename or not error.strerror:
         return ""
     return f"Expected to read or write {error.filename} but got: {error.strerror}."
+
+
+def describe_full_disk(error: BaseException, files: str, remedy: str) -> str:
+    """Describe an error of a full disk; else return an empty text.
+
+    Args:
+        error: The error.
+        files: The files that need space.
+        remedy: What to do after space was made.
+
+    Example:
+        >>> full = OSError(errno.ENOSPC, "No space left on device")
+        >>> print(describe_full_disk(full, "run/", "retry"))
+        Expected disk space for run/ but got: No space left on device: free disk space and retry.
+    """
+    if not isinstance(error, OSError) or error.errno not in _DISK_FULL:
+        return ""
+    return (
+        f"Expected disk space for {files} but got: {error.strerror}: free disk space and {remedy}."
+    )
 
 
 def suggest_name(name: str, names: Sequence[str]) -> str:

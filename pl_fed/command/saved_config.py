@@ -1,7 +1,6 @@
 """``config.yaml`` in a run's folder, and its differences from another config."""
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.callbacks.python_config import KEPT_OPTIONS
 from pl_fed.command.run_files import CONFIG
+from pl_fed.files import replace_file
 from pl_fed.plain_yaml import load_yaml
 from pl_fed.reports.configs import find_differences, flatten, list_changes
 
@@ -94,7 +94,8 @@ class SaveAndLogConfig(SaveConfigCallback):
     ) -> None:
         """Write the config whole or not at all, because ``last`` reads it, and log it."""
         text = self.parser.dump(self.config, skip_none=False)
-        _write(Path(trainer.default_root_dir) / CONFIG, text)
+        with replace_file(Path(trainer.default_root_dir) / CONFIG) as temporary:
+            temporary.write_text(text, encoding="utf-8")
         config = load_yaml(text)
         for logger in trainer.loggers:
             logger.log_hyperparams(config)
@@ -103,18 +104,6 @@ class SaveAndLogConfig(SaveConfigCallback):
         """Return the config in the form of ``config.yaml``."""
         config: dict[str, Any] = load_yaml(self.parser.dump(self.config, skip_none=False))
         return config
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a text to a temporary file, and move it into place."""
-    temporary = path.with_suffix(".yaml.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def add_defaults(saved: dict[str, Any], parser: LightningArgumentParser) -> dict[str, Any]:

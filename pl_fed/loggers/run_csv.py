@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
+from pl_fed.files import replace_file
 from pl_fed.loggers.waiting_rows import WaitingRows
 
 
@@ -129,9 +130,8 @@ class RunCSV(Logger):
         self._offset = len(text.getvalue().encode())
         if self._row:
             writer.writerow(self._row)
-        temporary = self.path.with_suffix(".csv.tmp")
-        temporary.write_text(text.getvalue(), encoding="utf-8", newline="")
-        os.replace(temporary, self.path)
+        with replace_file(self.path) as temporary:
+            temporary.write_text(text.getvalue(), encoding="utf-8", newline="")
 
     def _write(self) -> None:
         """Write the current row in one call."""

@@ -10,6 +10,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+from pl_fed.files import replace_file
+
 FOLDER_VARIABLE = "PL_FED_CACHE"
 """Environment variable with the folder; ``~/.cache/pl_fed`` without it."""
 
@@ -66,12 +68,9 @@ class SavedResults:
 
     def _write(self) -> None:
         """Replace the file as a whole; do nothing if the folder cannot be written."""
-        temporary = self._path.with_suffix(f".{os.getpid()}")
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            content = {"title": self.title, "numbers": self._numbers}
+        content = {"title": self.title, "numbers": self._numbers}
+        with suppress(OSError), replace_file(self._path, is_shared=True) as temporary:
             temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            temporary.replace(self._path)
 
 
 @cache

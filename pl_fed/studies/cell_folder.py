@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pl_fed.locks import try_lock
+from pl_fed.files import replace_file, try_lock
 
 RECORD = "cell.json"
 """Name of the file with a cell's labels, seed and last failure."""
@@ -185,11 +184,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, completely or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """Write a file of a study, completely or not at all."""
+    with replace_file(path, is_shared=True) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def iterate_numbers(

@@ -98,10 +98,20 @@ class CellCLI(FederatedCLI):
 def run_cell(job: RunJob) -> RunOutcome:
     """Run a cell, or resume its run; does nothing if it is done, or another process has it.
 
+    The run has failed if the files of its folder cannot be written, for example on a full disk.
+
     Args:
         job: The cell.
     """
     started = time.monotonic()
+    try:
+        return _run_alone(job, started)
+    except OSError as error:
+        return RunOutcome(State.FAILED, time.monotonic() - started, _describe(error))
+
+
+def _run_alone(job: RunJob, started: float) -> RunOutcome:
+    """Run a cell if no other process has it: see :func:`run_cell`."""
     folder, record = CellFolder(Path(job.root), job.path), CellRecord(**job.record)
     with folder.lock() as is_alone:
         if not is_alone:
@@ -163,8 +173,13 @@ def _fit(folder: CellFolder, record: CellRecord, arguments: list[str]) -> str:
             return f"the command line ended with status {stop.code}"
         except Exception as error:
             traceback.print_exc()
-            return f"{type(error).__name__}: {first_line(error)}"
+            return _describe(error)
     return ""
+
+
+def _describe(error: Exception) -> str:
+    """Describe an error in one line."""
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 @contextmanager

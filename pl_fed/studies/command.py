@@ -4,13 +4,14 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NoReturn
 
 from pl_fed.command.hints import format_error
-from pl_fed.command.messages import describe_file_error
+from pl_fed.command.messages import describe_file_error, describe_full_disk
 from pl_fed.command.program import program_name
 from pl_fed.studies.cell_folder import LOG, State
 from pl_fed.studies.cells import find_cell
@@ -60,7 +61,8 @@ def main(
             _show_plan(study, options.only, options.workers)
         else:
             words = [*(program or f"{program_name()} study").split(), *arguments]
-            _run(study, options, shlex.join(words))
+            with _explain_full_disk(study):
+                _run(study, options, shlex.join(words))
     except (ValueError, OSError) as error:
         text = describe_file_error(error) or str(error)
         if "Expected" not in text:
@@ -110,6 +112,23 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _exit(message: str) -> NoReturn:
     print(format_error(message), end="", file=sys.stderr)
     sys.exit(2)
+
+
+@contextmanager
+def _explain_full_disk(study: Study) -> Iterator[None]:
+    """Name the folder of a study in the error of a full disk, and what to do.
+
+    Raises:
+        OSError: The error of the system, if it had another cause.
+    """
+    try:
+        yield
+    except OSError as error:
+        files = f"the files of the study in {study.folder}"
+        remedy = "start the study again: runs that have ended stay"
+        if text := describe_full_disk(error, files, remedy):
+            raise OSError(text) from error
+        raise
 
 
 def _run(study: Study, options: argparse.Namespace, command: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import errno
+import os
 import shlex
 import shutil
 import signal
@@ -303,7 +304,7 @@ def test_config_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch, momen
             patch.setattr(saved_config.SaveAndLogConfig, "_keep_previous", lambda *_: None)
             patch.setattr(Path, "write_text", fail)
         else:
-            patch.setattr(saved_config, "os", Mock(replace=fail))
+            patch.setattr(os, "replace", fail)
         with pytest.raises(SystemExit):
             main(["fit", *QUICKSTART, *short(tmp_path), *more])
     assert (run / "config.yaml").read_text() == before

@@ -1,9 +1,31 @@
-"""Locks of files and folders against other processes of one machine."""
+"""Files that are replaced as a whole, and locks against other processes of one machine."""
 
 import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def replace_file(path: Path, is_shared: bool = False) -> Iterator[Path]:
+    """Yield the path of a temporary file, and move that file to its place at the end.
+
+    A failure, for example on a full disk, leaves the file in its place as it was, and no temporary
+    one; a killed process leaves a hidden temporary file beside it.
+
+    Args:
+        path: The place; its folder is made if it is missing.
+        is_shared: Whether several processes may replace the file at a time.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    process = f".{os.getpid()}" if is_shared else ""
+    temporary = path.with_name(f".{path.name}{process}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

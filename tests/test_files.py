@@ -1,0 +1,71 @@
+"""Files that are replaced as a whole, also on a full disk."""
+
+import errno
+import os
+from dataclasses import asdict
+from unittest.mock import Mock
+
+import pytest
+
+from pl_fed.files import replace_file
+from pl_fed.studies.cell_folder import CellRecord, State
+from pl_fed.studies.cell_run import run_cell
+from pl_fed.studies.command import main as study
+from pl_fed.studies.jobs import RunJob
+from pl_fed.studies.study import Study
+
+
+def write_half(path, is_shared):
+    with replace_file(path, is_shared) as temporary:
+        temporary.write_text("sec")
+        raise OSError("full")
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_file_is_replaced_whole_or_not_at_all(tmp_path, is_shared):
+    path = tmp_path / "made" / "a.csv"
+    with replace_file(path, is_shared) as temporary:
+        temporary.write_text("first")
+        assert not path.exists()
+    with pytest.raises(OSError, match="full"):
+        write_half(path, is_shared)
+    assert path.read_text() == "first"
+    assert os.listdir(path.parent) == ["a.csv"]
+
+
+def test_processes_share_no_temporary_file(tmp_path, monkeypatch):
+    names = []
+    for process in (1, 2):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        with replace_file(tmp_path / "a.csv", is_shared=True) as temporary:
+            temporary.write_text("")
+            names.append(temporary)
+    assert len({*names}) == 2
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A disk without space for files that are replaced."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "replace", Mock(side_effect=full))
+
+
+def test_run_of_a_study_fails_on_a_full_disk_and_its_worker_goes_on(tmp_path, full_disk):
+    record = CellRecord("s", "seed=0", {}, 0, "digest", "")
+    outcome = run_cell(RunJob(str(tmp_path), "seed=0", ["--config=quickstart"], asdict(record)))
+    assert outcome.state is State.FAILED
+    assert outcome.error == "OSError: [Errno 28] No space left on device"
+    assert not [*tmp_path.rglob("*.tmp")]
+
+
+def test_study_on_a_full_disk_ends_in_a_sentence(tmp_path, monkeypatch, full_disk, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text("{name: s, base: quickstart, options: {folder: out}}")
+    monkeypatch.setattr(Study, "run", lambda self, *_: self._describe())
+    with pytest.raises(SystemExit) as ended:
+        study(["s.yaml"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "error: Expected disk space for the files of the study in out but got: No space left on"
+        " device: free disk space and start the study again: runs that have ended stay.\n"
+    )
