@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, ClassVar
 
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -22,6 +22,9 @@ from pl_fed.command.wandb_runs import is_logger_off
 from pl_fed.data import FederatedData
 from pl_fed.federation import Federation
 
+# Attributes of LightningCLI that hold its parsers and describe their arguments
+_PARSERS = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
+
 
 class SectionsCLI(LightningCLI):
     """Sections CLI: LightningCLI with the sections model, data, federation and trainer.
@@ -30,6 +33,8 @@ class SectionsCLI(LightningCLI):
         args: List of arguments to parse; ``None`` uses the command line.
         **arguments: Further arguments of LightningCLI.
     """
+
+    _shared_parsers: ClassVar[dict[tuple[Any, ...], dict[str, Any]]] = {}
 
     def __init__(self, args: ArgsType = None, **arguments: Any) -> None:
         self._arguments = sys.argv[1:] if args is None else args
@@ -75,6 +80,23 @@ class SectionsCLI(LightningCLI):
         name = self._arguments[0] if isinstance(self._arguments, list) and self._arguments else ""
         return {name: subcommands[name]} if name in subcommands else subcommands
 
+    def setup_parser(
+        self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
+    ) -> None:
+        """Take the parsers of an earlier command line of this kind, or build them.
+
+        Building a parser takes longer than parsing a command line, and a study parses many.
+        """
+        kind = (type(self), *self.subcommands(), repr(main_kwargs), repr(subparser_kwargs))
+        if kind not in self._shared_parsers:
+            super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
+            state = vars(self)
+            self._shared_parsers[kind] = {name: state[name] for name in _PARSERS if name in state}
+        vars(self).update(self._shared_parsers[kind])
+        words = self._arguments if isinstance(self._arguments, list) else []
+        for parser in (self.parser, *getattr(self, "_subcommand_parsers", {}).values()):
+            parser.logger_is_off = is_logger_off(words)
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the section ``federation``.
 
@@ -82,8 +104,6 @@ class SectionsCLI(LightningCLI):
         """
         parser.add_class_arguments(Federation, "federation", sub_configs=True)
         parser.set_defaults({"federation.sampler": {"class_path": "pl_fed.samplers.Uniform"}})
-        words = self._arguments if isinstance(self._arguments, list) else []
-        cast(Parser, parser).logger_is_off = is_logger_off(words)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments; exit with one sentence if they are refused.

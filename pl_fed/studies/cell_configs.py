@@ -4,17 +4,15 @@ import contextlib
 import io
 import warnings
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any
 
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from pl_fed.command.messages import first_refusal, summarize
-from pl_fed.command.parser import Parser
 from pl_fed.command.run_files import active_loggers
 from pl_fed.command.saved_config import find_config_changes
 from pl_fed.command.sections import SectionsCLI
-from pl_fed.command.wandb_runs import is_logger_off
 from pl_fed.plain_yaml import load_yaml
 
 _SEVERAL_PROCESSES = ("ddp", "fsdp", "deepspeed", "hsdp", "model_parallel")
@@ -31,19 +29,8 @@ class CheckCLI(SectionsCLI):
         args: The words of the command line, without the name of a command.
     """
 
-    _shared_parser: ClassVar[Parser | None] = None
-
     def __init__(self, args: list[str]) -> None:
-        self._words = args
         super().__init__(save_config_callback=None, run=False, args=args)
-
-    def setup_parser(self, *args: Any, **kwargs: Any) -> None:
-        """Take the parser of earlier checks: building one takes longer than parsing a config."""
-        if CheckCLI._shared_parser is None:
-            super().setup_parser(*args, **kwargs)
-            CheckCLI._shared_parser = cast(Parser, self.parser)
-        self.parser = CheckCLI._shared_parser
-        self.parser.logger_is_off = is_logger_off(self._words)
 
     def instantiate_classes(self) -> None:
         """Instantiate the model, the data and the federation; loggers would write files."""

@@ -21,6 +21,7 @@ def parsers(monkeypatch):
         parsers.append(parser)
         add_arguments(cli, parser)
 
+    monkeypatch.setattr(SectionsCLI, "_shared_parsers", {})
     monkeypatch.setattr(SectionsCLI, "add_arguments_to_parser", record_parser)
     return parsers
 
@@ -52,3 +53,21 @@ def test_export_builds_one_parser(parsers, tmp_path):
     with pytest.raises(SystemExit):  # the config has no model
         ExportCLI(["--ckpt", str(tmp_path / "last.ckpt"), "--client", "1"])
     assert len(parsers) == 1
+
+
+def test_later_command_lines_share_the_parser_and_get_what_a_new_one_gives(
+    parsers, monkeypatch, capsys
+):
+    def parse(*words):
+        with pytest.raises(SystemExit):
+            FederatedCLI(["fit", "--config=quickstart", *words, "--print_config"])
+        return capsys.readouterr()
+
+    first = ("--model=Ditto", "--model.lam=0.3", "--trainer.logger=false")
+    second = ("--model=FedAvg", "--model.optimizer=Adam", "--federation.sampler.cohort_size=2")
+    outputs = [parse(*words) for words in (first, ["--modle=3"], second, first)]
+    assert len(parsers) == 1
+    assert "did you mean model" in outputs[1].err
+    assert outputs[0] == outputs[3] != outputs[2]
+    monkeypatch.setattr(SectionsCLI, "_shared_parsers", {})
+    assert parse(*second) == outputs[2]

@@ -14,7 +14,7 @@ WRONG = [*FEDAVG, "--data.normalize=null"]
 
 def outcome(words, monkeypatch=None):
     if monkeypatch is not None:
-        monkeypatch.setattr(CheckCLI, "_shared_parser", None)
+        monkeypatch.setattr(CheckCLI, "_shared_parsers", {})
     try:
         return check_config(words).complete_config
     except InvalidCellError as error:
