@@ -10,11 +10,12 @@ import inspect
 import io
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from contract_suite import find_configurations, one_test, one_test_per_class
+from equal_trials import trials_skipped
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer
 from small_federations import (
@@ -131,8 +132,15 @@ def make(kind, arguments, **kwargs):
     return kind(seeded(net), **settings)
 
 
-def start_round(client, clients=3):
-    """Start a round of clients that took part in an earlier round."""
+@functools.cache
+def own_data():
+    """Return the data of three clients with five samples each."""
+    return shared_out(classes([5, 5, 5])).clients.to(torch.device("cpu"), torch.float64)
+
+
+def start_round(client):
+    """Start a round of three clients that took part in an earlier round."""
+    clients = 3
     client.population = Population(clients, clients, 5 * clients)
     draw = torch.Generator().manual_seed(3)
 
@@ -145,9 +153,7 @@ def start_round(client, clients=3):
     rows = [name for name in new.states if not name.endswith(".statistics")]
     new.states |= {name: perturb(new.states[name]) for name in rows}
     new.server_states = {name: perturb(row) for name, row in new.server_states.items()}
-    own_data = shared_out(classes([5] * clients)).clients
-    own_data = own_data.to(torch.device("cpu"), torch.float64)
-    new.visit_samples = OwnSamples(client, own_data, own_data.batch).visit
+    new.visit_samples = OwnSamples(client, own_data(), own_data().batch).visit
     if client.reads_class_counts:
         new.class_counts = torch.full((clients, 3), 5 / 3, dtype=torch.float64)
     if client.reads_validation:
@@ -213,8 +219,9 @@ def listed_arguments(kind):
 def test_docstrings_list_every_argument_that_users_set():
     kinds = [member for member in vars(pl_fed.clients).values() if inspect.isclass(member)]
     for kind in filter(lambda kind: issubclass(kind, Client), kinds):
-        assert command_line_arguments(kind) - listed_arguments(kind) == set(), kind
-        assert {"net", "optimizer", "local_steps", "task"} <= command_line_arguments(kind), kind
+        arguments = command_line_arguments(kind)
+        assert arguments - listed_arguments(kind) == set(), kind
+        assert {"net", "optimizer", "local_steps", "task"} <= arguments, kind
 
 
 def test_docstrings_have_an_example():
@@ -356,30 +363,10 @@ def test_batch_of_padding_alone_has_a_finite_loss(kind, arguments):
 
 
 @pytest.mark.slow
-@client_classes
-def test_training_lowers_the_loss_with_finite_uploads(kind, arguments):
-    """One by one; the other engines agree with that."""
-    client = make(kind, arguments)
-    outcome = run_rounds(client, shared_out(classes(SIZES)), rounds=3)
-    for report in outcome.reports:
-        assert report["train/loss"].isfinite()
-        assert report["train/rejected"] == 0
-    assert outcome.w.isfinite().all()
-    if "global" in client.trained:
-        assert not torch.equal(outcome.w, client.row("global").data.double())
-    if "personal" in client.trained:
-        assert outcome.v.isfinite().all()
-    if any(len(row) for row in client.state_defaults().values()) and "personal" in client.trained:
-        assert len(outcome.v.unique(dim=0)) == len(SIZES)
-    losses = [float(report["train/loss"]) for report in outcome.reports]
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.slow
 @one_test_per_class([pair for pair in CONFIGURATIONS if "global" in make(*pair).evaluated])
 def test_evaluated_global_model_has_statistics_of_the_data(kind, arguments):
     """Also if no step trains it: otherwise it normalizes by its statistics before round 0."""
-    net = seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
+    net = seeded(lambda: nn.Sequential(nn.BatchNorm1d(4, momentum=0.5), nn.Linear(4, 3)))
     arrays = classes([8, 12])
     arrays.inputs[:] = arrays.inputs * 2 + 3
     data, settings = shared_out(arrays), {"optimizer": sgd(0.01), "local_steps": 2}
@@ -388,17 +375,21 @@ def test_evaluated_global_model_has_statistics_of_the_data(kind, arguments):
     except ValueError as refusal:
         assert "to have no running statistics but got" in str(refusal)  # noqa: PT017
         return
-    statistics = run_rounds(client, data, rounds=4).w_statistics
+    statistics = run_rounds(client, data).w_statistics
     start = torch.cat([torch.zeros(4), torch.ones(4)]).double()
     expected = torch.cat([data.clients.inputs.mean(0), data.clients.inputs.var(0)]).double()
     assert (statistics - expected).norm() < 0.8 * (start - expected).norm()
 
 
-def set_up(kind, arguments, sampler, engine="one_by_one", chunk_size=None):
-    """Return a client, its federation and its optimizer before the first round."""
+def set_up(kind, arguments, *cohorts, engine="one_by_one", arrays=None):
+    """Return a client, its federation and its optimizer before the first round.
+
+    Without the trials of the client: see the test of its own hooks.
+    """
     client = make(kind, arguments).double()
-    federation = Federation(sampler, engine=EngineOptions(engine, chunk_size), seed=0)
-    federation.setup(client, shared_out(classes(SIZES)), "fit")
+    federation = Federation(Cohorts(*cohorts), engine=EngineOptions(engine), seed=0)
+    with trials_skipped():
+        federation.setup(client, shared_out(arrays or classes(SIZES)), "fit")
     client.train()
     return client, federation, client.configure_optimizers()
 
@@ -410,46 +401,137 @@ def client_states(federation):
     return {name: row for name, row in rows.items() if row.numel()}
 
 
-def all_rows(client, federation):
-    """Return the global model, all states, and all models as they are evaluated."""
+def evaluated_models(federation):
+    """Return all models as they are evaluated, by name."""
     everyone = torch.arange(len(SIZES))
     losses = federation.session.evaluation.centers.measure(everyone)
-    models = federation.session.states.begin(everyone, center_losses=losses).models.values()
+    return federation.session.states.begin(everyone, center_losses=losses).models
+
+
+def all_rows(client, federation):
+    """Return the global model, all states, and all models as they are evaluated."""
+    models = evaluated_models(federation).values()  # some are views of a state
     rows = [client.row("global").data.clone(), client.statistics("global").data.clone()]
     rows += client_states(federation).values()
     rows += [row.clone() for row in federation.server_states.values()]
-    return [*rows, *(row for model in models for row in (model.parameters, model.statistics))]
+    evaluated = (row for model in models for row in (model.parameters, model.statistics))
+    return [*rows, *(row.clone() for row in evaluated)]
+
+
+COHORTS = (0, 1, 3), (0, 1, 2), (0, 1, 3), (0, 1, 3)  # client 2 comes later
+
+
+@dataclass
+class OneByOneRun:
+    """One-by-one run: the rounds of COHORTS, uninterrupted.
+
+    Attributes:
+        states: The states of all clients after round 0, by name.
+        checkpoint: The file of the states of client and federation after round 0.
+        rows: All rows after round 1.
+        w: The global model's parameters after the last round.
+        models: The parameters of all models after the last round, as they are evaluated.
+        reports: The report of each round.
+    """
+
+    states: dict
+    checkpoint: bytes
+    rows: list
+    w: torch.Tensor
+    models: dict
+    reports: list
+
+
+ONE_BY_ONE_RUNS = {}
+
+
+def one_by_one_run(kind, arguments):
+    """Return the run of an algorithm that several tests read; it is made once."""
+    key = kind, str(arguments)
+    if key not in ONE_BY_ONE_RUNS:
+        ONE_BY_ONE_RUNS[key] = run_one_by_one(kind, arguments)
+    return ONE_BY_ONE_RUNS[key]
+
+
+def run_one_by_one(kind, arguments):
+    client, federation, optimizer = set_up(kind, arguments, *COHORTS)
+    reports = [federation.run_round(0, optimizer)]
+    states, checkpoint = client_states(federation), io.BytesIO()
+    torch.save((client.state_dict(), federation.state_dict()), checkpoint)
+    reports.append(federation.run_round(1, optimizer))
+    check_changed_states(states, client_states(federation))
+    rows = all_rows(client, federation)
+    reports += [federation.run_round(round, optimizer) for round in (2, 3)]
+    models = {name: model.parameters for name, model in evaluated_models(federation).items()}
+    w = client.row("global").data
+    return OneByOneRun(states, checkpoint.getvalue(), rows, w, models, reports)
+
+
+def check_changed_states(before, after):
+    """Check that round 1 has changed the states of its clients, and no number of client 3."""
+    for name, rows in before.items():
+        assert torch.equal(rows[3], after[name][3]), name
+    for present in COHORTS[1] if before else ():
+        assert any(not before[name][present].equal(after[name][present]) for name in before)
+
+
+def load_round_1(checkpoint, client, federation):
+    """Load the states after round 0."""
+    client_state, federation_state = torch.load(io.BytesIO(checkpoint), weights_only=True)
+    client.load_state_dict(client_state)
+    federation.load_state_dict(federation_state)
+
+
+@pytest.mark.slow
+@client_classes
+def test_training_lowers_the_loss_with_finite_uploads(kind, arguments):
+    """One by one; the other engines agree with that."""
+    client, run = make(kind, arguments), one_by_one_run(kind, arguments)
+    for report in run.reports:
+        assert report["train/loss"].isfinite()
+        assert report["train/rejected"] == 0
+    w, models = run.w, run.models
+    assert w.isfinite().all()
+    if "global" in client.trained:
+        assert not torch.equal(w, client.row("global").data.double())
+    if "personal" in client.trained:
+        assert models["personal"].isfinite().all()
+    if any(len(row) for row in client.state_defaults().values()) and "personal" in client.trained:
+        assert len(models["personal"].unique(dim=0)) == len(SIZES)
+    assert COHORTS[0] == COHORTS[-1]
+    assert run.reports[-1]["train/loss"] < run.reports[0]["train/loss"]
 
 
 @pytest.mark.slow
 @client_classes
 def test_engines_agree_and_absent_clients_keep_their_states(kind, arguments):
-    """Engines agree up to rounding; an absent client keeps its states to the bit."""
-    expected = run_two_cohorts(kind, arguments, "one_by_one", None)
-    for engine, chunk_size in (("stacked", None), ("stacked", 2)):
-        rows = run_two_cohorts(kind, arguments, engine, chunk_size)
-        for row, expected_row in zip(rows, expected, strict=True):
-            torch.testing.assert_close(row, expected_row, rtol=0, atol=1e-10)
+    """Engines agree up to rounding; an absent client keeps its states to the bit.
 
-
-def run_two_cohorts(kind, arguments, engine, chunk_size):
-    """Run rounds of clients 0, 1, 3 and 0, 1, 2, and check the changed states; return all rows."""
-    sampler = Cohorts((0, 1, 3), (0, 1, 2))
-    client, federation, optimizer = set_up(kind, arguments, sampler, engine, chunk_size)
-    reports = [federation.run_round(0, optimizer)]
-    before = client_states(federation)
-    reports.append(federation.run_round(1, optimizer))
-    after = client_states(federation)
-    for name, rows in before.items():
-        assert torch.equal(rows[3], after[name][3]), name
-    for present in (0, 1, 2) if before else ():
-        assert any(not before[name][present].equal(after[name][present]) for name in before)
-    return [*all_rows(client, federation), *(report["train/loss"] for report in reports)]
+    In a stack of all clients of a round, and in stacks of two.
+    """
+    expected = one_by_one_run(kind, arguments)
+    close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-10)
+    client, federation, optimizer = set_up(kind, arguments, *COHORTS[:2], engine="stacked")
+    close(federation.run_round(0, optimizer)["train/loss"], expected.reports[0]["train/loss"])
+    states = client_states(federation)
+    for size in (None, 2):
+        if size is not None:
+            load_round_1(expected.checkpoint, client, federation)
+            federation.engine_choice.size, states = size, expected.states
+        report = federation.run_round(1, optimizer)
+        check_changed_states(states, client_states(federation))
+        close(report["train/loss"], expected.reports[1]["train/loss"])
+        for row, expected_row in zip(all_rows(client, federation), expected.rows, strict=True):
+            close(row, expected_row)
 
 
 @client_classes
 def test_own_hooks_keep_the_rule_that_rounds_check_in_those_of_users(kind, arguments):
-    client, federation, optimizer = set_up(kind, arguments, Uniform(3))
+    """After the trials before training, which accept the algorithm."""
+    client = make(kind, arguments).double()
+    federation = Federation(Uniform(2), engine=EngineOptions("one_by_one"), seed=0)
+    federation.setup(client, shared_out(classes([7, 3, 10])), "fit")
+    optimizer = client.train().configure_optimizers()
     for name in ("begin", "end_round"):
         hook = getattr(client, name)
         setattr(client, name, lambda round, hook=hook: hook(round))  # of this module, so checked
@@ -501,20 +583,11 @@ def test_default_states_are_rows_and_equal_at_every_call(kind, arguments):
 @client_classes
 def test_resumed_rounds_equal_uninterrupted_rounds(kind, arguments):
     """Two rounds equal one round, a checkpoint that a new federation loads, and one round."""
-    client, federation, optimizer = set_up(kind, arguments, Cohorts((0, 1), (1, 2)))
-    federation.run_round(0, optimizer)
-    checkpoint = io.BytesIO()
-    torch.save((client.state_dict(), federation.state_dict()), checkpoint)
+    expected = one_by_one_run(kind, arguments)
+    client, federation, optimizer = set_up(kind, arguments, COHORTS[1])
+    load_round_1(expected.checkpoint, client, federation)
     federation.run_round(1, optimizer)
-    expected = all_rows(client, federation)
-
-    checkpoint.seek(0)
-    client_state, federation_state = torch.load(checkpoint, weights_only=True)
-    client, federation, optimizer = set_up(kind, arguments, Cohorts((1, 2)))
-    client.load_state_dict(client_state)
-    federation.load_state_dict(federation_state)
-    federation.run_round(1, optimizer)
-    for row, expected_row in zip(all_rows(client, federation), expected, strict=True):
+    for row, expected_row in zip(all_rows(client, federation), expected.rows, strict=True):
         assert torch.equal(row, expected_row)
 
 
@@ -522,17 +595,17 @@ def test_resumed_rounds_equal_uninterrupted_rounds(kind, arguments):
 @client_classes
 def test_states_of_a_client_do_not_depend_on_the_others(kind, arguments):
     """Client 0 has the same states after a round if all other clients have other data."""
-    client, data = make(kind, arguments), shared_out(classes(SIZES))
-    if not any(row.numel() for row in client.state_defaults().values()):
+    together = one_by_one_run(kind, arguments).states
+    if not together:
         return
-    together = run_rounds(client, data, rounds=1)
-    names = [name for name, rows in together.states.items() if rows.numel()]
     changed = classes(SIZES)
     changed.inputs[SIZES[0] :] += 1.0
-    apart = run_rounds(client, shared_out(changed), rounds=1)
-    for name in names:
-        assert torch.equal(together.states[name][0], apart.states[name][0]), name
-    changed = any(not together.states[n][1].equal(apart.states[n][1]) for n in names)
+    _, federation, optimizer = set_up(kind, arguments, COHORTS[0], arrays=changed)
+    federation.run_round(0, optimizer)
+    apart = client_states(federation)
+    for name, rows in together.items():
+        assert torch.equal(rows[0], apart[name][0]), name
+    changed = any(not rows[1].equal(apart[name][1]) for name, rows in together.items())
     assert changed != (kind.__name__ in LATER_STATES)
 
 
@@ -550,7 +623,7 @@ def test_permuted_clients_permute_the_results(kind, arguments):
     order, arrays = torch.tensor([2, 0, 3, 1]), classes(SIZES)
     ids = order.argsort()
     permuted = replace(arrays, client=ids[arrays.client])
-    settings = {"optimizer": sgd(0.1, momentum=0.5), "local_steps": 3, **arguments}
+    settings = {"optimizer": sgd(0.1, momentum=0.5), "local_steps": 2, **arguments}
     client = kind(seeded(net_without_dropout), **settings)
     cohorts = [(0, 2), (0, 1, 2, 3), (1, 2)]
     permuted_cohorts = [sorted(ids[list(cohort)].tolist()) for cohort in cohorts]
@@ -625,12 +698,12 @@ class PoisonedAndReversed(RandomLabels):
         return -10 * own
 
 
-def check_rounds_under_attack(kind, arguments, aggregators):
-    """Check that models stay finite, and that no upload is rejected."""
-    client, data = make(kind, arguments), shared_out(classes([9, 8, 12, 10, 7, 11]))
+def check_rounds_under_attack(kind, arguments, aggregators, sizes):
+    """Check that models stay finite, and that no upload is rejected; one client is absent."""
+    client, data = make(kind, arguments), shared_out(classes(sizes))
     for aggregator in aggregators:
         settings = {"aggregator": aggregator(), "attack": PoisonedAndReversed(), "ids": [2]}
-        outcome = run_rounds(client, data, rounds=2, sampler=Uniform(5), **settings)
+        outcome = run_rounds(client, data, sampler=Uniform(len(sizes) - 1), **settings)
         assert outcome.w.isfinite().all(), aggregator
         assert outcome.v.isfinite().all(), aggregator
         assert {float(report["train/rejected"]) for report in outcome.reports} == {0.0}
@@ -644,7 +717,7 @@ def test_attacked_clients_train_with_an_aggregator_that_reads_losses(kind, argum
     Algorithms that scale uploads refuse Term, whose weights they do not know.
     """
     scales_uploads = kind in (FedAS, FedNova)
-    check_rounds_under_attack(kind, arguments, (QFFL if scales_uploads else Term,))
+    check_rounds_under_attack(kind, arguments, (QFFL if scales_uploads else Term,), [9, 8, 5, 7])
 
 
 @pytest.mark.slow
@@ -652,4 +725,5 @@ def test_attacked_clients_train_with_an_aggregator_that_reads_losses(kind, argum
 def test_attacked_clients_train_with_every_kind_of_aggregator(kind):
     """Clients that upload updates, messages, nothing or models, and that propose a state."""
     aggregators = (Median, TrimmedMean, Krum, QFFL, FedMGDA, TiltedMean)
-    check_rounds_under_attack(kind, ARGUMENTS.get(kind.__name__, [{}])[0], aggregators)
+    arguments = ARGUMENTS.get(kind.__name__, [{}])[0]
+    check_rounds_under_attack(kind, arguments, aggregators, [9, 8, 12, 10, 7, 11])
