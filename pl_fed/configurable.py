@@ -17,6 +17,8 @@ _MAX_LETTERS = 200  # in the description of a net
 _MAX_ITEMS = 1000  # in a recorded list; longer lists contain data
 _OPTIMIZER_ARGUMENTS = ("optimizer", "server_optimizer")
 
+_read_signature = functools.lru_cache(512)(inspect.signature)  # takes longer than most constructors
+
 
 class Configurable:
     """Base class of the classes in a config: every object records its constructor arguments.
@@ -136,7 +138,7 @@ def class_path(kind: Any) -> str:
 
 def _record_arguments(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
+        bound = _read_signature(cls.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
     except (TypeError, ValueError):
         return {}  # `__init__` raises the error for wrong arguments
     bound.apply_defaults()

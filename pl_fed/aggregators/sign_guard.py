@@ -171,6 +171,7 @@ def largest_cluster(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     from sklearn.cluster import MeanShift, estimate_bandwidth  # slow to import
 
     bandwidth = max(float(estimate_bandwidth(features, quantile=_NEAREST_SHARE)), _MIN_BANDWIDTH)
-    labels = MeanShift(bandwidth=bandwidth, cluster_all=False).fit(features).labels_
+    starts = np.unique(features, axis=0)  # equal points shift to the same mean
+    labels = MeanShift(bandwidth=bandwidth, seeds=starts, cluster_all=False).fit(features).labels_
     largest: np.ndarray[Any, Any] = labels == np.bincount(labels[labels >= 0]).argmax()
     return largest

@@ -116,7 +116,6 @@ SMALLEST = {  # name -> fewest uploads, where that is more than 1
     "TrimmedMean": 5,
 }
 EXEMPT = {  # law -> names
-    "permutation": set(),
     # they depend on the lengths or signs of uploads; or rounding decides which outlier is farther;
     # GeometricMedian and TiltedMean may start at 0
     "translation": {
@@ -293,18 +292,21 @@ def test_walk_finds_the_aggregators():
 @pytest.mark.slow
 @quick
 @given(uploads=rows(), seed=st.integers(0, 1000))
-@without_exempt("permutation")
-def test_result_does_not_depend_on_the_order_of_uploads(kind, arguments, uploads, seed):
+@all_aggregators
+def test_result_does_not_depend_on_the_order_of_uploads_and_input_is_neither_changed_nor_returned(
+    kind, arguments, uploads, seed
+):
     uploads = repeat_rows(kind, uploads)
     n = len(uploads)
     weights, round_context = torch.arange(1, n + 1), context(uploads)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    assert_close(
-        make(kind, arguments)(uploads[order], weights[order], round_context.select(order)),
-        make(kind, arguments)(uploads, weights, round_context),
-        rtol=1e-12,
-        atol=1e-10,
-    )
+    permuted = make(kind, arguments)(uploads[order], weights[order], round_context.select(order))
+    before = uploads.clone(), weights.clone()
+    merged = make(kind, arguments)(uploads, weights, round_context)
+    assert_close(permuted, merged, rtol=1e-12, atol=1e-10)
+    merged.fill_(7e7)  # and the result is no view of the input
+    assert torch.equal(uploads, before[0])
+    assert torch.equal(weights, before[1])
 
 
 @pytest.mark.slow
@@ -408,8 +410,11 @@ FORGED = {  # forged uploads as functions of benign uploads and random numbers
 @all_aggregators
 def test_result_is_bounded_within_the_breakdown_point(kind, arguments):
     smallest = SMALLEST.get(kind.__name__, 1)
-    for attack, num_uploads, seed in product(FORGED, (5, 9, 12), range(3)):
-        check_bound(make(kind, arguments), attack, max(num_uploads, smallest), seed)
+    for num_uploads, seed in product((5, 9, 12), range(3)):
+        n = max(num_uploads, smallest)
+        attacks = [*FORGED] if make(kind, arguments).breakdown(n) else [*FORGED][:1]  # none forged
+        for attack in attacks:
+            check_bound(make(kind, arguments), attack, n, seed)
 
 
 def check_bound(aggregator, attack, n, seed):
@@ -429,20 +434,6 @@ def check_bound(aggregator, attack, n, seed):
 def test_breakdown_point_is_below_one_half(kind, arguments):
     for n in range(12):
         assert 0 <= make(kind, arguments).max_byzantine(n) <= max(0, (n - 1) // 2), n
-
-
-@pytest.mark.slow
-@quick
-@given(uploads=rows())
-@all_aggregators
-def test_input_is_neither_changed_nor_returned(kind, arguments, uploads):
-    uploads = repeat_rows(kind, uploads)
-    weights = torch.arange(1, len(uploads) + 1)
-    uploads_before, weights_before = uploads.clone(), weights.clone()
-    merged = merge(make(kind, arguments), uploads, weights)
-    merged.fill_(7e7)  # and the result is no view of the input
-    assert torch.equal(uploads, uploads_before)
-    assert torch.equal(weights, weights_before)
 
 
 RESULT_TYPES = {  # dtype of the uploads -> dtype of the result
