@@ -90,11 +90,11 @@ def results_by_client(trained):
     return results
 
 
-def list_differences(values, others, position):
-    """Return the clients and names of results that differ, but for one client."""
+def list_differences(values, others, changed):
+    """Return the clients and names of results that differ, but for the changed clients."""
     return [
         f"client {client}, {name}"
-        for client in values.keys() & others.keys() - {position}
+        for client in values.keys() & others.keys() - {*changed}
         for name, tensor in values[client].items()
         if not torch.equal(tensor, others[client][name])
     ]

@@ -1,6 +1,6 @@
 """Nothing of one client reaches another client but by the released models.
 
-Two federations differ in the data of client 0 only. In each round both have the same released
+Two federations differ in the data of some clients only. In each round both have the same released
 models. Then the uploads, states and metrics of all other clients must be equal bit for bit.
 """
 
@@ -30,7 +30,11 @@ pytestmark = [
 
 CLIENTS, SAMPLES, BATCH = 6, 6, 4
 SHAPE = (1, 4, 4)
-MINE = 0  # the client whose data differ
+MINE = 0  # the client whose number of samples differs
+CHANGES = [  # clients' changed data: one of each pair in a stack, or of each three
+    {MINE: "fewer samples", 2: "large samples", 4: "other samples"},
+    {MINE: "more samples", 3: "overflowing samples", 5: "one class"},
+]
 ENGINES = ["one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
 
 
@@ -41,40 +45,44 @@ def net():
     )
 
 
-def make_data(change=None, shape=SHAPE, position=MINE, comes_first=False):
-    """Return data in which one client has changed samples, the last of all or the first."""
+def make_data(changes=None, shape=SHAPE, last=MINE, comes_first=False):
+    """Return data in which some clients have changed samples, by the names of the changes.
+
+    The samples of one client are the last of all, or the first. Its changes may change their
+    number, without a move of the others' samples.
+    """
     arrays = classes([SAMPLES] * CLIENTS, shape)
-    x, y = arrays.inputs[:-SAMPLES], arrays.targets[:-SAMPLES]
-    own_x, own_y = arrays.inputs[-SAMPLES:], arrays.targets[-SAMPLES:]
-    if change is not None:
-        own_x, own_y = change(own_x, own_y)
-    others = [client for client in range(CLIENTS) if client != position]
-    owners = torch.tensor(others).repeat_interleave(SAMPLES)
-    owners = torch.cat([owners, torch.full((len(own_y),), position)])
-    x, y = torch.cat([x, own_x]), torch.cat([y, own_y])
+    others = [client for client in range(CLIENTS) if client != last]
+    xs, ys = (list(rows.split(SAMPLES)) for rows in (arrays.inputs, arrays.targets))
+    owners = [*others, last]
+    for client, name in (changes or {}).items():
+        place = owners.index(client)
+        xs[place], ys[place] = NEIGHBOURS[name](xs[place], ys[place])
+    owner = torch.cat([torch.full((len(y),), client) for client, y in zip(owners, ys)])
+    x, y = torch.cat(xs), torch.cat(ys)
     if comes_first:
-        x, y, owners = (each.roll(len(own_y), 0) for each in (x, y, owners))
-    joined = Arrays(x, y, owners, num_classes=3)
+        x, y, owner = (rows.roll(len(ys[-1]), 0) for rows in (x, y, owner))
+    joined = Arrays(x, y, owner, num_classes=3)
     return shared_out(joined, BATCH)
 
 
 def interference(
-    make_client, names=NEIGHBOURS, shape=SHAPE, position=MINE, comes_first=False, **settings
+    make_client, neighbours=CHANGES, shape=SHAPE, last=MINE, comes_first=False, **settings
 ):
-    """Return the values of other clients that depend on the data of one client, in two rounds."""
+    """Return the values of unchanged clients that depend on changed data, in two rounds."""
     settings = {"sampler": All(), **settings}
-    data = make_data(None, shape, position, comes_first)
+    data = make_data(None, shape, last, comes_first)
     plain, expected = ObservedRounds(make_client(), data, **settings), []
     for round in range(2):
         seen = plain.observe(round)
         expected.append((seen, [row.clone() for row in plain.released], plain.clip_norm))
     differences = []
-    for name in names:
-        data = make_data(NEIGHBOURS[name], shape, position, comes_first)
+    for changes in neighbours:
+        data = make_data(changes, shape, last, comes_first)
         other = ObservedRounds(make_client(), data, **settings)
         for round, (values, *released) in enumerate(expected):
-            found = list_differences(values, other.observe(round), position)
-            differences += [f"{name}, round {round}, {difference}" for difference in found]
+            found = list_differences(values, other.observe(round), changes)
+            differences += [f"{changes}, round {round}, {difference}" for difference in found]
             other.take(*released)
     return differences
 
@@ -105,13 +113,18 @@ def test_every_algorithm(name):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("make_client", [fed_avg, ditto])
 def test_every_position_in_a_stack(uncompiled, engine, make_client):
-    """The samples of a client overflow, in float32, in each position of a stack."""
-    names = ("large samples", "fewer samples")
+    """The samples of a client overflow, in float32, in each position of a stack.
+
+    A client of the same stack or of another has fewer samples.
+    """
     # three of one stack, and one of the next stack; a trace is the same for all positions
-    positions = (1, CLIENTS - 1) if "compiled" in engine else (0, 1, 2, CLIENTS - 1)
-    for position in positions:
-        settings = {"engine": engine, "chunk_size": 3, "position": position}
-        assert not interference(make_client, names, **settings)
+    places = {0: 4, 1: 0, 2: 1, CLIENTS - 1: 3}  # of the large samples, and of the fewer ones
+    neighbours = [
+        {position: "large samples", fewer: "fewer samples"} for position, fewer in places.items()
+    ]
+    if "compiled" in engine:
+        neighbours = neighbours[1::2]
+    assert not interference(make_client, neighbours, engine=engine, chunk_size=3)
 
 
 @pytest.mark.parametrize("sampler", [Uniform(4), Poisson(0.7), Cyclic(2)], ids=kind_of)
@@ -137,7 +150,8 @@ def test_samples_of_an_earlier_client_key_no_draw_with_privacy(attack):
     settings = {"privacy": privacy, "sampler": Poisson(0.7)}
     for engine in ("one_by_one", "stacked"):
         assert not interference(
-            ditto, ("fewer samples", "more samples"), engine=engine, comes_first=True,
+            ditto, [{MINE: "fewer samples"}, {MINE: "more samples"}], engine=engine,
+            comes_first=True,
             adversary=Adversary(attack, ids=[1, 2]), **settings,
         )  # fmt: skip
 
@@ -173,4 +187,4 @@ class Remembering(FedAvg):
 def test_a_client_that_remembers_another_one_is_found():
     Remembering.previous = 0.0
     make_client = lambda: Remembering(seeded(net), optimizer=sgd(0.3))  # noqa: E731
-    assert interference(make_client, ["more samples"], chunk_size=1)
+    assert interference(make_client, [{MINE: "more samples"}], chunk_size=1)
