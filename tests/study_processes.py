@@ -58,6 +58,14 @@ def run_worker(command, environment, source, target):
         os._exit(status)
 
 
+def fork_workers(patch):
+    """Let the workers of studies in this process be forks of it."""
+    from pl_fed.studies import pool
+
+    workers = SimpleNamespace(Popen=ForkedWorker, PIPE=subprocess.PIPE)
+    patch.setattr(pool, "subprocess", workers)
+
+
 def run_study(arguments, folder, environment, output):
     """Run ``python -m pl_fed study`` in this fork, and exit.
 
