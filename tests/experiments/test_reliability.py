@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from experiments.reliability import __main__ as campaign
-from experiments.reliability import kills
+from experiments.reliability import kills, races
 from experiments.reliability.states import STATES
 
 
@@ -70,8 +70,11 @@ def test_differences_of_checkpoints_are_found(tmp_path):
     ("kind", "number"),
     [("mutated config", 3), ("broken file", 2), ("kill or signal", 1), ("race", 1)],
 )
-def test_sample_of_a_campaign(kind, number, tmp_path):
+def test_sample_of_a_campaign(kind, number, tmp_path, monkeypatch):
+    """Of four rounds instead of twelve."""
     torch.set_num_threads(1)
+    for module in (kills, races):
+        monkeypatch.setattr(module, "FIT", [*module.FIT, "--trainer.max_epochs", "4"])
     campaign.run_campaign(tmp_path / "cases.csv", 7, 8, [kind], number)
     rows = campaign.read_cases(tmp_path / "cases.csv")
     assert rows
