@@ -36,7 +36,7 @@ class ForkedCommand:
     """``python -m pl_fed`` in a fork, with the methods of :class:`subprocess.Popen`.
 
     Args:
-        arguments: The command line after ``python -m pl_fed``.
+        arguments: The command line after ``python -m pl_fed``; or ``-c`` and a program.
         folder: The working directory.
         forks_others: Whether Lightning's launcher forks the other processes of the run, too. It
             starts interpreters otherwise.
@@ -119,7 +119,7 @@ def run_command(arguments, environment, folder, output, started):
     """Run a command line in this process as an interpreter would, and exit.
 
     Args:
-        arguments: The command line after ``python -m pl_fed``.
+        arguments: The command line after ``python -m pl_fed``; or ``-c`` and a program.
         environment: The environment variables.
         folder: The working directory.
         output: Connection that takes the place of standard output and standard error.
@@ -139,6 +139,7 @@ def run_command(arguments, environment, folder, output, started):
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     os.chdir(folder)
+    sys.path.insert(0, str(folder))
     os.environ.clear()
     os.environ.update(environment)
     rank_zero_only.rank = int(environment.get("LOCAL_RANK", 0))  # as if imported here
@@ -149,7 +150,10 @@ def run_command(arguments, environment, folder, output, started):
         subprocess_script.subprocess = SimpleNamespace(Popen=fork)
     status = 0
     try:
-        main()
+        if arguments[0] == "-c":
+            exec(arguments[1], {})
+        else:
+            main()
     except SystemExit as stopped:
         status = stopped.code or 0
     except BaseException:

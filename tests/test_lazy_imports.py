@@ -1,10 +1,12 @@
 """Packages that libraries merely name are imported at their first use, each in a new process."""
 
+import importlib
 import subprocess
 import sys
 
 import pytest
 
+from pl_fed import lazy_imports
 from pl_fed.lazy_imports import LazyName
 
 HEAVY = (
@@ -50,29 +52,46 @@ print("lightning" in sys.modules, gc.isenabled())
 
 
 @pytest.mark.slow
-def test_round_by_command_line_imports_no_heavy_package(tmp_path):
-    """It reads data, trains, evaluates and writes the run's folder."""
+def test_round_by_command_line_imports_neither_heavy_packages_nor_the_compiler(tmp_path):
+    """It reads data, trains in an eager engine, evaluates and writes the run's folder.
+
+    torch's optimizers import the compiler themselves, so the test watches the imports of pl_fed.
+    """
     fit = ["fit", "--config", "quickstart", "--trainer.logger", "false", "--trainer.max_epochs=1"]
     out = run(
         """
+import builtins
+original, imported = builtins.__import__, []
+def watch(name, globals=None, *rest, **named):
+    if (globals or {}).get("__name__", "").startswith("pl_fed"):
+        imported.append(name)
+    return original(name, globals, *rest, **named)
+builtins.__import__ = watch
 from pl_fed.__main__ import main
 main()
 print_heavy()
-print("sklearn.datasets" in sys.modules)
+print("sklearn.datasets" in sys.modules, "pl_fed.engine.compiled" in sys.modules)
+print("torch" in imported, [n for n in imported if n.startswith(("torch._ind", "torch._dyn"))])
 """,
-        *(*fit, f"--trainer.default_root_dir={tmp_path}"),
+        *(*fit, "--federation.engine.name=stacked", f"--trainer.default_root_dir={tmp_path}"),
     )
-    assert out[-2:] == ["imported: []", "False"]
+    assert out[-3:] == ["imported: []", "False False", "True []"]
     assert [*tmp_path.glob("*/summary.json")]
 
 
 @pytest.mark.slow
-def test_torchvision_is_imported_at_its_first_use():
+def test_packages_are_imported_at_their_first_use():
+    """One interpreter uses a counter of operations, a detector's metric and a metric's plot."""
     out = run("""
 lazy_imports.import_lazily()
 print_heavy()
 print([name for name in ("signal", "optimize") if name in vars(sys.modules["scipy"])])
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+print_heavy()
+with FlopCounterMode(display=False) as counter:
+    torch.ones(3, 3) @ torch.ones(3, 3)
+print(counter.get_total_flops())
 from torchmetrics.detection import IntersectionOverUnion
 box = {"boxes": torch.tensor([[0.0, 0.0, 2.0, 2.0]]), "labels": torch.tensor([0])}
 half = {**box, "boxes": torch.tensor([[0.0, 0.0, 1.0, 2.0]])}
@@ -81,51 +100,42 @@ metric.update([{**half, "scores": torch.ones(1)}], [box])
 print(metric.compute()["iou"].item())
 import torchvision
 print(torchvision.__name__, torchvision.ops.box_iou(box["boxes"], half["boxes"]).item())
-""")
-    assert out == ["imported: []", "[]", "0.5", "torchvision 0.5"]
-
-
-@pytest.mark.slow
-def test_plots_of_torchmetrics_import_matplotlib():
-    out = run("""
-lazy_imports.import_lazily()
-import torch, torchmetrics
+import torchmetrics
 metric = torchmetrics.MeanMetric()
 metric.update(torch.tensor([1.0, 3.0]))
 print("matplotlib" in sys.modules)
 figure, axes = metric.plot()
 print(type(figure).__name__, [float(y) for line in axes.lines for y in line.get_ydata()])
 """)
-    assert out == ["False", "Figure [2.0]"]
+    without = ["imported: []", "[]", "imported: []"]
+    assert out == [*without, "54", "0.5", "torchvision 0.5", "False", "Figure [2.0]"]
 
 
-@pytest.mark.slow
-def test_counter_of_operations_imports_triton_at_its_first_use():
-    out = run("""
-lazy_imports.import_lazily()
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-print_heavy()
-with FlopCounterMode(display=False) as counter:
-    torch.ones(3, 3) @ torch.ones(3, 3)
-print(counter.get_total_flops())
-""")
-    assert out == ["imported: []", "54"]
+def test_failure_leaves_the_usual_import(tmp_path, monkeypatch):
+    """A small package stands for torchmetrics, and another for the one that it merely names."""
+    (tmp_path / "small_metrics").mkdir()
+    (tmp_path / "small_metrics" / "sums.py").touch()
+    lines = "from small_metrics import sums\nfrom heavy_plots import draw\n"
+    (tmp_path / "small_metrics" / "__init__.py").write_text(lines)
+    (tmp_path / "heavy_plots.py").write_text("draw = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(lazy_imports, "_NAMED", {"small_metrics": ("heavy_plots",)})
 
+    class Broken(lazy_imports._LazyFinder):
+        def exec_module(self, module):
+            raise KeyError("another release")
 
-@pytest.mark.slow
-def test_failure_leaves_the_usual_import():
-    out = run("""
-class Broken(lazy_imports._LazyFinder):
-    def exec_module(self, module):
-        raise KeyError("another release")
-lazy_imports._LazyFinder = Broken
-lazy_imports.import_lazily()
-print("torchmetrics" in sys.modules, any(isinstance(f, Broken) for f in sys.meta_path))
-import torchmetrics
-print(torchmetrics.MeanMetric().__class__.__name__)
-""")
-    assert out == ["False False", "MeanMetric"]
+    with monkeypatch.context() as patch:
+        patch.setattr(lazy_imports, "_LazyFinder", Broken)
+        lazy_imports.import_lazily()
+    assert not {"small_metrics", "small_metrics.sums", "heavy_plots"} & {*sys.modules}
+    assert not any(isinstance(finder, Broken) for finder in sys.meta_path)
+    usual = importlib.import_module("small_metrics")
+    assert usual.draw == 3
+    for name in ("small_metrics", "small_metrics.sums", "heavy_plots"):
+        del sys.modules[name]
+    lazy_imports.import_lazily()
+    assert isinstance(sys.modules.pop("small_metrics").draw, LazyName), "a finder that works"
 
 
 def test_torchmetrics_that_is_imported_stays():

@@ -421,12 +421,11 @@ time.sleep(100)
 """
 
 
-def test_process_ends_if_the_others_do_not_come():
-    done = subprocess.run(
-        [sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=90, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: Expected all 2 processes to meet within ")
+def test_process_ends_if_the_others_do_not_come(tmp_path):
+    process = ForkedCommand(["-c", WAITS], tmp_path)
+    output = process.communicate(timeout=90)[0]
+    assert process.returncode == 1
+    assert output.startswith("error: Expected all 2 processes to meet within ")
 
 
 HANGING = """
@@ -442,7 +441,7 @@ class Hanging(Ditto):
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-def test_hanging_process_is_ended_after_the_time_out(tmp_path, monkeypatch):
+def test_hanging_process_is_ended_after_the_time_out(tmp_path):
     (tmp_path / "hanging.py").write_text(HANGING)
     arguments = [
         *("fit", "--config", str(CONFIG), "--trainer.default_root_dir", str(tmp_path / "runs")),
@@ -451,8 +450,7 @@ def test_hanging_process_is_ended_after_the_time_out(tmp_path, monkeypatch):
         *("--trainer.devices", "2", "--trainer.strategy", "DDPStrategy"),
         *("--trainer.strategy.timeout", "00:00:10"),
     ]
-    monkeypatch.setenv("PYTHONPATH", str(CONFIG.parent.parent))
-    process = start_interpreter(arguments, tmp_path)
+    process = ForkedCommand(arguments, tmp_path)
     output = process.communicate(timeout=100)[0]  # until the other has ended
     assert process.returncode == 1
     assert output.count("error: ") == 1
@@ -524,19 +522,14 @@ def test_launcher_that_ends_right_after_the_meeting(monkeypatch):
     assert "to go on until this one has ended but" in messages[1]
 
 
-def test_process_ends_at_once_if_its_launcher_has_ended():
+def test_process_ends_at_once_if_its_launcher_has_ended(tmp_path, monkeypatch):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    done = subprocess.run(
-        [sys.executable, "-c", STARTED],
-        env={**os.environ, "PL_FED_LAUNCHER": str(gone.pid)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert f"(process {gone.pid};" in done.stderr
+    monkeypatch.setenv("PL_FED_LAUNCHER", str(gone.pid))
+    process = ForkedCommand(["-c", STARTED], tmp_path)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert f"(process {gone.pid};" in output
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")

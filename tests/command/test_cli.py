@@ -713,22 +713,28 @@ def test_help_names_every_command(capsys):
 
 
 PROGRAM = """
-import gc, runpy, sys
+import gc, sys
+sys.path.remove("")
 from pl_fed.lazy_imports import quick_imports
 with quick_imports():
     import pl_fed.command.main
 known = {kind.__name__ for kind in gc.get_objects() if isinstance(kind, type)}
 print(sorted(set(sys.argv[1].split()) - known))
 del sys.argv[1]
-runpy.run_module("pl_fed", run_name="__main__", alter_sys=True)
+import pl_fed.__main__
+pl_fed.__main__.main()
 """
 
 
-def test_new_interpreter_knows_the_short_names_of_all_classes_and_runs_the_module(tmp_path):
+def test_console_script_knows_short_names_and_imports_from_the_current_folder(tmp_path):
     """In a process of its own, because other tests have imported the classes in this one."""
+    (tmp_path / "mine_only.py").write_text(
+        "from pl_fed.clients import FedAvg\n\n\nclass Mine(FedAvg):\n    'Mine: a copy.'\n"
+    )
     names = "Yogi MLP Median RandomLabels Shards BySize FashionMNIST Ditto"
+    arguments = ["fit", *QUICKSTART, *short(tmp_path), "--model", "mine_only.Mine"]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, names, "fit", *QUICKSTART, *short(tmp_path)],
+        [sys.executable, "-B", "-c", PROGRAM, names, *arguments],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -737,6 +743,8 @@ def test_new_interpreter_knows_the_short_names_of_all_classes_and_runs_the_modul
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "[]"
     assert "mean over clients" in done.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {
-        path.parent.name for path in tmp_path.glob("*/config.yaml")
-    }, "a run writes under trainer.default_root_dir only"
+    (config,) = tmp_path.glob("*/config.yaml")
+    assert "class_path: mine_only.Mine" in config.read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"mine_only.py", config.parent.name}, (
+        "a run writes under trainer.default_root_dir only"
+    )

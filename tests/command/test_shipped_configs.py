@@ -111,17 +111,3 @@ def test_replaced_default_leaves_the_defaults_of_the_new_class(capsys, argument)
     optimizer = config[section].get("init_args", config[section])[name]["init_args"]
     assert optimizer["weight_decay"] == 0.01, "of AdamW, not of the default SGD"
     assert optimizer["lr"] == {"model": 0.05, "federation": 1.0}[section], "of the default"
-
-
-@pytest.mark.slow
-def test_console_script_imports_from_the_current_folder(tmp_path):
-    (tmp_path / "mine_only.py").write_text(
-        "from pl_fed.clients import FedAvg\n\n\nclass Mine(FedAvg):\n    'Mine: a copy.'\n"
-    )
-    script = "import pl_fed.__main__ as m; m.main()"
-    command = [sys.executable, "-c", f"import sys; sys.path.remove(''); {script}"]
-    done = subprocess.run(
-        [*command, "fit", "--config", "quickstart", "--model", "mine_only.Mine", "--print_config"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "class_path: mine_only.Mine" in done.stdout, done.stderr

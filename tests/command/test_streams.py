@@ -42,9 +42,9 @@ def test_short_commands_end_with_their_own_status(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tail", ["| head -1", "2>&- | head -c 1"])
-def test_fit_ends_with_its_own_status_and_all_results(tmp_path, tail):
+def test_fit_ends_with_its_own_status_and_all_results(tmp_path):
+    """Standard error is closed, and nobody reads standard output after its first character."""
     arguments = "--trainer.max_epochs 1 --trainer.logger false --trainer.default_root_dir runs"
-    assert run_shell(f"fit --config quickstart {arguments} {tail}", tmp_path) == 0
+    assert run_shell(f"fit --config quickstart {arguments} 2>&- | head -c 1", tmp_path) == 0
     (run,) = (tmp_path / "runs").iterdir()
     assert {"per_client.csv", "summary.json"} <= {path.name for path in run.iterdir()}

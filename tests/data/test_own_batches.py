@@ -515,8 +515,7 @@ def test_wrong_arguments_are_one_sentence(arguments, match):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [FedAvg, Ditto])
-@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize(("algorithm", "noise"), [(FedAvg, 0.0), (Ditto, 0.1)])
 def test_workers_that_read_ahead_change_no_number(tmp_path, algorithm, noise, monkeypatch):
     taken, take = [], BatchWorkers.take
 

@@ -3,14 +3,13 @@
 import copy
 import csv
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from forked_processes import ForkedCommand
 from lightning.pytorch.callbacks import EarlyStopping
 from lit_federations import (
     draw,
@@ -380,12 +379,14 @@ def test_two_processes_give_the_metrics_of_one_process(tmp_path):
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     tables = []
     for processes in ("1", "2"):
-        command = [sys.executable, "-m", "pl_fed", "fit", "--config", str(tmp_path / "c.yaml")]
-        command += ["--trainer.devices", processes, "--trainer.strategy", "ddp"]
+        arguments = ["fit", "--config", str(tmp_path / "c.yaml")]
+        arguments += ["--trainer.devices", processes, "--trainer.strategy", "ddp"]
         folder = tmp_path / processes
-        command += ["--trainer.default_root_dir", str(folder)]
+        arguments += ["--trainer.default_root_dir", str(folder)]
         tests = Path(__file__).parent.parent  # the module is found in the current folder
-        subprocess.run(command, check=True, cwd=tests, capture_output=True)
+        command = ForkedCommand(arguments, tests)
+        output = command.communicate(timeout=100)[0]
+        assert command.returncode == 0, output
         (path,) = folder.glob("*/metrics.csv")
         with path.open(newline="") as file:
             tables.append(list(csv.DictReader(file)))
