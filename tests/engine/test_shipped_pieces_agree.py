@@ -10,6 +10,7 @@ import pkgutil
 import warnings
 
 import pytest
+import torch
 from small_federations import classes, mlp, run_rounds, said, seeded, sgd, shared_out
 from torch import nn
 
@@ -87,7 +88,7 @@ def test_engines_agree_for_every_shipped_net(uncompiled, net_class):
     client = Ditto(net, lam=0.3, optimizer=sgd(0.02, momentum=0.5), local_steps=2)
     data = shared_out(classes(SIZES, shape, num_classes=3 if has_classes else 2))
     outcome = assert_engines_agree(client, data, net_class.__name__ not in NOT_STACKABLE)
-    assert outcome.distance(run_rounds(client, data, rounds=1)) > 0
+    assert not torch.equal(outcome.w, client.row("global").data.double())
 
 
 @pytest.mark.slow
@@ -100,7 +101,7 @@ def test_engines_agree_for_every_shipped_net(uncompiled, net_class):
     ],
 )
 def test_engines_agree_for_every_shipped_client(uncompiled, client_class, arguments):
-    options = {"optimizer": sgd(0.1, weight_decay=0.01), "local_epochs": 2}
+    options = {"optimizer": sgd(0.1, weight_decay=0.01), "local_epochs": 1}
     client = client_class(seeded(mlp), **{**options, **arguments})
     assert_engines_agree(client, shared_out(classes(SIZES)))
     assert len(uncompiled) == (2 if client.preparation is None else 4)
