@@ -2,19 +2,18 @@
 
 import csv
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import wandb
 import yaml
+from forked_processes import ForkedCommand
 from jsonargparse import Namespace
 from PIL import Image
 from wandb_records import read_records
 
+from pl_fed.callbacks.wandb_report import WandbReport
 from pl_fed.command.main import main
 from pl_fed.command.run_files import place_logger
 from pl_fed.reports.configs import group_name
@@ -57,6 +56,12 @@ def run(tmp_path_factory):
         wandb.finish()
     (folder,) = [path.parent for path in root.glob("*/config.yaml")]
     return folder
+
+
+@pytest.fixture
+def without_pictures(monkeypatch):
+    """Let runs end without their pictures, which take half of the time of a short run."""
+    monkeypatch.setattr(WandbReport, "on_test_end", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +132,7 @@ def test_every_base_config_logs_to_wandb():
     assert {logger["class_path"] for logger in loggers} == {"lightning.pytorch.loggers.WandbLogger"}
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_quickstart_logs_offline_without_a_line_and_a_refused_fit_leaves_no_folder(tmp_path, capfd):
     quickstart = ["fit", "--config", "quickstart", *short(tmp_path / "fit", 1)]
     main(quickstart)
@@ -163,6 +169,7 @@ def group_of(run):
     return started.get("run_group")
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_runs_that_differ_only_in_the_seed_share_a_group(tmp_path):
     groups = {}
     for name, changes in {
@@ -193,11 +200,14 @@ def test_group_of_the_user_takes_precedence(tmp_path, monkeypatch):
     assert config.init_args.group is None, "W&B reads it from the environment"
 
 
-def test_sweep_sets_the_ids_of_its_runs(tmp_path):
+def test_sweep_sets_the_ids_of_its_runs(tmp_path, monkeypatch):
     """In a new process, as the agent starts it, because wandb reads its environment once."""
     variables = {"WANDB_SWEEP_ID": "abcd", "WANDB_RUN_ID": "of-the-agent", "WANDB_MODE": "offline"}
-    command = [sys.executable, "-m", "pl_fed", "fit", *LAYERS, *short(tmp_path, 1)]
-    subprocess.run(command, env=os.environ | variables, capture_output=True, check=True)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    command = ForkedCommand(["fit", *LAYERS, *short(tmp_path, 1)], ROOT)
+    output = command.communicate(timeout=100)[0]
+    assert command.returncode == 0, output
     (folder,) = [path.parent for path in tmp_path.glob("*/config.yaml")]
     (started,) = [r["run"] for r in read_records(folder) if r["type"] == "run"]
     assert started["run_id"] == "of-the-agent"
@@ -210,6 +220,7 @@ def run_copy(run, tmp_path):
     return shutil.copytree(run, tmp_path / run.name)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_resumed_run_is_the_same_run(run_copy, tmp_path):
     main(["fit", *LAYERS, *short(tmp_path, 6), "--ckpt_path", "last"])
     wandb.finish()

@@ -1,19 +1,18 @@
 """Records of W&B's offline runs."""
 
 import json
-import shutil
 import subprocess
-import sys
-from pathlib import Path
+
+from wandb.util import get_core_path
 
 
 def read_records(run):
-    """The records of all offline runs in a run's folder."""
-    program = shutil.which("wandb", path=str(Path(sys.executable).parent)) or "wandb"
+    """The records of all offline runs in a run's folder, by the program of ``wandb leet``."""
     entries = []
+    inspect = [get_core_path(), "leet", "inspect", "--no-observability", "--json"]
     for file in sorted(run.glob("wandb/offline-run-*/*.wandb")):
         text = subprocess.run(
-            [program, "leet", "inspect", "--json", str(file)],
+            [*inspect, "--run-file", str(file), str(file.parent)],
             capture_output=True,
             text=True,
             check=True,
