@@ -4,6 +4,7 @@ import copy
 import warnings
 
 import torch
+from equal_trials import trials_skipped
 from small_federations import sections
 
 from pl_fed import Federation
@@ -21,7 +22,8 @@ def after_each_round(client, data, rounds, sampler=None, **settings):
     federation = Federation(
         sampler or All(), **sections(**{"seed": 0, "engine": "stacked", **settings})
     )
-    federation.setup(client, data, "fit")
+    with trials_skipped():
+        federation.setup(client, data, "fit")
     client.train()
     optimizer = client.configure_optimizers()
     everyone = torch.arange(data.clients.num_clients)

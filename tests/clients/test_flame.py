@@ -235,7 +235,7 @@ def test_steps_end_at_the_first_iterate_within_the_tolerance(engine, weights):
     """(17) and (18): each client of a cohort stops at the first iterate within its ε_i."""
     lam, rho, decay, rate, sampler = 1.0, 0.3, 0.3, 0.2, Uniform(3)
     client = flame(
-        lam=lam, rho=rho, weights=weights, tolerance=0.5, decay=decay, lr=rate, local_steps=40
+        lam=lam, rho=rho, weights=weights, tolerance=0.5, decay=decay, lr=rate, local_steps=25
     )
     alpha = PROBLEM.alpha(weights)
     theta, local, dual = np.tile(START, (5, 1)), np.tile(START, (5, 1)), np.zeros((5, 3))
@@ -245,13 +245,13 @@ def test_steps_end_at_the_first_iterate_within_the_tolerance(engine, weights):
         for i in state["cohort"].tolist():
             epsilon[i] *= decay
             num_steps.append(0)
-            for _ in range(40):
+            for _ in range(25):
                 gradient = full_gradient(i, theta[i], local[i], lam)
                 if np.square(alpha[i] * gradient).sum() <= epsilon[i]:
                     break
                 theta[i] = theta[i] - rate * gradient
                 num_steps[-1] += 1
-            still.append(1 - num_steps[-1] / 40)
+            still.append(1 - num_steps[-1] / 25)
             gradient = full_gradient(i, theta[i], local[i], lam)
             assert np.square(alpha[i] * gradient).sum() <= epsilon[i]
             local[i] = (lam * alpha[i] * theta[i] + rho * w - dual[i]) / (lam * alpha[i] + rho)
@@ -261,7 +261,7 @@ def test_steps_end_at_the_first_iterate_within_the_tolerance(engine, weights):
         close(state["local"], local)
         assert float(state["report"]["train/solved"]) == pytest.approx(np.mean(still))
     assert min(num_steps) == 0
-    assert 1 < max(num_steps) < 39
+    assert 1 < max(num_steps) < 24
 
 
 @pytest.mark.slow
@@ -403,8 +403,8 @@ EVERYTHING = {"weights": "samples", "lagged_global": True, "tolerance": 0.01, "r
 @pytest.mark.slow
 def test_engines_and_chunks_agree_on_all_states(uncompiled):
     data = shared_out(classes([9, 5, 12, 4]))
-    client = FLAME(seeded(mlp), optimizer=sgd(0.3), local_epochs=3, **EVERYTHING)
-    first = engines_agree(client, data, 4, uncompiled, Uniform(3))
+    client = FLAME(seeded(mlp), optimizer=sgd(0.3), local_epochs=2, **EVERYTHING)
+    first = engines_agree(client, data, 3, uncompiled, Uniform(3))
     assert 0 < float(first["report"]["train/solved"]) < 1
     assert {"local", "dual", "tolerance", "lagged"} <= set(first)
 
