@@ -148,9 +148,9 @@ def test_rounds_converge_to_the_minimum_of_the_objective():
     best = scipy.optimize.minimize(objective, np.zeros(12), tol=1e-12, method="BFGS")
     client = Mocha(
         line(), lam, decay, epsilon,
-        criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=2,
+        criterion=HalfSquares(), optimizer=sgd(0.4), local_steps=2,
     )  # fmt: skip
-    result = run_rounds(client, data, rounds=300, engine="stacked").v.numpy()
+    result = run_rounds(client, data, rounds=75, engine="stacked").v.numpy()
     assert objective(result.flatten()) == pytest.approx(best.fun, rel=1e-6)
     np.testing.assert_allclose(result.flatten(), best.x, rtol=0, atol=1e-3)
 
@@ -165,8 +165,8 @@ def test_similar_clients_help_a_client_with_few_samples():
         draw = np.random.default_rng(seed)
         arrays.targets.add_(torch.from_numpy(2 * draw.normal(size=arrays.targets.shape)))
         for lam in distances:
-            client = Mocha(line(), lam, criterion=HalfSquares(), optimizer=sgd(0.05), local_steps=5)
-            result = run_rounds(client, shared_out(arrays, batch_size=60), 60, engine="stacked")
+            client = Mocha(line(), lam, criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=5)
+            result = run_rounds(client, shared_out(arrays, batch_size=60), 30, engine="stacked")
             distances[lam] += float((result.v[1] - torch.tensor(slopes[1])).norm())
     assert distances[0.05] < 0.7 * distances[0.0]
 

@@ -10,6 +10,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "privacy"))
 
 from algorithms import ALGORITHMS, CLIENTS, make
+from equal_trials import trials_skipped
 from small_federations import classes, mlp, sgd, shared_out
 
 import pl_fed
@@ -20,7 +21,7 @@ from pl_fed.rounds.traffic import Traffic
 from pl_fed.samplers import All
 
 
-def crossing(client, arrays):
+def crossing(client, arrays, rounds):
     """Return the span of the uploads that a client can send, and the lengths of its proposals."""
     uploads, proposed = [], {}
     end_round = client.run_end_round
@@ -34,10 +35,11 @@ def crossing(client, arrays):
     client.run_end_round = watch
     trainer = pl_fed.Trainer(
         pl_fed.Federation(All(), engine=pl_fed.EngineOptions("one_by_one")),
-        max_epochs=8, logger=False, enable_progress_bar=False, accelerator="cpu",
+        max_epochs=rounds, logger=False, enable_progress_bar=False, accelerator="cpu",
         enable_checkpointing=False, limit_val_batches=0,
     )  # fmt: skip
-    trainer.fit(client, shared_out(arrays))
+    with trials_skipped():
+        trainer.fit(client, shared_out(arrays))
     rows = torch.cat(uploads).double()
     return rows, sum(proposed.values())
 
@@ -46,8 +48,8 @@ def crossing(client, arrays):
 @pytest.mark.parametrize("name", sorted({*ALGORITHMS} - {"Local", "Mocha"}))
 def test_declared_uploads_are_the_numbers_that_cross(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    client = make(name)
-    rows, proposed = crossing(client, classes([8] * CLIENTS))
+    client, rounds = make(name), 8 if name == "LpProj" else 2  # its span grows with the rounds
+    rows, proposed = crossing(client, classes([8] * CLIENTS), rounds)
     sent = int((rows != 0).any(0).sum())
     if name == "LpProj":  # lifted: as many numbers as the span has dimensions
         sent = int(torch.linalg.matrix_rank(rows, rtol=1e-4))
