@@ -123,10 +123,10 @@ def test_resumed_and_loaded_run_equals_run_without_stored_features(tmp_path, pre
         def make(seed, keep=keep):
             return Ditto(seeded(lambda: Transfer(keep), seed), optimizer=sgd(0.2), local_epochs=2)
 
-        trainer = pl_fed.Trainer(Federation(Uniform(3), seed=0), max_epochs=2, **settings)
+        trainer = pl_fed.Trainer(Federation(Uniform(3), seed=0), max_epochs=1, **settings)
         trainer.fit(make(0), module)
         client = make(1)  # another body: that of the checkpoint counts
-        trainer = pl_fed.Trainer(Federation(Uniform(3), seed=0), max_epochs=4, **settings)
+        trainer = pl_fed.Trainer(Federation(Uniform(3), seed=0), max_epochs=2, **settings)
         trainer.fit(client, module, ckpt_path="last")
         metrics = [dict(trainer.callback_metrics), *trainer.test(client, module, verbose=False)]
         fresh, trainer = make(2), pl_fed.Trainer(Federation(All(), seed=0), **settings)

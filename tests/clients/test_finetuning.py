@@ -88,7 +88,7 @@ def test_both_solvers_of_ditto_find_the_same_solution():
     means = [sum(own) / len(own) for own in OBSERVED]
     solved = [(mean + 0.5 * sum(means) / 3) / 1.5 for mean in means]
     after = trained(point(lam=0.5, finetune_steps=60), own_data(), 60)
-    joint = trained(point(lam=0.5, kind=Ditto), own_data(), 200)
+    joint = trained(point(lam=0.5, kind=Ditto), own_data(), 100)
     for result in (after, joint):
         torch.testing.assert_close(result.metrics["personal"]["loss"], losses_at(solved))
 
