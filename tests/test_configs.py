@@ -28,6 +28,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))  # W&B runs the sweeps
+FASHION_MNIST = "configs/fashion_mnist.yaml"
+FEW_CLIENTS = "{data: {num_clients: 20}, federation: {sampler: {init_args: {cohort_size: 5}}}}"
 ONE_ROUND = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
 
 
@@ -44,7 +46,7 @@ def get_arguments(config: Path) -> list[str]:
 def data_folder(tmp_path_factory):
     """A folder with small random data in the file formats of the configs' data sets."""
     folder = tmp_path_factory.mktemp("data")
-    write_mnist(folder, "FashionMNIST")  # 20 samples for each of 100 clients
+    write_mnist(folder, "FashionMNIST", train=280, test=120)  # 20 samples for each of 20 clients
     write_mnist_writers(folder)
     write_vehicle(folder, range(10))
     write_femnist(folder)
@@ -52,15 +54,20 @@ def data_folder(tmp_path_factory):
     write_plays(folder, [(f"Role {k}", 450 * f"a{k} b") for k in range(12)])
     with pytest.MonkeyPatch.context() as patch:
         write_celeba(folder, [k // 5 for k in range(60)], patch)
-    images = np.random.default_rng(0).integers(0, 256, (120, 3, 8, 8), dtype=np.uint8)
-    np.savez(folder / "images.npz", x=images, y=np.arange(120) % 10)
+    images = np.random.default_rng(0).integers(0, 256, (60, 3, 8, 8), dtype=np.uint8)
+    np.savez(folder / "images.npz", x=images, y=np.arange(60) % 10)
     return folder
 
 
 def overrides_for(config: Path, data_folder: Path) -> list[str]:
     """Return the arguments for running a config within seconds, without a download."""
     if config.stem == "stackoverflow_tags":
-        return ["--data.dataset.path", str(write_tags(data_folder))]
+        return [
+            *("--data.dataset.path", str(write_tags(data_folder, users=6))),
+            *("--federation.sampler.cohort_size", "2"),
+        ]
+    if config.stem == "pfedme":  # 5 steps in each
+        return ["--model.local_steps", "4"]
     if config.stem in ("table", "fairfed"):
         return ["--data.dataset.path", str(write_patients(data_folder))]
     if config.stem in ("hugging_face", "lora"):
@@ -109,8 +116,13 @@ def test_config_runs_on_small_data(config, data_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PL_FED_DATA", str(data_folder))
     monkeypatch.setattr(datasets.CelebA, "file_list", [])
+    arguments = get_arguments(config)
+    if FASHION_MNIST in arguments:  # other configs may set other numbers
+        (tmp_path / "few.yaml").write_text(FEW_CLIENTS)
+        place = arguments.index(FASHION_MNIST) + 1
+        arguments[place:place] = ["--config", str(tmp_path / "few.yaml")]
     overrides = [*overrides_for(config, data_folder), "--trainer.accelerator", "cpu"]
-    check_files_of(run_one_round([*get_arguments(config), *overrides], tmp_path))
+    check_files_of(run_one_round([*arguments, *overrides], tmp_path))
 
 
 @pytest.mark.parametrize("name", ["fashion_mnist", "mnist_writers", "vehicle"])
