@@ -4,7 +4,8 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin
@@ -331,11 +332,17 @@ def _needed_type(class_path: str, name: str) -> str:
     module, _, class_name = class_path.rpartition(".")
     kind = getattr(sys.modules.get(module), class_name, None)
     for base in inspect.getmro(kind) if inspect.isclass(kind) else ():
-        parameter = inspect.signature(base).parameters.get(name)
+        parameter = _parameters(base).get(name)
         if parameter is not None:
             is_unknown = parameter.annotation is parameter.empty or parameter.default is None
             return "" if is_unknown else " or ".join(_type_names(parameter.annotation))
     return ""
+
+
+@cache
+def _parameters(kind: type) -> Mapping[str, inspect.Parameter]:
+    """Return the arguments of a class by name; a config has dozens that are null."""
+    return inspect.signature(kind).parameters
 
 
 def _type_names(annotation: Any) -> list[str]:

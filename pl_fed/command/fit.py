@@ -36,7 +36,7 @@ from pl_fed.command.run_files import (
     saves_into_run_folder,
     wandb_loggers_in,
 )
-from pl_fed.command.saved_config import SaveAndLogConfig, add_defaults
+from pl_fed.command.saved_config import SaveAndLogConfig, add_defaults, dump_config
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.command.start_status import StartStatus
 from pl_fed.command.wandb_runs import close_wandb_run, silence_wandb
@@ -201,7 +201,7 @@ class FederatedCLI(SectionsCLI):
         file = None if path in (None, LAST) else local_path(path)
         if path != LAST and (file is None or not file.is_dir()):
             return None
-        config = load_yaml(self.parser.dump(self.config, skip_none=False))[self.subcommand]
+        config = load_yaml(dump_config(self.config, self.parser))[self.subcommand]
         choose = choose_run if self.subcommand == "fit" else choose_evaluated_run
         return choose(LAST if file is None else str(file), root, config, self._add_defaults)
 

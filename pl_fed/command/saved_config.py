@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
@@ -93,7 +93,7 @@ class SaveAndLogConfig(SaveConfigCallback):
         self, trainer: LightningTrainer, pl_module: LightningModule, stage: str
     ) -> None:
         """Write the config whole or not at all, because ``last`` reads it, and log it."""
-        text = self.parser.dump(self.config, skip_none=False)
+        text = dump_config(self.config, self.parser)
         with replace_file(Path(trainer.default_root_dir) / CONFIG) as temporary:
             temporary.write_text(text, encoding="utf-8")
         config = load_yaml(text)
@@ -102,8 +102,19 @@ class SaveAndLogConfig(SaveConfigCallback):
 
     def _plain_config(self) -> dict[str, Any]:
         """Return the config in the form of ``config.yaml``."""
-        config: dict[str, Any] = load_yaml(self.parser.dump(self.config, skip_none=False))
+        config: dict[str, Any] = load_yaml(dump_config(self.config, self.parser))
         return config
+
+
+def dump_config(config: Namespace, parser: LightningArgumentParser) -> str:
+    """Return the text of ``config.yaml``. It is not validated again, which takes most of the time.
+
+    Args:
+        config: A config that the parser has returned.
+        parser: The parser.
+    """
+    text: str = parser.dump(config, skip_none=False, skip_validation=True)
+    return text
 
 
 def add_defaults(saved: dict[str, Any], parser: LightningArgumentParser) -> dict[str, Any]:
@@ -119,7 +130,7 @@ def add_defaults(saved: dict[str, Any], parser: LightningArgumentParser) -> dict
     exits = parser.exit_on_error
     parser.exit_on_error = False
     try:
-        text = parser.dump(parser.parse_object(saved), skip_none=False)
+        text = dump_config(parser.parse_object(saved), parser)
     except (ArgumentError, TypeError, ValueError, KeyError, AttributeError, ImportError):
         return saved
     finally:

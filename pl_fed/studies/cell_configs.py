@@ -11,7 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from pl_fed.command.messages import first_refusal, summarize
 from pl_fed.command.run_files import active_loggers
-from pl_fed.command.saved_config import find_config_changes
+from pl_fed.command.saved_config import dump_config, find_config_changes
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.plain_yaml import load_yaml
 
@@ -42,7 +42,7 @@ class CheckCLI(SectionsCLI):
     @property
     def complete_config(self) -> dict[str, Any]:
         """The config in the form of ``config.yaml``."""
-        config: dict[str, Any] = load_yaml(self.parser.dump(self.config, skip_none=False))
+        config: dict[str, Any] = load_yaml(dump_config(self.config, self.parser))
         return config
 
 
