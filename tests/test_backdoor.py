@@ -132,8 +132,12 @@ def test_backdoor_success_is_logged_with_the_other_metrics(run):
 
 @pytest.mark.slow
 def test_backdoor_succeeds_and_keeps_the_accuracy(tmp_path):
-    attacked, *_ = fit_and_test(tmp_path / "attacked", rounds=25)
-    honest, *_ = fit_and_test(tmp_path / "honest", rounds=25, attack=Digit(samples=0.0))
+    def federate(name, attack):
+        optimizer = functools.partial(torch.optim.SGD, lr=0.1)
+        client = seeded(lambda: FedAvg(MLP(64, [16], 10), optimizer=optimizer))
+        return fit_and_test(tmp_path / name, rounds=25, client=client, attack=attack)[0]
+
+    attacked, honest = federate("attacked", Digit()), federate("honest", Digit(samples=0.0))
     ends = [trainer.callback_metrics for trainer in (attacked, honest)]
     with_attack, without_attack = (float(end["test/global/backdoor_success"]) for end in ends)
     assert with_attack > 0.8
