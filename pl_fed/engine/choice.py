@@ -23,7 +23,7 @@ from pl_fed.engine.batched import StackedRunner, TurnRunner
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.options import EngineName, EngineOptions
 from pl_fed.engine.rule import WorkFacts, choose_engine
-from pl_fed.engine.stackable import check_stackable
+from pl_fed.engine.stackable import check_stackable, measure_saved_bytes
 from pl_fed.engine.timing import Candidate, Speed, describe, measure, parse_speeds
 from pl_fed.state import total_memory
 from pl_fed.text import describe_error
@@ -118,7 +118,7 @@ class EngineChoice:
         self._client: Client | None = None
         self._engines: dict[Any, Engine] = {}
         self._stackable: bool | None = None
-        self._activation_bytes = 0  # of a client in a stack; 0 before they are measured
+        self._activation_bytes = 0  # of a client in a stack; 0: not measured
 
     @property
     def stacks(self) -> bool:
@@ -353,9 +353,11 @@ class EngineChoice:
             size = min(TRIED_CLIENTS, self.clients_at_a_time("stacked", work))
             try:
                 chunk = work.load(work.cohort[:size])
-                self._activation_bytes = check_stackable(
-                    work.client, work.optimizer, chunk, self.settings
-                )
+                check_stackable(work.client, work.optimizer, chunk, self.settings)
+                if self.options.chunk_size is None:
+                    self._activation_bytes = measure_saved_bytes(
+                        work.client, work.optimizer, chunk, self.settings
+                    )
                 self._stackable = True
             except CannotStackError as error:
                 self._stackable = False

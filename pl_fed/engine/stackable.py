@@ -42,7 +42,7 @@ def check_stackable(
     optimizer: torch.optim.Optimizer,
     chunk: Chunk,
     settings: LocalSettings,
-) -> int:
+) -> None:
     """Check that clients can be stacked; try the objective without training.
 
     Args:
@@ -50,9 +50,6 @@ def check_stackable(
         optimizer: The local optimizer.
         chunk: A few clients for the trial.
         settings: Mixed precision, gradient clipping and accumulation.
-
-    Returns:
-        The bytes that a step of one client keeps for its backward pass; 0 if they are unknown.
 
     Raises:
         CannotStackError: If the optimizer mixes the numbers of a tensor, the net mixes the samples
@@ -71,8 +68,7 @@ def check_stackable(
             " and the clients' minibatches have several sizes"
         )
     try:
-        size = len(chunk.clients)
-        runner = StackedRunner(settings, size)
+        runner = StackedRunner(settings, len(chunk.clients))
         with fork_torch_rng(client.device), restore_buffers(client) as changed:
             loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
             agrees = settings.casts(client.device) or _agrees_with_one(
@@ -88,7 +84,6 @@ def check_stackable(
         raise CannotStackError("the loss of `training_step` depends on masked samples")
     if not agrees:
         raise CannotStackError("a stack has other gradients than its first client alone")
-    return _measure_saved_bytes(client, optimizer, chunk, settings) // size
 
 
 def _agrees_with_one(
@@ -114,12 +109,18 @@ def _agrees_with_one(
     return have_same_gradients(first, alone)
 
 
-def _measure_saved_bytes(
+def measure_saved_bytes(
     client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, settings: LocalSettings
 ) -> int:
-    """Return the bytes that a step of a stack keeps for its backward pass; 0 if they are unknown.
+    """Return the bytes that a step of one client keeps for its backward pass; 0 if unknown.
 
     An objective that differentiates by ``torch.func`` cannot be watched.
+
+    Args:
+        client: The algorithm.
+        optimizer: The local optimizer.
+        chunk: A few clients that can be stacked; the bytes are those of a stack, divided.
+        settings: Mixed precision, gradient clipping and accumulation.
     """
     rows, runner = chunk.round.readable_rows(), StackedRunner(settings, len(chunk.clients))
     with (
@@ -133,7 +134,7 @@ def _measure_saved_bytes(
         step.buffers.load(chunk.round.models, rows)
         batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
         step.compute_outputs(StepInputs(step, optimizer, chunk).build_stack(0, batch))
-        return max(saved)
+        return max(saved) // len(chunk.clients)
     return 0
 
 
