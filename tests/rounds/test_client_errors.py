@@ -14,7 +14,6 @@ from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.samplers import Poisson
 
 SIZES = [8, 8, 12, 5]
-SLOW = pytest.mark.slow
 FAILING = 2
 
 
@@ -134,16 +133,16 @@ def test_failure_in_a_stack_leaves_the_numbers_of_the_others():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["stacked", pytest.param("stacked_compiled", marks=SLOW)])
 @pytest.mark.parametrize("ids", [4, 9, -1])
-def test_id_beyond_an_embedding_reaches_no_other_clients_table(ids, engine):
+def test_id_beyond_an_embedding_reaches_no_other_clients_table(ids):
     """``torch.vmap`` joins the tables: such an id would be a row of another client."""
-    with pytest.warns(UserWarning, match=r"clients \[2\] in round 0"):
-        stacked = run_with_ids(Embeds, ids, engine)
     with pytest.warns(UserWarning, match=r"clients \[2\] .* because of an exception"):
         alone = run_with_ids(Embeds, ids, "one_by_one", on_client_error="leave_out")
-    assert [report["train/rejected"] for report in stacked.reports] == [1, 1]
-    assert stacked.distance(alone) < 1e-12
+    for engine in ("stacked", "stacked_compiled"):
+        with pytest.warns(UserWarning, match=r"clients \[2\] in round 0"):
+            stacked = run_with_ids(Embeds, ids, engine)
+        assert [report["train/rejected"] for report in stacked.reports] == [1, 1]
+        assert stacked.distance(alone) < 1e-12, engine
 
 
 def test_too_many_failures_end_the_run_with_the_exception():

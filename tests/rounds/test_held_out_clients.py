@@ -3,6 +3,7 @@
 import copy
 import csv
 import inspect
+import itertools
 
 import pytest
 import torch
@@ -237,17 +238,17 @@ def test_training_clients_are_those_of_a_federation_without_held_out_clients():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Ditto, FedRep, Finetuning])
-@pytest.mark.parametrize("engine", ["stacked", "stacked_compiled", "one_by_one_compiled"])
-@pytest.mark.parametrize("chunk_size", [None, 1])
-def test_engines_agree(uncompiled, kind, engine, chunk_size):
+def test_engines_agree(uncompiled, kind):
     data = shared_out(classes(SIZES), held_out_clients=3, val_fraction=0.3, test_fraction=0.3)
     client = make_client(kind)
     first = evaluate(set_up(copy.deepcopy(client), data, held_out_rounds=2))
-    federation = set_up(
-        copy.deepcopy(client), data, engine=engine, chunk_size=chunk_size, held_out_rounds=2
-    )
-    for losses, others in zip(first, evaluate(federation)):
-        torch.testing.assert_close(losses, others, rtol=0, atol=1e-10)
+    engines = ("stacked", "stacked_compiled", "one_by_one_compiled")
+    for engine, chunk_size in itertools.product(engines, (None, 1)):
+        federation = set_up(
+            copy.deepcopy(client), data, engine=engine, chunk_size=chunk_size, held_out_rounds=2
+        )
+        for losses, others in zip(first, evaluate(federation), strict=True):
+            torch.testing.assert_close(losses, others, rtol=0, atol=1e-10)
 
 
 def test_attackers_are_training_clients():
