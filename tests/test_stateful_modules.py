@@ -3,6 +3,8 @@
 ``tests/preflight/test_step_trial.py`` compares the engines.
 """
 
+import functools
+
 import pytest
 import worlds
 from stateful_modules import ACCEPTED
@@ -16,24 +18,30 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module")
+def run_uninterrupted(tmp_path_factory):
+    """Return a function of a module's name: the outcome of one process, which runs once."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return functools.cache(lambda name: worlds.run(f"stateful, {name}", folder / name))
+
+
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_resumed_run_equals_uninterrupted_run(tmp_path, name):
-    scenario = f"stateful, {name}"
-    expected = worlds.run(scenario, tmp_path / "uninterrupted")
+def test_resumed_run_equals_uninterrupted_run(tmp_path, run_uninterrupted, name):
+    scenario, expected = f"stateful, {name}", run_uninterrupted(name)
     worlds.run(scenario, tmp_path / "stopped", rounds=2)
     checkpoint = tmp_path / "stopped" / "run" / "checkpoints" / "last.ckpt"
     resumed = worlds.run(scenario, tmp_path / "resumed", resumes=checkpoint)
     assert_close(expected, resumed, 0.0)
 
 
-def test_two_processes_equal_one(tmp_path):
+def test_two_processes_equal_one(tmp_path, run_uninterrupted):
     jobs = {
         name: {"name": f"stateful, {name}", "folder": tmp_path / "2" / name} for name in ACCEPTED
     }
     (tmp_path / "2").mkdir()
     outcomes = worlds.start(2, 1, jobs, tmp_path / "2")
     for name in ACCEPTED:
-        expected = worlds.run(f"stateful, {name}", tmp_path / "1" / name)
+        expected = run_uninterrupted(name)
         for outcome in outcomes:
             assert "failed" not in outcome[name], outcome[name]
             assert_close(expected["client"], outcome[name]["client"], 1e-10)

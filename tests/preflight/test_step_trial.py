@@ -19,10 +19,7 @@ from pl_fed.samplers import All
 
 SIZES = [8, 8, 8]
 COMPILED = ["one_by_one_compiled", "stacked_compiled"]
-ENGINES = [
-    *("one_by_one", "stacked"),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED),
-]
+ENGINES = ["one_by_one", "stacked", *COMPILED]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Local steps run eagerly"),
     pytest.mark.filterwarnings("ignore:Clients are run one by one"),
@@ -66,20 +63,22 @@ def set_up(module, client=FedAvg, sizes=SIZES, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_accepted_modules_equal_federated_averaging_by_hand(uncompiled, name, engine):
+def test_accepted_modules_equal_federated_averaging_by_hand(uncompiled, name):
     """``test_compiled.py`` runs the compiler, which does not see the modules, on some traces."""
     module, data = seeded(ACCEPTED[name]).double(), shared_out(classes(SIZES), batch_size=8)
     expected = federated_by_hand(copy.deepcopy(module), data, rounds=3, steps=2)
     client = FedAvg(copy.deepcopy(module), local_epochs=2)
-    outcome = run_tried_rounds(client, data, rounds=3, engine=engine)
-    parameters = [expected[n].flatten() for n, _ in module.named_parameters()]
-    statistics = [expected[n].flatten() for n in client.statistics("global").layout.names]
-    torch.testing.assert_close(outcome.w, torch.cat(parameters), rtol=1e-9, atol=1e-7)
-    if statistics:
-        expected_statistics = torch.cat(statistics).double()
-        torch.testing.assert_close(outcome.w_statistics, expected_statistics, rtol=0, atol=1e-6)
+    names = client.statistics("global").layout.names
+    parameters = torch.cat([expected[n].flatten() for n, _ in module.named_parameters()])
+    statistics = [expected[n].flatten().double() for n in names]
+    for engine in ENGINES:
+        outcome = run_tried_rounds(client, data, rounds=3, engine=engine)
+        torch.testing.assert_close(outcome.w, parameters, rtol=1e-9, atol=1e-7)
+        if names:
+            torch.testing.assert_close(
+                outcome.w_statistics, torch.cat(statistics), rtol=0, atol=1e-6
+            )
 
 
 @pytest.mark.slow
@@ -312,29 +311,20 @@ def linear():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-def test_buffers_of_a_criterion_begin_anew_with_every_client(engine):
+def test_buffers_of_a_criterion_begin_anew_with_every_client():
     arrays = classes([6, 6, 6])
     arrays.targets[:6] = 0
-    alone, together = (
-        run_tried_rounds(
-            FedAvg(seeded(linear), criterion=CountingLoss(), local_epochs=2),
-            shared_out(arrays, batch_size=6),
-            rounds=1,
-            engine=engine,
-            sampler=sampler,
-        )
-        for sampler in (Only(2), None)
-    )
-    others = run_tried_rounds(
-        FedAvg(seeded(linear), criterion=CountingLoss(), local_epochs=2),
-        shared_out(arrays, batch_size=6),
-        rounds=1,
-        sampler=Only(0, 1),
-    )
+    client = FedAvg(seeded(linear), criterion=CountingLoss(), local_epochs=2)
+    data = shared_out(arrays, batch_size=6)
+    others = run_tried_rounds(client, data, rounds=1, sampler=Only(0, 1))
     start = nn.utils.parameters_to_vector(seeded(linear).double().parameters()).detach()
-    moves = (alone.w - start) + 2 * (others.w - start)
-    torch.testing.assert_close(together.w - start, moves / 3)
+    for engine in ENGINES:
+        alone, together = (
+            run_tried_rounds(client, data, rounds=1, engine=engine, sampler=sampler)
+            for sampler in (Only(2), None)
+        )
+        moves = (alone.w - start) + 2 * (others.w - start)
+        torch.testing.assert_close(together.w - start, moves / 3)
 
 
 def test_attribute_of_a_criterion_is_refused_and_a_buffer_is_reported():
@@ -356,9 +346,10 @@ class GlobalDraws(Stateful):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-def test_draws_of_python_and_numpy_have_the_key_of_the_client(engine):
+def test_draws_of_python_and_numpy_have_the_key_of_the_client():
     data = shared_out(classes(SIZES), batch_size=8)
     client = FedAvg(seeded(GlobalDraws), local_epochs=2)
     expected = run_tried_rounds(client, data)
-    assert expected.distance(run_tried_rounds(client, data, engine=engine, chunk_size=2)) == 0
+    for engine in ENGINES:
+        outcome = run_tried_rounds(client, data, engine=engine, chunk_size=2)
+        assert expected.distance(outcome) == 0, engine
