@@ -130,13 +130,13 @@ def test_a_codec_that_sends_everything_changes_no_bit():
 def test_engines_and_chunks_agree(kind, arguments):
     codec = kind(**arguments)
     for algorithm in (Ditto, FedPer):
-        expected = run(codec, algorithm)
+        expected = run(codec, algorithm, rounds=2)  # two of six clients at least return
         for options in (
             {"engine": "stacked"},
             {"engine": "stacked", "chunk_size": 3},
             {"chunk_size": 1},
         ):
-            assert run(codec, algorithm, **options).distance(expected) < 1e-12
+            assert run(codec, algorithm, rounds=2, **options).distance(expected) < 1e-12
 
 
 def test_large_uploads_are_compressed_in_pieces(monkeypatch):
