@@ -2,7 +2,9 @@
 
 import os
 import re
+import sys
 from argparse import Action
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import yaml
@@ -71,6 +73,22 @@ class Parser(LightningArgumentParser):
         for action in self._actions:
             if isinstance(action.default, dict) and "class_path" in action.default:
                 config[action.dest] = dict_to_namespace(action.default)
+        return config
+
+    def parse_args(self, args: Sequence[str] | None = None, **kwargs: Any) -> Namespace:  # type: ignore[override]
+        """Parse a command line; one that begins with a subcommand only by that subcommand's parser.
+
+        The parser of all subcommands would complete its values again, in as much time.
+        """
+        words = sys.argv[1:] if args is None else args
+        action = self._subcommands_action
+        prints = any(word.startswith("--p") for word in words)  # --print_config, also abbreviated
+        if action is None or kwargs or prints or not words or words[0] not in action.choices:
+            config: Namespace = super().parse_args(args, **kwargs)
+            return config
+        config = self.get_defaults()
+        config[action.dest] = words[0]
+        config[words[0]] = action.choices[words[0]].parse_args(words[1:])
         return config
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from lightning.pytorch.cli import LightningArgumentParser
 
 from pl_fed.command.export import ExportCLI
 from pl_fed.command.fit import FederatedCLI
+from pl_fed.command.parser import RefusalError
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.rounds.identity import CHECKPOINT_FORMAT
 
@@ -71,3 +73,27 @@ def test_later_command_lines_share_the_parser_and_get_what_a_new_one_gives(
     assert outputs[0] == outputs[3] != outputs[2]
     monkeypatch.setattr(SectionsCLI, "_shared_parsers", {})
     assert parse(*second) == outputs[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", "--config=quickstart", "--model=FedAvg", "--model.optimizer=Adam"],
+        ["fit", "--config=fashion_mnist", "--config=ditto", "--config=label_poisoning"],
+        ["validate", "--config=quickstart", "--federation.engine=stacked", "--weights_only=true"],
+    ],
+)
+def test_parser_of_the_subcommand_returns_what_that_of_all_subcommands_does(monkeypatch, words):
+    pairs = []
+
+    def parse_twice(cli, parser, arguments):
+        pairs.extend([parser.parse_args(arguments), parse_args(parser, arguments)])
+        raise RefusalError
+
+    parse_args = LightningArgumentParser.parse_args
+    monkeypatch.setattr(SectionsCLI, "parse_arguments", parse_twice)
+    with pytest.raises(RefusalError):
+        FederatedCLI(words)
+    config, expected = pairs
+    assert repr(config) == repr(expected)
