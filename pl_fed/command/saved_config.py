@@ -107,7 +107,7 @@ class SaveAndLogConfig(SaveConfigCallback):
 
 
 def dump_config(config: Namespace, parser: LightningArgumentParser) -> str:
-    """Return the text of ``config.yaml``. It is not validated again, which takes most of the time.
+    """Return the text of ``config.yaml``. It is not validated again: that takes most of the time.
 
     Args:
         config: A config that the parser has returned.
