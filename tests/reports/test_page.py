@@ -4,6 +4,7 @@ import html
 import json
 import os
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -140,13 +141,13 @@ def test_each_picture_has_a_description_and_files(shared_page):
     assert len(read_table(path.parent / "runs.csv")) == 4
 
 
-def test_report_replaces_a_previous_report(tmp_path):
+def test_report_replaces_a_previous_report(shared_page, tmp_path):
     """It removes all files of the previous report, and no others."""
-    folder = write_page(tmp_path, TWO_SEEDS[0], OTHERS[1]).parent
+    folder = shutil.copytree(shared_page.parent, tmp_path / "out")
     assert (folder / "uploads.png").is_file()
     for name in ("mine.png", "uploads_mine.csv"):
         (folder / name).write_text("mine")
-    run = read_run(tmp_path / "runs" / "run0")
+    run = read_run(shared_page.parents[1] / "runs" / "run0")
     own = [path.name for path in page.write([run], tmp_path / "alone").parent.iterdir()]
     page.write([run], folder)
     assert {path.name for path in folder.iterdir()} == {*own, "mine.png", "uploads_mine.csv"}
@@ -236,17 +237,17 @@ def test_page_names_runs_without_accuracy_beside_runs_with_accuracy(tmp_path):
     assert not any(chapters_with_note("values").values()), "their losses are shown"
 
 
-def test_error_while_drawing_leaves_the_previous_report(tmp_path, monkeypatch):
-    path = write_page(tmp_path, *TWO_SEEDS)
-    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+def test_error_while_drawing_leaves_the_previous_report(shared_page, tmp_path, monkeypatch):
+    folder = shutil.copytree(shared_page.parent, tmp_path / "out")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
 
     def fails(groups):
         raise RuntimeError
 
     monkeypatch.setattr(page.times, "draw_round_times", fails)
     with pytest.raises(RuntimeError):
-        page.write([read_run(path.parent.parent / "runs" / "run0")], path.parent)
-    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+        page.write([read_run(shared_page.parents[1] / "runs" / "run0")], folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
 @without_pictures
@@ -321,10 +322,9 @@ def test_markup_in_names_is_escaped(tmp_path):
     assert any(odd in text for tag, text in reader.labels if tag == "svg")
 
 
-def test_same_runs_give_the_same_page(tmp_path):
-    first = write_page(tmp_path, *TWO_SEEDS).read_bytes()
-    runs, _ = find_runs([tmp_path / "runs"])
-    assert page.write(runs, tmp_path / "again").read_bytes() == first
+def test_same_runs_give_the_same_page(shared_page, tmp_path):
+    runs, _ = find_runs([shared_page.parents[1] / "runs"])
+    assert page.write(runs, tmp_path / "again").read_bytes() == shared_page.read_bytes()
 
 
 @without_pictures
