@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from equal_trials import trials_skipped
 from small_federations import (
     Cohorts,
     classes,
@@ -58,7 +59,8 @@ def set_up(client, data, stage="fit", rounds=1, **settings):
         settings.pop("sampler", All()),
         **sections(**{"seed": 0, "engine": "one_by_one", **settings}),
     )
-    federation.setup(client, data, stage)
+    with trials_skipped():
+        federation.setup(client, data, stage)
     client.train()
     optimizer = client.configure_optimizers()
     for round in range(rounds):
