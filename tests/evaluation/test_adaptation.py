@@ -1,6 +1,7 @@
 """Personal models that are trained before each evaluation."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -112,14 +113,14 @@ def net():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["stacked", "stacked_compiled", "one_by_one_compiled"])
-@pytest.mark.parametrize("chunk_size", [None, 1, 3])
-def test_engines_and_chunks_agree_on_adaptation(uncompiled, engine, chunk_size):
+def test_engines_and_chunks_agree_on_adaptation(uncompiled):
     data = shared_out(classes([12, 7, 20, 9]), val_fraction=0.4)
     client = Adapted(seeded(net), adaptation=LocalWork(epochs=2), optimizer=sgd(0.1)).double()
     first = losses(make_federation(client, data), client)
-    federation = make_federation(client, data, engine=engine, chunk_size=chunk_size)
-    torch.testing.assert_close(losses(federation, client), first, rtol=0, atol=1e-10)
+    engines = ("stacked", "stacked_compiled", "one_by_one_compiled")
+    for engine, chunk_size in itertools.product(engines, (None, 1, 3)):
+        federation = make_federation(client, data, engine=engine, chunk_size=chunk_size)
+        torch.testing.assert_close(losses(federation, client), first, rtol=0, atol=1e-10)
 
 
 @pytest.mark.slow
