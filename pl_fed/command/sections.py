@@ -96,6 +96,7 @@ class SectionsCLI(LightningCLI):
         words = self._arguments if isinstance(self._arguments, list) else []
         for parser in (self.parser, *getattr(self, "_subcommand_parsers", {}).values()):
             parser.logger_is_off = is_logger_off(words)
+            vars(parser).pop("print_config", None)  # asked for by a refused command line
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the section ``federation``.

@@ -75,6 +75,14 @@ def test_later_command_lines_share_the_parser_and_get_what_a_new_one_gives(
     assert parse(*second) == outputs[2]
 
 
+def test_refused_request_to_print_is_forgotten(parsers):
+    for words in (["--print_config"], []):
+        with pytest.raises(SystemExit):
+            FederatedCLI(["fit", "--config=quickstart", *words, "--modle=3"])
+        (shared,) = SectionsCLI._shared_parsers.values()
+        assert hasattr(shared["parser"], "print_config") == bool(words)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
