@@ -1,5 +1,6 @@
 """Fixtures and hooks for all tests."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -19,6 +20,7 @@ with quick_imports():  # as the command line does: a third of the time until the
     from pl_fed.callbacks import run_summary
     from pl_fed.engine import compiled
 
+GLOBAL_SEED = "PL_GLOBAL_SEED"
 FAST = "not slow"  # the expression of the fast lane
 SLOW_FILE = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.MULTILINE)
 
@@ -76,6 +78,31 @@ def results_folder(tmp_path_factory):
     """Save results of the privacy accountant in a temporary folder, not in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PL_FED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
+@contextlib.contextmanager
+def restore_global_seed():
+    """Restore the seed that Lightning's ``seed_everything`` leaves in the environment."""
+    before = os.environ.get(GLOBAL_SEED)
+    yield
+    if before is None:
+        os.environ.pop(GLOBAL_SEED, None)
+    else:
+        os.environ[GLOBAL_SEED] = before
+
+
+@pytest.fixture(autouse=True, scope="module")
+def seed_of_module():
+    """Let the fixtures of a module leave no seed to later modules: it draws their splits."""
+    with restore_global_seed():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def seed_of_test(seed_of_module):
+    """Let a test leave no seed to later tests."""
+    with restore_global_seed():
         yield
 
 
