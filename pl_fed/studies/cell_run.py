@@ -107,7 +107,7 @@ def run_cell(job: RunJob) -> RunOutcome:
     try:
         return _run_alone(job, started)
     except OSError as error:
-        return RunOutcome(State.FAILED, time.monotonic() - started, _describe(error))
+        return RunOutcome(State.FAILED, time.monotonic() - started, _type_and_message(error))
 
 
 def _run_alone(job: RunJob, started: float) -> RunOutcome:
@@ -173,12 +173,12 @@ def _fit(folder: CellFolder, record: CellRecord, arguments: list[str]) -> str:
             return f"the command line ended with status {stop.code}"
         except Exception as error:
             traceback.print_exc()
-            return _describe(error)
+            return _type_and_message(error)
     return ""
 
 
-def _describe(error: Exception) -> str:
-    """Describe an error in one line."""
+def _type_and_message(error: Exception) -> str:
+    """Return an error's type and the first line of its message."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 

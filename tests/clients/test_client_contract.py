@@ -475,8 +475,8 @@ def check_changed_states(before, after):
         assert any(not before[name][present].equal(after[name][present]) for name in before)
 
 
-def load_round_1(checkpoint, client, federation):
-    """Load the states after round 0."""
+def load_states_after_round_0(checkpoint, client, federation):
+    """Load the file of a :class:`OneByOneRun`: round 1 comes next."""
     client_state, federation_state = torch.load(io.BytesIO(checkpoint), weights_only=True)
     client.load_state_dict(client_state)
     federation.load_state_dict(federation_state)
@@ -516,7 +516,7 @@ def test_engines_agree_and_absent_clients_keep_their_states(kind, arguments):
     states = client_states(federation)
     for size in (None, 2):
         if size is not None:
-            load_round_1(expected.checkpoint, client, federation)
+            load_states_after_round_0(expected.checkpoint, client, federation)
             federation.engine_choice.size, states = size, expected.states
         report = federation.run_round(1, optimizer)
         check_changed_states(states, client_states(federation))
@@ -585,7 +585,7 @@ def test_resumed_rounds_equal_uninterrupted_rounds(kind, arguments):
     """Two rounds equal one round, a checkpoint that a new federation loads, and one round."""
     expected = one_by_one_run(kind, arguments)
     client, federation, optimizer = set_up(kind, arguments, COHORTS[1])
-    load_round_1(expected.checkpoint, client, federation)
+    load_states_after_round_0(expected.checkpoint, client, federation)
     federation.run_round(1, optimizer)
     for row, expected_row in zip(all_rows(client, federation), expected.rows, strict=True):
         assert torch.equal(row, expected_row)
