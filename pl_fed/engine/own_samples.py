@@ -6,14 +6,14 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, SampleFunction, Visit
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import restore_buffers
 from pl_fed.engine.rule import trains_convolutions
-from pl_fed.nets.calls import functional_call
+from pl_fed.nets.calls import swap_tensors
 from pl_fed.nets.modes import evaluation_mode, full_precision
 from pl_fed.trees import Tree, tree_map
 from pl_fed.types import Batch
@@ -107,7 +107,7 @@ class _Pass:
     ) -> None:
         self.client, self.load = source.client, source.load
         self.round = round
-        self.function = _FunctionModule(source.client, function)
+        self.function = function
         self.train, self.part = source.data.train, source.data.part(part)
         self.ids = round.ids.cpu()
         sizes = self.part.sizes[self.ids]
@@ -121,10 +121,10 @@ class _Pass:
             parameters = self.client.row(name).layout.views(rows.parameters)
             statistics = self.client.statistics(name).layout.views(rows.statistics)
             named = {**parameters, **statistics}
-            self.tensors |= {f"client.{name}_model.{key}": named[key] for key in named}
+            self.tensors |= {f"{name}_model.{key}": named[key] for key in named}
         self.shared = set()
         if "global" not in round.models:
-            self.shared = {name for name in self.tensors if name.startswith("client.global_model.")}
+            self.shared = {name for name in self.tensors if name.startswith("global_model.")}
         self.rows = round.readable_rows()
 
     def visit_one_by_one(self) -> Iterator[Visit]:
@@ -203,20 +203,8 @@ class _Pass:
 
     def _call(self, tensors: Mapping[str, Tensor], rows: Mapping[str, Any], fields: Any) -> Tree:
         """Return the result of the function for ONE client."""
-        with self.client.reading(rows):
-            return functional_call(self.function, tensors, (Batch(*fields),))
-
-
-class _FunctionModule(nn.Module):
-    """Function module: ``forward`` is a function; ``functional_call`` swaps the models' tensors."""
-
-    def __init__(self, client: Client, function: SampleFunction) -> None:
-        super().__init__()
-        self.client = client
-        self.function = function
-
-    def forward(self, batch: Batch) -> Tree:
-        return self.function(batch)
+        with self.client.reading(rows), swap_tensors(self.client, tensors):
+            return self.function(Batch(*fields))
 
 
 def _record(positions: Tensor, first: int, batch: Batch, results: Tree) -> Visit:

@@ -1,14 +1,14 @@
 """An objective as a function of tensors."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Objective
 from pl_fed.engine.base import as_outputs
-from pl_fed.nets.calls import functional_call
+from pl_fed.nets.calls import swap_tensors
 from pl_fed.types import Batch
 
 _Result = TypeVar("_Result")
@@ -27,8 +27,8 @@ class StepFunction:
 
     def __init__(self, client: Client, objective: Objective) -> None:
         self.client = client
+        self.objective = objective
         self.rows_read: set[str] = set()
-        self._module = _StepModule(client, objective)
 
     def __call__(
         self,
@@ -52,16 +52,17 @@ class StepFunction:
                 a backward pass may read them again, as with activation checkpoints.
         """
         named = {
-            f"client.{model}_model.{name}": tensor
+            f"{model}_model.{name}": tensor
             for model, group in tensors.items()
             for name, tensor in group.items()
         }
+        recording_rows = _RecordingRows(rows, self.rows_read)
         self.client.draws.start(draw)
         try:
-            with self.client.reading(_RecordingRows(rows, self.rows_read)):
-                return functional_call(  # type: ignore[no-any-return]
-                    self._module, named, (Batch(**batch), index, read)
-                )
+            with self.client.reading(recording_rows), swap_tensors(self.client, named):
+                # a traced step gets its index as a tensor
+                outputs = as_outputs(self.objective.step(Batch(**batch), cast(int, index)))
+                return outputs if read is None else read(outputs)
         finally:
             self.client.draws.start(0)
 
@@ -76,18 +77,3 @@ class _RecordingRows(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         self.rows_read.add(name)
         return super().__getitem__(name)
-
-
-class _StepModule(nn.Module):
-    """Step module: ``forward`` is an objective's step; ``functional_call`` swaps its tensors."""
-
-    def __init__(self, client: Client, objective: Objective) -> None:
-        super().__init__()
-        self.client = client
-        self.objective = objective
-
-    def forward(
-        self, batch: Batch, index: int, read: Callable[[dict[str, Tensor]], Any] | None
-    ) -> Any:
-        outputs = as_outputs(self.objective.step(batch, index))
-        return outputs if read is None else read(outputs)

@@ -1,70 +1,90 @@
-"""Calls of a module as a function of its tensors."""
+"""Calls of a module with other tensors than its own."""
 
 from collections import defaultdict
-from collections.abc import Mapping
-from itertools import chain
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 
-def functional_call(
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
-) -> Any:
-    """Call a module with other parameters and buffers in place of its own.
+@contextmanager
+def swap_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give a module other parameters and buffers in place of its own, within the context.
 
-    It extends ``torch.func.functional_call``. Tied tensors stay tied. The call leaves the module
-    unchanged even if a layer has several names, where PyTorch's own function does not
-    (pytorch/pytorch#164759).
+    Tied tensors stay tied. The module has its own tensors again afterwards, even if a layer has
+    several names, where ``torch.func.functional_call`` loses them (pytorch/pytorch#164759).
 
     Args:
-        module: The module to call.
+        module: The module.
         tensors: Tensors by name. The module's own tensors remain for all other names. One of the
-            names of a tied tensor is enough.
-        args: The arguments of the call.
-        kwargs: The keyword arguments of the call.
+            names of a tied tensor is enough; of several, the last one holds.
 
     Raises:
-        RuntimeError: If the call replaces one of the given tensors by another: its value would be
-            lost.
+        RuntimeError: If the module has replaced one of the given tensors by another: its value
+            would be lost.
         ValueError: If the module has no tensor of a name.
 
     Example:
-        >>> net = nn.Linear(1, 1)
-        >>> functional_call(net, {"weight": torch.ones(1, 1)}, (torch.ones(2, 1),)) - net.bias
-        tensor([[1.],
-                [1.]], grad_fn=<SubBackward0>)
+        >>> net = nn.Linear(1, 1, bias=False)
+        >>> with swap_tensors(net, {"weight": Tensor([[2.0]])}):
+        ...     net(Tensor([[3.0]]))
+        tensor([[6.]])
     """
+    places = _find_places(module, tensors)
+    own_tensors = [place.holder[place.key] for place in places]
+    for place in places:
+        place.holder[place.key] = place.tensor
+    try:
+        yield
+        lost = [place for place in places if place.holder.get(place.key) is not place.tensor]
+    finally:
+        for place, tensor in zip(places, own_tensors, strict=True):
+            place.holder[place.key] = tensor
+    if lost:
+        raise RuntimeError(f"the module replaces the tensor {lost[0].name} in place of changing it")
+
+
+class _Place(NamedTuple):
+    """Place: where a module holds a tensor that another one replaces.
+
+    Attributes:
+        holder: The parameters or the buffers of one part of the module, by key.
+        key: The key of the tensor in it.
+        name: The name of the tensor in the module.
+        tensor: The other tensor.
+    """
+
+    holder: dict[str, Tensor | None]
+    key: str
+    name: str
+    tensor: Tensor
+
+
+def _find_places(module: nn.Module, tensors: Mapping[str, Tensor]) -> list[_Place]:
+    """Return all places of the tensors that have the given names; ties have several."""
     own_tensors: dict[str, Tensor] = {}
-    locations: dict[Tensor, dict[tuple[nn.Module, str], str]] = defaultdict(dict)
+    places: dict[Tensor, list[tuple[dict[str, Tensor | None], str]]] = defaultdict(list)
+    seen = set()
     for prefix, part in module.named_modules(remove_duplicate=False):
-        for key, tensor in chain(
-            part.named_parameters(recurse=False, remove_duplicate=False),
-            part.named_buffers(recurse=False, remove_duplicate=False),
-        ):
-            name = f"{prefix}.{key}" if prefix else key
-            own_tensors[name] = tensor
-            locations[tensor][part, key] = name
+        for holder in (part._parameters, part._buffers):
+            for key, tensor in holder.items():
+                if tensor is not None:
+                    own_tensors[f"{prefix}.{key}" if prefix else key] = tensor
+                    if part not in seen:
+                        places[tensor].append((holder, key))
+        seen.add(part)
     if unknown := [name for name in tensors if name not in own_tensors]:
         raise ValueError(
             f"Expected argument `tensors` to name some of {', '.join(own_tensors)}, but got"
             f" {', '.join(unknown)}."
         )
-    replacements = {
-        location: tensor
+    found = {
+        (id(holder), key): _Place(holder, key, name, tensor)
         for name, tensor in tensors.items()
-        for location in locations[own_tensors[name]].values()
+        for holder, key in places[own_tensors[name]]
     }
-    keywords, arguments = dict(kwargs or {}), dict(replacements)
-    result = torch.func.functional_call(module, replacements, args, keywords, tie_weights=False)
-    for name, tensor in arguments.items():  # torch has written the module's last tensors back
-        if replacements[name] is not tensor:
-            raise RuntimeError(f"the module replaces the tensor {name} in place of changing it")
-    return result
+    return [*found.values()]
 
 
 class Net:
@@ -80,5 +100,6 @@ class Net:
         self.tensors = tensors
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module: see :func:`functional_call`."""
-        return functional_call(self.module, self.tensors, args, kwargs)
+        """Call the module with the tensors: see :func:`swap_tensors`."""
+        with swap_tensors(self.module, self.tensors):
+            return self.module(*args, **kwargs)

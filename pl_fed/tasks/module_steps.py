@@ -9,7 +9,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
-from pl_fed.nets.calls import Net, functional_call
+from pl_fed.nets.calls import Net, swap_tensors
 from pl_fed.tasks.one_process import one_process
 from pl_fed.text import first_line
 
@@ -163,8 +163,8 @@ def call_step(
         arguments = (batch, batch_idx, 0)[: _count_arguments(kind, step)]
         if not isinstance(net, Net):
             return function(*arguments)
-        tensors = {f"module.{name}": tensor for name, tensor in net.tensors.items()}
-        return functional_call(_Step(net.module, step), tensors, arguments)
+        with swap_tensors(net.module, net.tensors):
+            return function(*arguments)
 
 
 def _transfer(module: nn.Module, batch: Any, device: torch.device | None, datamodule: Any) -> Any:
@@ -200,15 +200,3 @@ def _count_arguments(kind: type, step: str) -> int:
         return 2
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(parameter.kind in positional for parameter in parameters)
-
-
-class _Step(nn.Module):
-    """Step: ``forward`` is a step of a module, for ``functional_call``."""
-
-    def __init__(self, module: nn.Module, step: str) -> None:
-        super().__init__()
-        self.module = module
-        self.step = step
-
-    def forward(self, *arguments: Any) -> Any:
-        return getattr(self.module, self.step)(*arguments)

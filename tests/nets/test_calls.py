@@ -1,10 +1,10 @@
-"""A module as a function of its tensors."""
+"""A module with other tensors than its own."""
 
 import pytest
 import torch
 from torch import nn
 
-from pl_fed.nets.calls import functional_call
+from pl_fed.nets.calls import Net, swap_tensors
 
 
 class Shared(nn.Module):
@@ -26,12 +26,18 @@ def test_call_keeps_ties_and_leaves_the_module_unchanged():
     weight, x = 3 * torch.eye(2), torch.tensor([[1.0, 2.0]])
     bias = torch.ones(2)
     for name in ("first", "second", "tied"):
-        outputs = functional_call(
-            net, {f"{name}.weight": weight, "second.bias": bias, "tied.bias": bias}, (x,)
-        )
+        tensors = {f"{name}.weight": weight, "second.bias": bias, "tied.bias": bias}
+        outputs = Net(net, tensors)(x)
         assert torch.equal(outputs, 3 * (3 * (3 * x + 1) + 1) + 1)
     after = dict(net.named_parameters(remove_duplicate=False))
     assert all(after[name] is tensor for name, tensor in before.items())
+
+
+def test_last_tensor_of_a_tied_one_holds():
+    net = Shared()
+    tensors = {"first.weight": torch.zeros(2, 2), "tied.weight": torch.eye(2)}
+    with swap_tensors(net, tensors):
+        assert net.first.weight is net.tied.weight is tensors["tied.weight"]
 
 
 def test_call_without_shared_tensors_equals_torch():
@@ -39,7 +45,7 @@ def test_call_without_shared_tensors_equals_torch():
     tensors = {name: torch.rand_like(p) for name, p in net.state_dict().items() if p.dim()}
     x = torch.randn(5, 3)
     expected = torch.func.functional_call(net, dict(tensors), (x,))
-    assert torch.equal(functional_call(net, tensors, (x,)), expected)
+    assert torch.equal(Net(net, tensors)(x), expected)
 
 
 def test_gradients_pass_through_vmap():
@@ -47,7 +53,7 @@ def test_gradients_pass_through_vmap():
     weights = torch.randn(3, 2, 2)
 
     def loss(weight, x):
-        return functional_call(net, {"first.weight": weight}, (x,)).square().mean()
+        return Net(net, {"first.weight": weight})(x).square().mean()
 
     stacked = torch.vmap(torch.func.grad(loss))(weights, x)
     for i in range(3):
@@ -56,4 +62,24 @@ def test_gradients_pass_through_vmap():
 
 def test_unknown_name_is_refused():
     with pytest.raises(ValueError, match="name some of weight, bias, but got wieght"):
-        functional_call(nn.Linear(1, 1), {"wieght": torch.ones(1, 1)}, (torch.ones(1, 1),))
+        Net(nn.Linear(1, 1), {"wieght": torch.ones(1, 1)})(torch.ones(1, 1))
+
+
+def test_module_has_its_own_tensors_after_an_error():
+    net = nn.BatchNorm1d(2)
+    before = net.state_dict(keep_vars=True)
+    tensors = {"weight": torch.zeros(2), "running_mean": torch.zeros(2)}
+    with pytest.raises(ValueError, match="expected 2D or 3D input"), swap_tensors(net, tensors):
+        net(torch.zeros(1))
+    assert all(net.state_dict(keep_vars=True)[name] is own for name, own in before.items())
+
+
+def test_value_of_a_replaced_tensor_is_not_lost_in_silence():
+    net = nn.BatchNorm1d(2)
+    own = net.running_mean
+    with (
+        pytest.raises(RuntimeError, match="replaces the tensor running_mean in place of changing"),
+        swap_tensors(net, {"running_mean": torch.zeros(2)}),
+    ):
+        net.running_mean = torch.ones(2)
+    assert net.running_mean is own
