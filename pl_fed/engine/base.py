@@ -177,7 +177,7 @@ class Clipping:
         if self.algorithm == "value":
             return [gradient.clamp(-value, value) for gradient in gradients]
         norm = torch.linalg.vector_norm
-        flat = [gradient.flatten(1) for gradient in gradients] if stacked else gradients
+        flat = [g.reshape(len(g), -1) for g in gradients] if stacked else gradients
         norms = torch.stack([norm(gradient, dim=-1 if stacked else None) for gradient in flat])
         factor = (value / (norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
         return [gradient * expand_to(factor, gradient) for gradient in gradients]
@@ -421,7 +421,7 @@ def lend_rates(
 
 
 def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the outputs of ``training_step`` as a dict.
+    """Return the outputs of ``training_step`` as a dict of tensors without dimensions.
 
     Raises:
         TypeError: If ``outputs`` is neither a loss nor a dict of tensors with ``loss``.
@@ -452,6 +452,6 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
             )
     dtype = outputs["loss"].dtype  # for flags and counts, too: they need means
     return {
-        name: value if value.is_floating_point() else value.to(dtype)
+        name: value.reshape(()) if value.is_floating_point() else value.reshape(()).to(dtype)
         for name, value in outputs.items()
     }

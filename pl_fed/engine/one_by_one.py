@@ -79,7 +79,7 @@ class OneByOne(Engine):
                     outputs.append(means)
                     chunk.on_done(position + 1)
         finally:  # also after an exception of one client
-            models.restore_counters()
+            models.restore_buffers()
             client.zero_grad()
             client.draws.start(0)
         models.hand_over()
@@ -261,10 +261,14 @@ class _WorkingModels:
         """Load the models of a client."""
         for row in self.rows:
             row.own.copy_(row.before[position])
-        self.restore_counters()
+        self.restore_buffers()
 
-    def restore_counters(self) -> None:
-        """Restore the buffers outside of rows to their values before the first client."""
+    def restore_buffers(self) -> None:
+        """Restore the buffers outside of rows to their values before the first client.
+
+        Buffers that a failed step has replaced return to their places first.
+        """
+        self.own_buffers.put_back()
         for buffer, value in self.counters:
             # a large one is as a rule a constant: reading it takes half the time of a copy
             if buffer.numel() <= _SMALL or not torch.equal(buffer, value):

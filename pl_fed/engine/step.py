@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +88,6 @@ class LocalStep:
         self.casts = settings.casts(client.device)
         self.traced = compiled or self.casts
         self._client_graph: Callable[..., Any] | None = None  # the gradients of one client
-        self._embeds: bool | None = None  # whether it has an embedding
 
     def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
         """Take the step, and return the gradients for an external optimizer, if there is one."""
@@ -129,20 +128,21 @@ class LocalStep:
     ) -> tuple[Tensors, dict[str, Tensor]]:
         """Return the gradients of parameters that have one, and ``training_step``'s outputs."""
         if self.size is None:
-            objective_inputs = self._objective_inputs(inputs)
-            return self._client_gradients(state["leaves"], state["buffers"], *objective_inputs)
+            return self._client_gradients(*_Arguments.collect(state, inputs))
         if self.casts and self._client_graph is None:
             self._client_graph = self._trace_client(state, inputs)
-        (leaves, buffers, *others), dims = self._stack(state, inputs)
+        stack = self._stack(state, inputs)
         if self._client_graph is not None:
-            stack = torch.vmap(self._client_graph, in_dims=dims)
-            return stack(leaves, buffers, *others)  # type: ignore[no-any-return]
+            stacked = torch.vmap(self._client_graph, in_dims=tuple(self._client_dims))
+            return stacked(*stack)  # type: ignore[no-any-return]
+        _, _, *others = stack
+        model_dim, _, *other_dims = self._client_dims
         with torch.enable_grad():  # of the sum of all clients' losses
-            leaves = _require_gradients(leaves)
-            embeddings = None if self._embeds is False else _OwnEmbeddings()
-            with self.settings.autocast(), embeddings or nullcontext():
-                outputs = torch.vmap(self.function, in_dims=(dims[0], *dims[2:]))(leaves, *others)
-            self._embeds = embeddings is not None and embeddings.found
+            leaves = _require_gradients(stack.leaves)
+            with self.settings.autocast(), _OwnEmbeddings():
+                outputs = torch.vmap(self.function, in_dims=(model_dim, *other_dims))(
+                    leaves, *others
+                )
             return _differentiate(outputs["loss"].sum(), leaves), outputs
 
     @contextmanager
@@ -168,40 +168,32 @@ class LocalStep:
         activation checkpoint does.
         """
         if self.size is not None:
-            leaves, buffers, *others = _select_first(*self._stack(state, inputs))
+            arguments = self._select_first(self._stack(state, inputs))
         else:
-            leaves, buffers = state["leaves"], state["buffers"]
-            others = [*self._objective_inputs(inputs)]
-        batch, index, draw, rows = others
-        return self._client_gradients(leaves, buffers, batch, index, draw, rows, True)[0]
+            arguments = _Arguments.collect(state, inputs)
+        return self._client_gradients(*arguments, accumulates=True)[0]
 
-    def _objective_inputs(self, inputs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the inputs of the objective: batch, index, draw and rows."""
-        batch = {
-            name: inputs[name]
-            for name in ("inputs", "targets", "mask", "samples")
-            if name in inputs
-        }
-        return batch, inputs["index"], inputs["draw"], inputs["rows"]
+    def _stack(self, state: dict[str, Any], inputs: dict[str, Any]) -> "_Arguments":
+        """Return the arguments of all clients; no client of a stack has buffers of its own."""
+        return _Arguments.collect({**state, "buffers": {}}, inputs)
 
-    def _stack(
-        self, state: dict[str, Any], inputs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return stacked arguments of :meth:`_client_gradients`, and their client dimensions."""
-        stack = (state["leaves"], {}, *self._objective_inputs(inputs))
-        return stack, (0, None, 0, None, 0, self.row_dims)
+    @property
+    def _client_dims(self) -> "_Arguments":
+        """The client dimension of each argument of a stack; ``None`` if all clients share it."""
+        return _Arguments(leaves=0, buffers=None, batch=0, index=None, draw=0, rows=self.row_dims)
+
+    def _select_first(self, stack: "_Arguments") -> "_Arguments":
+        """Return the first client's arguments of a stack."""
+        return _Arguments(*map(_select_first, stack, self._client_dims))
 
     def _trace_client(
         self, state: dict[str, Any], inputs: dict[str, Any]
     ) -> Callable[..., tuple[Tensors, dict[str, Tensor]]]:
         """Return the gradients of one client as a graph, traced on the first client."""
-
-        def client_gradients(*tensors: Any) -> tuple[Tensors, dict[str, Tensor]]:
-            """Differentiate the objective of one client."""
-            return self._client_gradients(*tensors)
-
-        first = _select_first(*self._stack(state, inputs))
-        return loosen_views(trace(self.client, client_gradients, *first))
+        first = self._select_first(self._stack(state, inputs))
+        # the tracer counts the parameters of a function, optional ones as well
+        graph = trace(self.client, lambda *arguments: self._client_gradients(*arguments), *first)
+        return loosen_views(graph)
 
     def _client_gradients(
         self,
@@ -238,6 +230,40 @@ class LocalStep:
                 return self.function(  # type: ignore[return-value]
                     tensors, batch, index, draw, rows, read=differentiate
                 )
+
+
+class _Arguments(NamedTuple):
+    """Arguments of the gradients of one client or of a stack, or their client dimensions.
+
+    Attributes:
+        leaves: The parameters, by model and name.
+        buffers: Running statistics and counters, by model and name.
+        batch: The fields of the minibatch, by name.
+        index: The index of the step.
+        draw: The key of the layers' draws.
+        rows: The rows that the objective may read, by name.
+    """
+
+    leaves: Any
+    buffers: Any
+    batch: Any
+    index: Any
+    draw: Any
+    rows: Any
+
+    @classmethod
+    def collect(cls, state: Mapping[str, Any], inputs: Mapping[str, Any]) -> "_Arguments":
+        """Return the arguments from the state and the inputs of a :class:`LocalStep`."""
+        fields = ("inputs", "targets", "mask", "samples")
+        batch = {name: inputs[name] for name in fields if name in inputs}
+        return cls(
+            state["leaves"],
+            state["buffers"],
+            batch,
+            inputs["index"],
+            inputs["draw"],
+            inputs["rows"],
+        )
 
 
 def clip_gradients(gradients: Tensors, clipping: Clipping, stacked: bool) -> Tensors:
@@ -318,17 +344,11 @@ class _OwnEmbeddings(TorchFunctionMode):
     ``torch.vmap`` joins all clients' tables. Then an id beyond a table reads, and trains, a row of
     another client: its embedding is NaN here, and breaks the upload of its own client alone. And
     only the first client's padding row would be without a gradient.
-
-    Attributes:
-        found: Whether there is an embedding.
     """
-
-    found = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _EMBEDDINGS:
             return func(*args, **(kwargs or {}))
-        self.found = True
         arguments = {**dict(zip(_EMBEDDINGS[func], args)), **(kwargs or {})}
         name = "indices" if func is torch.embedding else "input"
         ids, rows = arguments[name], len(arguments["weight"])
@@ -419,6 +439,4 @@ def _select_first(tree: Any, dim: Any) -> Any:
             name: _select_first(branch, dim[name] if isinstance(dim, dict) else dim)
             for name, branch in tree.items()
         }
-    if isinstance(tree, tuple) and isinstance(dim, tuple):
-        return tuple(_select_first(branch, branch_dim) for branch, branch_dim in zip(tree, dim))
     return tree if dim is None else select(tree, 0)

@@ -10,22 +10,25 @@ from pl_fed.privacy.buckets import Buckets
 from pl_fed.types import RoundContext
 
 
-def check_aggregator(aggregator: Aggregator, context: RoundContext) -> None:
+def try_aggregator(aggregator: Aggregator, context: RoundContext) -> None:
     """Try an aggregator on short random uploads of a cohort.
 
     Args:
         aggregator: An aggregator without memory of any round.
         context: The context of a round.
 
+    Other errors than the one below are ignored, because some aggregators work on real uploads only.
+
     Raises:
-        ValueError: If the aggregator or its arguments do not fit the number of clients.
+        ValueError: If the aggregator does not fit the number of clients, and says so in a sentence
+            that begins with "Expected argument".
     """
     n, draw = len(context.clients), torch.Generator().manual_seed(0)
     losses, root = torch.rand(n, generator=draw), torch.randn(64, generator=draw)
     context = replace(context, losses=losses, start_losses=losses, root=root, broadcast=root)
     try:
         aggregator(torch.randn(n, 64, generator=draw), torch.ones(n, dtype=torch.int64), context)
-    except Exception as error:  # some aggregators work on real uploads only
+    except Exception as error:
         if isinstance(error, ValueError) and str(error).startswith("Expected argument"):
             raise
 
@@ -49,7 +52,7 @@ def try_buckets(buckets: Buckets, aggregator: Aggregator, context: RoundContext)
             f" buckets, where no aggregator works; it assumes {minority} Byzantine buckets."
         )
     try:
-        check_aggregator(aggregator, buckets.build_context(context, num_byzantine))
+        try_aggregator(aggregator, buckets.build_context(context, num_byzantine))
     except ValueError as error:
         raise ValueError(
             f"{str(error).rstrip('.')}; the rows are the sums of `federation.privacy.buckets` ="

@@ -143,10 +143,7 @@ def _predict(trial: Trial, batch: Batch) -> Tree:
     """Return the net's outputs for a batch, augmented if ``augment`` is set."""
     client, net = trial.client, trial.client.global_model
     with fork_torch_rng(batch.device):
-        inputs = call_or_explain(
-            f"Expected argument `augment` to take inputs of shape {_shapes(batch.inputs)} but that",
-            lambda: trial.augment_batch(batch).inputs,
-        )
+        inputs = trial.augment_batch(batch).inputs
     return call_or_explain(
         f"Expected argument `net` to take inputs of shape {describe(inputs)} but"
         f" {type(net).__name__}",
@@ -242,7 +239,7 @@ def _averages_samples(trial: Trial, outputs: Tree) -> bool:
     extreme = torch.stack(
         [position for v in values for position in (v.amin(1).argmin(), v.amax(1).argmax())]
     )
-    spread = index[torch.linspace(0, len(index) - 1, num_samples).long()]
+    spread = index[torch.linspace(0, len(index) - 1, num_samples, dtype=torch.float64).long()]
     targets = client.place(select(data.targets, torch.cat([extreme, spread])))
     size = min(_BATCH, max(2, _MAX_NUMBERS // numel))
     for begin in range(0, count_samples(targets), size):

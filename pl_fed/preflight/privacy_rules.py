@@ -53,13 +53,13 @@ def check_privacy(
     num_clients = datamodule.clients.num_clients
     participation = find_participation(settings, sampler, num_clients)
     refusals = (
-        refuse_aggregator(aggregator, settings.buckets),
-        refuse_buckets(settings.buckets, sampler.size_of_cohort(num_clients)),
-        refuse_algorithm(client),
-        refuse_states(client, participation.kind == "without_replacement"),
-        refuse_data(datamodule),
-        refuse_adversary(adversary, participation.kind == "without_replacement"),
-        refuse_systems(systems),
+        describe_unfit_aggregator(aggregator, settings.buckets),
+        describe_unfit_buckets(settings.buckets, sampler.size_of_cohort(num_clients)),
+        describe_unfit_algorithm(client),
+        describe_unfit_states(client, participation.kind == "without_replacement"),
+        describe_unfit_data(datamodule),
+        describe_unfit_adversary(adversary, participation.kind == "without_replacement"),
+        describe_unfit_systems(systems),
     )
     for refusal in refusals:
         if refusal is not None:
@@ -103,7 +103,7 @@ def find_participation(
     return Participation("without_replacement", clients, cohort)
 
 
-def refuse_aggregator(aggregator: Aggregator, buckets: int | None = None) -> str | None:
+def describe_unfit_aggregator(aggregator: Aggregator, buckets: int | None = None) -> str | None:
     """Return the reason against an aggregator, or ``None`` if its result is private.
 
     Args:
@@ -111,18 +111,18 @@ def refuse_aggregator(aggregator: Aggregator, buckets: int | None = None) -> str
         buckets: The number of noisy sums; ``None`` for one sum.
     """
     if buckets is None:
-        return _refuse_for_one_sum(aggregator)
-    return _refuse_for_buckets(aggregator, buckets)
+        return _describe_unfit_for_one_sum(aggregator)
+    return _describe_unfit_for_buckets(aggregator, buckets)
 
 
-def _refuse_for_one_sum(aggregator: Aggregator) -> str | None:
+def _describe_unfit_for_one_sum(aggregator: Aggregator) -> str | None:
     """Return the reason against an aggregator, or ``None`` for the uniform mean.
 
     The sensitivity is known for the sum of clipped uploads. A rule that compares uploads, or reads
     losses or sample counts, may change by more if one client changes.
     """
     if type(aggregator) is Mean:
-        return _refuse_weights(aggregator)
+        return _describe_unfit_weights(aggregator)
     if isinstance(aggregator, Chain):
         return (
             f"Expected no `federation.pre_aggregators` {_FOR}, because"
@@ -145,7 +145,7 @@ def _refuse_for_one_sum(aggregator: Aggregator) -> str | None:
     )
 
 
-def _refuse_for_buckets(aggregator: Aggregator, buckets: int) -> str | None:
+def _describe_unfit_for_buckets(aggregator: Aggregator, buckets: int) -> str | None:
     """Return the reason against an aggregator of noisy sums, or ``None``.
 
     It receives released values only, and none of the clients' losses and sample counts. So every
@@ -168,7 +168,7 @@ def _refuse_for_buckets(aggregator: Aggregator, buckets: int) -> str | None:
         )
     if aggregator.needs_net:
         return f"{released}, which inspects the clients' models: use, for example, Median."
-    if refusal := _refuse_weights(aggregator.final_aggregator):
+    if refusal := _describe_unfit_weights(aggregator.final_aggregator):
         return refusal
     if aggregator.mass(torch.ones(buckets)) is not None:
         return (
@@ -179,7 +179,7 @@ def _refuse_for_buckets(aggregator: Aggregator, buckets: int) -> str | None:
     return None
 
 
-def _refuse_weights(aggregator: Aggregator) -> str | None:
+def _describe_unfit_weights(aggregator: Aggregator) -> str | None:
     """Return the reason against weights by samples, or ``None`` without them."""
     weighting = getattr(aggregator, "weighting", "uniform")
     if weighting == "uniform":
@@ -190,7 +190,7 @@ def _refuse_weights(aggregator: Aggregator) -> str | None:
     )
 
 
-def refuse_buckets(buckets: int | None, cohort: int) -> str | None:
+def describe_unfit_buckets(buckets: int | None, cohort: int) -> str | None:
     """Return the reason against the number of buckets, or ``None``.
 
     Args:
@@ -205,7 +205,7 @@ def refuse_buckets(buckets: int | None, cohort: int) -> str | None:
     )
 
 
-def refuse_algorithm(client: Client) -> str | None:
+def describe_unfit_algorithm(client: Client) -> str | None:
     """Return the first release of an algorithm besides the upload, or ``None`` without any."""
     name = type(client).__name__
     if not client.sends_uploads:
@@ -234,7 +234,7 @@ def refuse_algorithm(client: Client) -> str | None:
     return None
 
 
-def refuse_states(client: Client, is_without_replacement: bool) -> str | None:
+def describe_unfit_states(client: Client, is_without_replacement: bool) -> str | None:
     """Return the reason against clients' states with cohorts of fixed size, or ``None``.
 
     With Poisson sampling the coins of the other clients are independent of this client's coins, and
@@ -257,12 +257,12 @@ def refuse_states(client: Client, is_without_replacement: bool) -> str | None:
     )
 
 
-def refuse_data(datamodule: FederatedData) -> str | None:
+def describe_unfit_data(datamodule: FederatedData) -> str | None:
     """Return the first quantity that the data module computes from all clients, or ``None``."""
     return refuse_shared_quantities(datamodule, _FOR)
 
 
-def refuse_systems(systems: Systems | None) -> str | None:
+def describe_unfit_systems(systems: Systems | None) -> str | None:
     """Return the reason against unequal clients, or ``None``.
 
     A client that drops out, is late or does fewer steps depends on its own data and coins alone. It
@@ -280,7 +280,7 @@ def refuse_systems(systems: Systems | None) -> str | None:
     )
 
 
-def refuse_adversary(adversary: Adversary, is_without_replacement: bool) -> str | None:
+def describe_unfit_adversary(adversary: Adversary, is_without_replacement: bool) -> str | None:
     """Return the reason against an attack that depends on benign clients, or ``None``.
 
     Args:
@@ -322,10 +322,10 @@ def refuse_adversary(adversary: Adversary, is_without_replacement: bool) -> str 
     return None
 
 
-def _find_argument_of_the_cohort(attack: Attack) -> str:
-    """Return the argument that an attack computes from the size of the cohort; empty without."""
+def _find_argument_of_the_cohort(attack: Attack) -> str | None:
+    """Return the argument that an attack computes from the size of the cohort, or ``None``."""
     if isinstance(attack, ALittleIsEnough | ModelReplacement) and attack.factor is None:
         return "factor"
-    if isinstance(attack, ConstrainedReplacement) and attack.scale is attack.norm_bound is None:
-        return "scale"
-    return "share" if isinstance(attack, FairnessAttack) and attack.share is None else ""
+    if isinstance(attack, ConstrainedReplacement):
+        return "scale" if attack.scale is None and attack.norm_bound is None else None
+    return "share" if isinstance(attack, FairnessAttack) and attack.share is None else None

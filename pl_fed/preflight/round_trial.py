@@ -26,9 +26,9 @@ def try_round(trial: Trial) -> None:
     The trial runs ``begin``, the step of a preparation with ``end_preparation``, ``training_step``
     in evaluation mode, and ``end_round`` on a copy of the algorithm; and ``begin`` of an evaluation
     with ``predict``, if the algorithm has its own. No parameter, buffer,
-    attribute or random generator of the algorithm changes. It raises pl_fed's own errors about the
-    algorithm's contract only. Other errors may come from a state that only a fit provides; real
-    ones appear again in the first round.
+    attribute or random generator of the algorithm changes. It raises a lack of memory, and
+    errors in pl_fed's words ("Expected ...") about the algorithm's contract. Other errors may come
+    from a state that only a fit provides; real ones appear again in the first round.
 
     Args:
         trial: The algorithm, after :meth:`Client.check`, and its samples. There is no trial if
@@ -55,11 +55,11 @@ def try_round(trial: Trial) -> None:
         copied.client.eval()
         try:
             _run(copied, int(clients[0]))
-        except (TypeError, ValueError) as error:
-            if str(error).startswith("Expected "):
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the algorithm may need a state that only a fit provides
+            if isinstance(error, TypeError | ValueError) and str(error).startswith("Expected "):
                 raise
-        except Exception:  # the algorithm may need a state that only a fit provides
-            return
 
 
 def _run(trial: Trial, number: int) -> None:

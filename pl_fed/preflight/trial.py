@@ -15,7 +15,8 @@ from pl_fed.clients.features import compute_batch_features
 from pl_fed.data.client_data import ClientData, integers_to_floats
 from pl_fed.engine.base import LocalSettings
 from pl_fed.engine.own_samples import OwnSamples
-from pl_fed.trees import select, tree_map
+from pl_fed.preflight.explanations import call_or_explain
+from pl_fed.trees import leaves, select, tree_map
 from pl_fed.types import Batch
 
 _SPREAD = 64  # samples of a trial of evaluation steps
@@ -83,8 +84,20 @@ class Trial:
         return self.load(index[:: -(-len(index) // number)])
 
     def augment_batch(self, batch: Batch) -> Batch:
-        """Return a batch with augmented inputs, if ``augment`` is set."""
-        return batch if self.augment is None else batch._replace(inputs=self.augment(batch.inputs))
+        """Return a batch with augmented inputs, if ``augment`` is set.
+
+        Raises:
+            ValueError: If ``augment`` fails.
+        """
+        augment, inputs = self.augment, batch.inputs
+        if augment is None:
+            return batch
+        shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves(inputs))
+        augmented = call_or_explain(
+            f"Expected argument `augment` to take inputs of shape {shapes} but that",
+            lambda: augment(inputs),
+        )
+        return batch._replace(inputs=augmented)
 
     def load_minibatch(self, index: Tensor) -> Batch:
         """Return samples as in local steps: features replace inputs, augmentation changes them."""

@@ -267,9 +267,7 @@ class LocalTraining:
         """
         positions, own = chunks[0], work.own
         if isinstance(error, torch.OutOfMemoryError):
-            if len(positions) == 1 or not self.engine.halve() or self.engine.size is None:
-                raise error
-            return [part for chunk in chunks for part in chunk.split(self.engine.size)]
+            return self._halve(error, chunks)
         if not self.leaves_out:
             raise error
         train = partial(self._train, work)
@@ -279,8 +277,22 @@ class LocalTraining:
         self._leave_out(work, [positions])
         if others.any():
             filled = torch.where(others, positions, positions[others][0])
-            own.add(train(filled).select(others.nonzero().flatten()))
+            try:
+                results = train(filled)
+            except torch.OutOfMemoryError as shortage:
+                return self._halve(shortage, [positions[others], *chunks[1:]])
+            own.add(results.select(others.nonzero().flatten()))
         return chunks[1:]
+
+    def _halve(self, error: torch.OutOfMemoryError, chunks: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return smaller chunks after the first one did not fit into memory.
+
+        Raises:
+            OutOfMemoryError: The error if a chunk cannot become smaller.
+        """
+        if len(chunks[0]) == 1 or not self.engine.halve() or self.engine.size is None:
+            raise error
+        return [part for chunk in chunks for part in chunk.split(self.engine.size)]
 
     def _choose_engine(self, work: CohortWork, cohort: Tensor) -> None:
         """Let all processes choose one engine, also those without a client that runs.

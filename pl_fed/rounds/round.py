@@ -18,7 +18,7 @@ from pl_fed.engine import EngineChoice
 from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.functional.aggregation import row_norm
-from pl_fed.preflight.aggregator_trial import check_aggregator, try_buckets
+from pl_fed.preflight.aggregator_trial import try_aggregator, try_buckets
 from pl_fed.random import generator
 from pl_fed.rounds.attack_measures import AttackMeasures
 from pl_fed.rounds.broken_clients import check_broken_share, describe_client_error
@@ -244,13 +244,14 @@ class RoundRunner:
             uploads, broken = self._forge(server, uploads, valid, notes)
         if broken is not None:
             uploads = uploads.leave_out(broken, self.byzantine_clients)
-        notes("rejected", float(num_sent - len(uploads.share.cohort)))
+        num_rejected = num_sent - len(uploads.share.cohort)
+        notes("rejected", float(num_rejected))
         if self._must_skip(uploads):
             return None
         self._measure_attack(uploads, notes.attack)
         row, unsent = self.client.row("global").data, self.client.unsent_positions
         never_received = row[unsent] if len(unsent) else None
-        report = self._merge(server, uploads, trained.proposed, hooks, notes)
+        report = self._merge(server, uploads, trained.proposed, num_rejected, hooks, notes)
         if never_received is not None:  # not moved by noise, weight decay or forged uploads
             row[unsent] = never_received
         return report
@@ -284,9 +285,10 @@ class RoundRunner:
             notes: The numbers of the round.
         """
         norms = []
+        has_failed = (trained.status == UploadStatus.FAILED).cpu()  # and has chosen no center
         for number in range(self.client.num_centers):
             is_own = group == number
-            notes(f"clients_of_center_{number}", float(is_own.sum()))
+            notes(f"clients_of_center_{number}", float((is_own & ~has_failed).sum()))
             if not is_own.any():
                 continue
             with self.centers.lend(number) as row:
@@ -376,15 +378,19 @@ class RoundRunner:
         if num_broken and not self._has_warned:
             self._has_warned = True
             broken = ~trained.valid.cpu() & benign
-            reason = "they contain NaN or infinity, have a wrong length, or are not real numbers"
-            errors = trained.own.errors
-            if bool((trained.status == UploadStatus.FAILED).any()):
-                reason = f"of an exception ({describe_client_error(errors)})"
+            has_failed = (trained.status == UploadStatus.FAILED).cpu() & benign
+            reasons, errors = [], trained.own.errors
+            if has_failed.any():
+                reasons.append(f"of an exception ({describe_client_error(errors)})")
+            if (broken & ~has_failed).any():
+                reasons.append(
+                    "they contain NaN or infinity, have a wrong length, or are not real numbers"
+                )
             warn = warnings.warn if errors else rank_zero_warn  # only its process has an exception
             warn(
                 f"pl_fed left out the uploads of clients {trained.clients[broken].tolist()} in"
-                f" round {round}, because {reason}. This warning appears once; `train/rejected`"
-                " counts the broken uploads of every round.",
+                f" round {round}, because {' or because '.join(reasons)}. This warning appears"
+                " once; `train/rejected` counts the broken uploads of every round.",
                 stacklevel=2,
             )
 
@@ -464,7 +470,7 @@ class RoundRunner:
         aggregator, cohort = self.server.new_aggregator(), self.client.population.cohort
         context = self.build_context(torch.arange(cohort), torch.empty(0), 0)
         if self.privacy is None or self.privacy.buckets is None:
-            check_aggregator(aggregator, context)
+            try_aggregator(aggregator, context)
         else:
             try_buckets(self.privacy.buckets, aggregator, context)
 
@@ -548,13 +554,23 @@ class RoundRunner:
         server: Server,
         uploads: Uploads,
         proposed: list[str],
+        num_rejected: int,
         hooks: RoundHooks,
         notes: "_Notes",
     ) -> Report:
-        """Merge the valid uploads, and move the global model and the server's states."""
+        """Merge the valid uploads, and move the global model and the server's states.
+
+        Args:
+            server: Merges the uploads.
+            uploads: The valid uploads of clients.
+            proposed: Names of the server states with a proposal of any client.
+            num_rejected: The number of broken uploads that were left out, for an error.
+            hooks: Functions that are called within the round.
+            notes: The numbers of the round.
+        """
         share = uploads.share
         if self.privacy is not None:
-            return self._merge_privately(self.privacy, uploads, hooks, notes)
+            return self._merge_privately(self.privacy, server, uploads, hooks, notes)
         uploads = uploads.normalize(self.client, server.aggregator)
         factor = mean_factor(self.client, len(share.cohort))
         reported: list[tuple[Tensor, Tensor]] = []
@@ -568,12 +584,12 @@ class RoundRunner:
                 merge=share.merge,
             )
         except ValueError as error:
-            rejected = int(notes.report["train/rejected"])
-            if not rejected:
+            if not num_rejected:
                 raise
+            num_sent = len(share.cohort) + num_rejected
             raise ValueError(
-                f"{str(error).rstrip('.')}; {rejected} of {len(share.cohort) + rejected} uploads of"
-                f" round {uploads.context.round} were left out as broken."
+                f"{str(error).rstrip('.')}; {num_rejected} of {num_sent} uploads of round"
+                f" {uploads.context.round} were left out as broken."
             ) from error
         benign = ~self.byzantine_clients.is_byzantine[share.cohort]
         distance = uploads.distance_to_benign_mean(update, benign, server.aggregator, factor)
@@ -597,12 +613,17 @@ class RoundRunner:
             row.copy_(model)
 
     def _merge_privately(
-        self, privacy: RoundPrivacy, uploads: Uploads, hooks: RoundHooks, notes: "_Notes"
+        self,
+        privacy: RoundPrivacy,
+        server: Server,
+        uploads: Uploads,
+        hooks: RoundHooks,
+        notes: "_Notes",
     ) -> Report:
         """Move the global model by noisy means of clipped uploads; nothing else is released."""
         clip_norm, share = privacy.clip_norm, uploads.share
         num_byzantine = self.byzantine_clients.count_expected_byzantine(privacy.denominator)
-        update = self.server.step(
+        update = server.step(
             self.client.row("global").data,
             uploads.rows,
             uploads.weights,
@@ -616,9 +637,7 @@ class RoundRunner:
         distance: Tensor | float = math.nan
         if not benign.all():  # otherwise it is the effect of clipping and noise
             factor = mean_factor(self.client, len(share.cohort))
-            distance = uploads.distance_to_benign_mean(
-                update, benign, self.server.aggregator, factor
-            )
+            distance = uploads.distance_to_benign_mean(update, benign, server.aggregator, factor)
         notes("benign_distance", distance)
         return {
             "train/update_norm": row_norm(update),

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
-from pl_fed.preflight.aggregator_trial import check_aggregator
+from pl_fed.preflight.aggregator_trial import try_aggregator
 from pl_fed.types import RoundContext
 
 SmallCohortRule = Literal["skip", "raise"]
@@ -54,7 +54,7 @@ class SmallCohorts:
         if key not in self._refusals:
             context = replace(self.build_context(num_uploads), num_byzantine=num_byzantine)
             try:
-                check_aggregator(self.build_aggregator(), context)
+                try_aggregator(self.build_aggregator(), context)
             except ValueError:
                 self._refusals[key] = True
             else:

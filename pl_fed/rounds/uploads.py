@@ -247,7 +247,11 @@ def forge_uploads(
     """
     honest = uploads.gather()
     attackers = attackers.to(honest.rows.device)
-    honest = replace(honest, context=byzantine_clients.forge_losses(honest.context, attackers))
+    proposals = uploads.proposals
+    if not valid.all():
+        proposals = proposals.replace_broken(valid, server_states)
+    context = byzantine_clients.forge_losses(honest.context, attackers)
+    honest = replace(honest, context=context, proposals=proposals)
     carry = _build_carry(channel, uploads.context, attackers)
     simulation = _MergeSimulation(
         honest, attackers, valid, byzantine_clients, server, client, carry
@@ -257,12 +261,9 @@ def forge_uploads(
     )
     if channel is not None:
         rows[attackers] = carry(rows[attackers])
-    proposals = uploads.proposals
-    if not valid.all():
-        proposals = proposals.replace_broken(valid, server_states)
     # a finite forged upload is valid even if the attacker's own upload is broken
     is_valid = finite_rows(rows) & (valid | attackers.to(valid.device))
-    return replace(honest, rows=rows, proposals=proposals), is_valid
+    return replace(honest, rows=rows), is_valid
 
 
 def _build_carry(

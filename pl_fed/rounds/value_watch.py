@@ -59,12 +59,16 @@ class ValueWatch:
         attributes = _AttributesBefore(self._parts)
         guard = ValueGuard(self._parts) if self._scratch else None
         options = OptionGuard.guard_trainer(self.client)
-        yield
-        changed_options = tuple(options.restore())
-        changes = Changes() if before is None else before.changes(KeptValues.record(self._parts))
-        changed = attributes.restore()
-        if guard is not None:  # values of one client must not stay, also deep in a dict
-            guard.restore()
+        changes = Changes()
+        try:
+            yield
+            if before is not None:
+                changes = before.changes(KeptValues.record(self._parts))
+        finally:  # also after an exception, for a later fit
+            changed_options = tuple(options.restore())
+            changed = attributes.restore()
+            if guard is not None:  # values of one client must not stay, also deep in a dict
+                guard.restore()
         if not changed and not changed_options and before is None:
             return
         facts = StepFacts(

@@ -254,14 +254,15 @@ class HuggingFace(Task):
 
 def find_model(net: nn.Module) -> Any:
     """Return the Hugging Face model that a net is or holds as ``get_base_model()``, or ``None``."""
-    transformers = sys.modules.get("transformers")
-    if transformers is None:  # then no such model exists
+    # not `transformers`, which others import without its models: to read its class takes a second
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is None:  # then no such model exists
         return None
-    if isinstance(net, transformers.PreTrainedModel):
+    if isinstance(net, modeling.PreTrainedModel):
         return net
     get_base_model = getattr(net, "get_base_model", None)
     model = get_base_model() if callable(get_base_model) else None
-    return model if isinstance(model, transformers.PreTrainedModel) else None
+    return model if isinstance(model, modeling.PreTrainedModel) else None
 
 
 def _read_problem(model: Any) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 import pl_fed.aggregators
 from pl_fed.aggregators import Aggregator, Chain, Median, PreAggregator
 from pl_fed.nets.rows import RowLayout
-from pl_fed.preflight.privacy_rules import refuse_aggregator
+from pl_fed.preflight.privacy_rules import describe_unfit_aggregator
 from pl_fed.types import RoundContext
 
 PAGE = Path(__file__).parents[2] / "pl_fed" / "aggregators" / "README.md"
@@ -112,9 +112,9 @@ def find_memory(kind):
 
 def find_privacy(aggregator):
     """Return the noisy values that an aggregator may merge with ``federation.privacy``."""
-    if refuse_aggregator(aggregator) is None:
+    if describe_unfit_aggregator(aggregator) is None:
         return "one sum"
-    return "–" if refuse_aggregator(aggregator, 8) else "buckets"
+    return "–" if describe_unfit_aggregator(aggregator, 8) else "buckets"
 
 
 def answer(condition):

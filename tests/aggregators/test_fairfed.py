@@ -27,7 +27,7 @@ from pl_fed.aggregators import CRFL, QFFL, Chain, Clipping, FairFed, Mean
 from pl_fed.attacks import Attack, RandomLabels
 from pl_fed.clients import FedAvg
 from pl_fed.functional.group_fairness import count_groups
-from pl_fed.preflight.privacy_rules import refuse_aggregator
+from pl_fed.preflight.privacy_rules import describe_unfit_aggregator
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch, ClientContext, RoundContext
 
@@ -457,6 +457,6 @@ def test_attackers_with_own_knowledge_see_no_counts():
 
 
 def test_private_runs_refuse_it():
-    refusal = refuse_aggregator(FairFed(), 8)
+    refusal = describe_unfit_aggregator(FairFed(), 8)
     assert "FairFed, which reads the clients' samples by group" in refusal
-    assert refuse_aggregator(FairFed()) is not None
+    assert describe_unfit_aggregator(FairFed()) is not None

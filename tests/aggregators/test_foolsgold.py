@@ -18,7 +18,7 @@ from pl_fed.aggregators import (
 )
 from pl_fed.aggregators.foolsgold import find_foolsgold_weights
 from pl_fed.nets.rows import RowLayout
-from pl_fed.preflight.privacy_rules import refuse_aggregator
+from pl_fed.preflight.privacy_rules import describe_unfit_aggregator
 from pl_fed.types import RoundContext
 
 SUMS = torch.tensor(
@@ -182,7 +182,7 @@ def test_memory_of_clients_is_declared_through_other_aggregators(wrapper):
     assert not wrapper().remembers_clients
     with pytest.raises(ValueError, match=r"for FoolsGold, .* but got Bucketing"):
         Chain([Bucketing()], outer)
-    assert "remembers the uploads" in refuse_aggregator(WeakDP(aggregator=FoolsGold()), 8)
+    assert "remembers the uploads" in describe_unfit_aggregator(WeakDP(aggregator=FoolsGold()), 8)
 
 
 def test_missing_facts_are_refused():

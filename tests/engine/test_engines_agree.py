@@ -548,3 +548,70 @@ def test_the_padding_row_of_an_embedding_stays_constant_in_every_client(engine, 
     assert moved.tolist() == [True, False, True, True, True]
     reference = run_rounds(client, shared_out(classes(SIZES)))
     assert outcome.distance(reference) < 1e-12
+
+
+class LatePadding(FedAvg):
+    """An algorithm whose net looks up embeddings from its second step on."""
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx:
+            return super().training_step(batch, batch_idx)
+        losses = self.global_model.last(batch.inputs).square().mean(1)
+        return (
+            losses.mean() if batch.mask is None else (losses * batch.mask).sum() / batch.mask.sum()
+        )
+
+
+def test_padding_row_stays_constant_if_a_later_step_is_the_first_with_an_embedding():
+    client = LatePadding(seeded(lambda: Padded("layer")), optimizer=sgd(0.5), local_epochs=2)
+    before = client.global_model.table.weight.detach().double().clone()
+    outcome = run_rounds(client, shared_out(classes(SIZES)), engine="stacked")
+    moved = (outcome.w[:20].view(5, 4) - before).abs().amax(1) > 0
+    assert moved.tolist() == [True, False, True, True, True]
+
+
+class Scaled(nn.Module):
+    """A net with a parameter and a loss of other shapes than usual."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.last = nn.Parameter(torch.tensor(3.0)), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.scale * x)
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_gradient_of_a_number_is_clipped_in_a_stack(algorithm, recwarn):
+    clipping = Clipping(0.05, algorithm)
+    outcomes = [
+        run_rounds(
+            FedAvg(seeded(Scaled), optimizer=sgd(0.5)),
+            shared_out(classes(SIZES)),
+            engine=engine,
+            clipping=clipping,
+        )
+        for engine in EAGER
+    ]
+    assert outcomes[0].distance(outcomes[1]) < 1e-12
+    assert not [warning for warning in recwarn if "one by one" in str(warning.message)]
+
+
+class OneNumber(FedAvg):
+    """An algorithm with outputs of shape [1]."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return {"loss": loss.reshape(1), "double": 2 * loss.detach().reshape(1, 1)}
+
+
+@pytest.mark.parametrize("engine", EAGER)
+def test_outputs_of_one_number_have_any_shape(engine):
+    data = shared_out(classes(SIZES))
+    expected = run_rounds(FedAvg(seeded(mlp), optimizer=sgd(0.1)), data, engine=engine)
+    client = OneNumber(seeded(mlp), optimizer=sgd(0.1))
+    outcome = run_rounds(client, data, engine=engine, chunk_size=2)
+    assert outcome.distance(expected) < 1e-12
+    for report in outcome.reports:
+        loss, double = float(report["train/loss"]), float(report["train/double"])
+        assert double == pytest.approx(2 * loss, rel=1e-12)

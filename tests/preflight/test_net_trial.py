@@ -1,9 +1,11 @@
 """The trial of a net and its criterion on a few samples."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
+from lightning import LightningModule
 from small_federations import classes, mlp, reals, run_tried_rounds, shared_out
 from stateful_modules import Stateful
 from tables import table_test
@@ -232,3 +234,37 @@ BUILDERS = {
 def test_function_that_builds_no_optimizer_is_refused(build, kind, words):
     with pytest.raises(kind, match=words):
         run_tried_rounds(FedAvg(mlp(), optimizer=build), shared_out(classes([4, 4])))
+
+
+class Classifier(LightningModule):
+    """A module that takes real numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.cross_entropy(self.last(x), y)
+
+
+class Noise(nn.Module):
+    """Noise on real numbers; it fails on integers."""
+
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+@pytest.mark.parametrize("make", [Classifier, mlp])
+def test_augmentation_for_real_numbers_makes_integers_real(make):
+    arrays = classes([6, 6])
+    integers = replace(arrays, inputs=(3 * arrays.inputs).long())
+    client = FedAvg(make())
+    Federation(All(), seed=0).setup(client, shared_out(integers, augment=[Noise()]), "fit")
+    assert not client.takes_integers
+
+
+def test_augmentation_that_fails_is_named():
+    data = shared_out(classes([6, 6]), augment=[nn.Linear(5, 5)])
+    with pytest.raises(ValueError, match=r"`augment` to take inputs of shape \[2, 4\] but that fa"):
+        Federation(All(), seed=0).setup(FedAvg(mlp()), data, "fit")

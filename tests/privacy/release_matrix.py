@@ -24,12 +24,12 @@ from pl_fed.clients import FedAvg, FedBN
 from pl_fed.data import FederatedData, ImageFolder, Shakespeare, Table
 from pl_fed.lightning.compatibility import check_private_monitors
 from pl_fed.preflight.privacy_rules import (
+    describe_unfit_adversary,
+    describe_unfit_aggregator,
+    describe_unfit_algorithm,
+    describe_unfit_data,
+    describe_unfit_states,
     find_participation,
-    refuse_adversary,
-    refuse_aggregator,
-    refuse_algorithm,
-    refuse_data,
-    refuse_states,
 )
 from pl_fed.samplers import Sampler
 
@@ -83,12 +83,16 @@ def algorithm_rows():
     for name in ALGORITHMS:
         for options in [{}, *OPTIONS.get(name, [])]:
             client = make(name, **options)
-            refusal = refuse_algorithm(client)
-            yield named(name, options), refusal, refusal or refuse_states(client, True)
+            refusal = describe_unfit_algorithm(client)
+            yield named(name, options), refusal, refusal or describe_unfit_states(client, True)
     for kind in (FedAvg, FedBN):
         client = kind(seeded(batch_norm_net), optimizer=sgd(0.1))
-        refusal = refuse_algorithm(client)
-        yield f"{kind.__name__} with BatchNorm", refusal, refusal or refuse_states(client, True)
+        refusal = describe_unfit_algorithm(client)
+        yield (
+            f"{kind.__name__} with BatchNorm",
+            refusal,
+            refusal or describe_unfit_states(client, True),
+        )
 
 
 def aggregator_rows():
@@ -100,7 +104,11 @@ def aggregator_rows():
     for kind, _ in find_configurations(pl_fed.aggregators, PreAggregator, {}):
         aggregators[f"pre-aggregator {kind.__name__}"] = Chain([kind()], Mean())
     for name, aggregator in aggregators.items():
-        yield name, refuse_aggregator(aggregator), refuse_aggregator(aggregator, BUCKETS)
+        yield (
+            name,
+            describe_unfit_aggregator(aggregator),
+            describe_unfit_aggregator(aggregator, BUCKETS),
+        )
 
 
 def sampler_rows():
@@ -113,29 +121,35 @@ def sampler_rows():
 
 def attack_rows():
     """Yield kinds of attacks with their refusal."""
-    yield "attack on data", refuse_adversary(Adversary(RandomLabels(), fraction=0.2), False)
+    yield "attack on data", describe_unfit_adversary(Adversary(RandomLabels(), fraction=0.2), False)
     for options in (
         {"knowledge": "all"},
         {"knowledge": "own"},
         {"knowledge": "own", "redraw": True},
     ):
         adversary = Adversary(SignFlipping(), fraction=0.2, **options)
-        yield named("attack on uploads", options), refuse_adversary(adversary, False)
+        yield named("attack on uploads", options), describe_unfit_adversary(adversary, False)
     own = Adversary(SignFlipping(), fraction=0.2, knowledge="own")
-    yield "attack on uploads, cohorts of fixed size", refuse_adversary(own, True)
+    yield "attack on uploads, cohorts of fixed size", describe_unfit_adversary(own, True)
     by_size = Adversary(ALittleIsEnough(), fraction=0.2, knowledge="own")
-    yield "attack on uploads, factor by the size of the cohort", refuse_adversary(by_size, False)
+    yield (
+        "attack on uploads, factor by the size of the cohort",
+        describe_unfit_adversary(by_size, False),
+    )
 
 
 def option_rows():
     """Yield other options with their refusal."""
     for mode in ("none", [0.5, 0.5], "channel", "feature"):
         data = shared_out(classes([5, 5]), normalize=mode)
-        yield f"data.normalize: {mode}", refuse_data(data)
-    yield "data.root_samples: 2", refuse_data(shared_out(classes([5, 5]), root_samples=2))
-    yield "data.transforms", refuse_data(shared_out(classes([5, 5]), transforms=[nn.Identity()]))
+        yield f"data.normalize: {mode}", describe_unfit_data(data)
+    yield "data.root_samples: 2", describe_unfit_data(shared_out(classes([5, 5]), root_samples=2))
+    yield (
+        "data.transforms",
+        describe_unfit_data(shared_out(classes([5, 5]), transforms=[nn.Identity()])),
+    )
     for name, source in SOURCES.items():
-        yield name, refuse_data(FederatedData(source))
+        yield name, describe_unfit_data(FederatedData(source))
     for monitor in ("privacy/epsilon", "val/global/accuracy", "train/loss"):
         refusal = try_refusal(check_private_monitors, Monitoring(monitor))
         yield f"callback or schedule that monitors {monitor}", refusal

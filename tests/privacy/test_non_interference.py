@@ -17,7 +17,7 @@ from pl_fed.attacks import Backdoor, FlippedLabels, Outliers, RandomLabels
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.compressors import QSGD, PowerSGD, RandomK, TopK
 from pl_fed.data.source import Arrays
-from pl_fed.preflight.privacy_rules import refuse_algorithm
+from pl_fed.preflight.privacy_rules import describe_unfit_algorithm
 from pl_fed.samplers import All, Cyclic, Poisson, Uniform
 
 pytestmark = [
@@ -105,7 +105,7 @@ def test_every_algorithm(name):
 
     The tests below run two algorithms with every engine.
     """
-    if refuse_algorithm(make(name)) is not None:
+    if describe_unfit_algorithm(make(name)) is not None:
         pytest.skip("its clients read other clients' states, and privacy refuses it")
     assert not interference(lambda: make(name), shape=(4,), engine="stacked", chunk_size=2)
 

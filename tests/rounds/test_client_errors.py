@@ -9,7 +9,8 @@ from torch import nn
 
 from pl_fed import DifferentialPrivacy
 from pl_fed.aggregators import QFFL, FairFed
-from pl_fed.clients import Ditto, FedAvg, FedBN
+from pl_fed.clients import IFCA, Ditto, FedAvg, FedBN
+from pl_fed.engine.batched import StackedRunner
 from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.samplers import Poisson
 
@@ -186,3 +187,87 @@ def test_private_run_goes_on_with_a_warning_before_and_in_the_round():
     assert any("one sample, which 1 of 4 clients have" in text for text in texts)
     assert outcome.w.isfinite().all()
     assert sum(float(report["train/rejected"]) for report in outcome.reports) > 0
+
+
+class Averages(nn.Module):
+    """A net that replaces its moving average of inputs in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("average", torch.zeros(4))
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        if self.training:
+            self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)
+        return self.last(x - self.average)
+
+
+class AveragesInPlace(Averages):
+    """A net that changes its moving average of inputs in place."""
+
+    def forward(self, x):
+        if self.training:
+            self.average.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return self.last(x - self.average)
+
+
+def test_buffer_that_a_failing_client_replaced_reaches_no_other_client():
+    class FailsLate(FedAvg):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            if bool((self.read("client") == FAILING).any()):
+                raise OSError("a broken file")
+            return loss
+
+    outcomes = []
+    for net, chunk_size in ((AveragesInPlace, None), (Averages, None), (Averages, 1)):
+        client = FailsLate(seeded(net), optimizer=sgd(0.1))
+        settings = {"on_client_error": "leave_out", "chunk_size": chunk_size}
+        with pytest.warns(UserWarning, match=r"clients \[2\] in round 0"):
+            outcome = run_rounds(client, data(), engine="one_by_one", **settings)
+        outcomes.append(outcome)
+    in_place, *replaced = outcomes
+    assert in_place.w_statistics.any()
+    assert all(outcome.distance(in_place) == 0 for outcome in replaced)
+
+
+def test_lack_of_memory_after_a_failure_halves_the_chunks(monkeypatch):
+    """The failing client fails early; the others, who take its place, do not fit together."""
+    run = StackedRunner.run
+
+    def run_within(engine, client, optimizer, chunk):
+        if len(chunk.clients) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return run(engine, client, optimizer, chunk)
+
+    expected = run_rounds(
+        failing("begin"), data(), engine="stacked", chunk_size=1, on_client_error="leave_out"
+    )
+    monkeypatch.setattr(StackedRunner, "run", run_within)
+    outcome = run_rounds(failing("begin"), data(), engine="stacked", on_client_error="leave_out")
+    assert outcome.distance(expected) < 1e-12
+
+
+def test_warning_tells_an_exception_from_numbers_that_are_not_finite():
+    class FailsAndDiverges(FedAvg):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            number = int(self.read("client"))
+            if number == 1:
+                raise OSError("a broken file")
+            return loss * torch.nan if number == 3 else loss
+
+    client = FailsAndDiverges(seeded(mlp), optimizer=sgd(0.1))
+    with pytest.warns(UserWarning, match=r"clients \[1, 3\].*OSError.*or because they contain NaN"):
+        run_rounds(client, data(), engine="one_by_one", on_client_error="leave_out")
+
+
+def test_client_that_fails_counts_for_no_center():
+    client = failing("training_step", IFCA, clusters=2)
+    with pytest.warns(UserWarning, match=r"clients \[2\] in round 0"):
+        outcome = run_rounds(client, data(), engine="one_by_one", on_client_error="leave_out")
+    for report in outcome.reports:
+        counts = [float(report[f"train/clients_of_center_{number}"]) for number in range(2)]
+        assert sum(counts) == 3
+        assert float(report["train/rejected"]) == 1
