@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -57,11 +58,15 @@ class BatchWorkers:
 
         Args:
             order: The samples of each batch.
+
+        Raises:
+            RuntimeError: If a worker has ended.
         """
         self.stop()
         self._order = iter(order)
-        for _ in range(_AHEAD * self.num_workers):
-            self._submit_next()
+        with self._explain_loss():
+            for _ in range(_AHEAD * self.num_workers):
+                self._submit_next()
 
     def take(self, samples: Samples) -> tuple[Any] | None:
         """Return the next batch, or that before it again; ``None`` if it was not read ahead.
@@ -74,19 +79,14 @@ class BatchWorkers:
         """
         if self.expects(samples):
             content = self._upcoming.popleft().content
-            self._submit_next()
-            try:
-                self._last = samples, content.result()
-            except BrokenProcessPool as error:
-                self.stop()
-                self._pool = None
-                raise RuntimeError(
-                    "Expected the processes of `data.dataset.num_workers` to go on but one has"
-                    " ended, perhaps for lack of memory: set a smaller number, or 0 to read in the"
-                    " main process."
-                ) from error
-            except Exception:
-                return None
+            with self._explain_loss():
+                self._submit_next()
+                try:
+                    self._last = samples, content.result()
+                except BrokenProcessPool:
+                    raise
+                except Exception:
+                    return None
         return (pickle.loads(self._last[1]),) if self._last[0] == samples else None
 
     def stop(self) -> None:
@@ -101,6 +101,20 @@ class BatchWorkers:
         """Return the state without processes and batches, for copies and other processes."""
         empty: dict[str, Any] = {"_order": iter(()), "_upcoming": deque(), "_pool": None}
         return {**vars(self), **empty}
+
+    @contextmanager
+    def _explain_loss(self) -> Iterator[None]:
+        """Replace the error about a worker that has ended, and start new ones next time."""
+        try:
+            yield
+        except BrokenProcessPool as error:
+            self.stop()
+            self._pool = None
+            raise RuntimeError(
+                "Expected the processes of `data.dataset.num_workers` to go on but one has ended,"
+                " perhaps for lack of memory: set a smaller number, or 0 to read in the main"
+                " process."
+            ) from error
 
     def _submit_next(self) -> None:
         samples = next(self._order, None)

@@ -594,6 +594,26 @@ def test_lost_worker_has_a_sentence():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("calls", ["begin", "take"])
+def test_worker_lost_before_the_next_batch_is_asked_for_has_the_sentence(calls):
+    batches = OwnBatches(Sets(), join_sets, num_workers=1)
+    rows = batches.rows()
+    batches.read_ahead(lambda: iter(rows[:6].split(1)))
+    batches.join(rows[[0]], None)
+    pool = batches._workers._pool
+    (worker,) = pool._processes.values()
+    worker.kill()
+    pool._executor_manager_thread.join()  # the pool knows
+    reads = {
+        "begin": lambda: read_ahead(batches, range(6)),
+        "take": lambda: [batches.join(rows[[position]], None) for position in range(1, 6)],
+    }
+    with pytest.raises(RuntimeError, match="num_workers` to go on but one has ended"):
+        reads[calls]()
+    assert len(read_ahead(batches, range(2))) == 2, "new workers"
+
+
+@pytest.mark.slow
 def test_batch_in_another_order_is_read_here():
     batches, rows = OwnBatches(Sets(), join_sets, num_workers=1), OwnBatches(Sets(), list).rows()
     batches.read_ahead(lambda: iter(rows[:6].split(1)))
