@@ -384,7 +384,7 @@ class Federation(Configurable):
     ) -> Trial:
         """Set all that set-up sets in an algorithm and its task: settings, then facts.
 
-        :meth:`setup` adds two facts about local steps: ``client.draws_globally`` and
+        :meth:`_try_steps` adds two facts about local steps: ``client.draws_globally`` and
         ``client.reads_optimizer``.
 
         Returns:

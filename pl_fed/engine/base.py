@@ -17,21 +17,34 @@ from pl_fed.nets.dropout import Draws
 from pl_fed.random import key, random_bits
 
 ROUND_NUMBERS = (
-    *("cohort", "byzantine", "forged", "clipped", "dropped", "rejected"),
-    *("update_norm", "benign_distance"),
+    "cohort",
+    "byzantine",
+    "forged",
+    "clipped",
+    "dropped",
+    "rejected",
+    "update_norm",
+    "benign_distance",
 )
 """Numbers that the round reports under ``train/``, beside the outputs of ``training_step``."""
 
 ATTACK_NUMBERS = (
-    *("attackers", "flagged", "flagged_attackers", "detection_precision", "detection_recall"),
-    *("attack_distance", "attack_cosine"),
+    "attackers",
+    "flagged",
+    "flagged_attackers",
+    "detection_precision",
+    "detection_recall",
+    "attack_distance",
+    "attack_cosine",
 )
 """Numbers that a round with attackers reports, as well."""
 
 TAKEN_NUMBERS = (
     *ROUND_NUMBERS,
     *ATTACK_NUMBERS,
-    *("small_cohort", "upload_bytes", "download_bytes"),
+    "small_cohort",
+    "upload_bytes",
+    "download_bytes",
 )
 """Names under ``train/`` that no output of ``training_step`` may have."""
 
@@ -116,6 +129,7 @@ class Chunk:
             return [True] * length
         last, per_pass = self.batches.steps[position], self.batches.pass_lengths[position]
         ends = {*range(0, last, per_pass), *(counts[position] for counts in self.steps.values())}
+        # a client's last minibatch closes no window: a stack goes on, and its own end closes it
         ends = {end for end in ends if end < last} | {length}
         plan: list[bool] = []
         num_waiting = 0

@@ -164,6 +164,7 @@ class StackedRunner(BatchedRunner):
             with _refuse_shared_changes(client) if runs_module else nullcontext():
                 for index in range(batches.max_steps):
                     batch = drop_unsupported_mask(step.client, batches.stack_step(index))
+                    # a traced step keeps its mask: the fields of its batch may not change
                     if step.is_eager and clients == self.size and batches.is_full(index):
                         batch = batch._replace(mask=None)
                     gradients = step(inputs.build_stack(index, batch), is_full=True)
