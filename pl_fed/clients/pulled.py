@@ -158,6 +158,7 @@ class Pulled(Client, ABC):
             batch: The minibatch.
         """
         if self.regularizer == "kl":
-            return symmetrized_divergence(outputs, centre, batch.mask)
+            logits, others = (rows.movedim(self.task.class_dim, 1) for rows in (outputs, centre))
+            return symmetrized_divergence(logits, others, batch.mask)
         parameters = self.parameters_of(model)
         return weighted_squared_distance(parameters, self.tensors("broadcast"), centre)

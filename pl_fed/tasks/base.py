@@ -36,6 +36,7 @@ class Task(Configurable, ABC):
             :meth:`batch_loss` on batches without padding.
         runs_steps: Whether the module has steps of its own (:class:`pl_fed.tasks.LightningTask`),
             which replace losses, metrics and predictions of outputs.
+        class_dim: The dimension of the classes in the outputs of a task with classes.
         further_metrics: Metrics besides :meth:`metrics`, by name (``federation.metrics``).
         directions: Declared directions (``federation.lower_is_better``, ``higher_is_better``).
 
@@ -50,6 +51,7 @@ class Task(Configurable, ABC):
 
     averages_samples: bool = True
     runs_steps: bool = False
+    class_dim: int = 1
     further_metrics: Mapping[str, Metric] = {}
     directions: Directions = Directions()
 

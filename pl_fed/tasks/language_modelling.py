@@ -37,6 +37,8 @@ class LanguageModelling(CriterionTask):
         tensor(1.3863)
     """
 
+    class_dim = 2
+
     def __init__(self, ignore_index: int = -100, shift: bool = False) -> None:
         super().__init__(nn.CrossEntropyLoss(ignore_index=ignore_index))
         self.ignore_index = ignore_index

@@ -10,6 +10,7 @@ from tables import table_test
 from torch import nn
 
 from pl_fed.clients import Ditto, Finetuning, Local
+from pl_fed.tasks import LanguageModelling, TokenClassification
 from pl_fed.types import Batch
 
 INPUTS, CLASSES = 4, 3
@@ -153,6 +154,22 @@ def test_centre_and_its_statistics_stay_fixed_during_a_round(uncompiled, engine,
     assert not torch.equal(one_step.w_statistics, five_steps.w_statistics)
     later = after(1, rounds=2)
     assert not torch.equal(later.v, after(5, rounds=2).v), "the next w^t is another"
+
+
+@table_test("task", [LanguageModelling(), TokenClassification(num_classes=CLASSES)])
+def test_divergence_of_sequences_is_that_of_the_tokens_probabilities(task):
+    net = nn.Linear(INPUTS, CLASSES)
+    client = Ditto(net, lam=2.0, regularizer="kl", task=task).double()
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, INPUTS, generator=draw, dtype=torch.float64)
+    tokens = torch.randint(CLASSES, (2, 5), generator=draw)
+    v, w = torch.randn(2, INPUTS * CLASSES + CLASSES, generator=draw, dtype=torch.float64)
+    client.row("personal").data.copy_(v)
+    with client.reading({"broadcast": w}):
+        loss = client.pulled_loss(Batch(x, tokens), {"personal": 2.0})
+    flat = x.flatten(0, 1).numpy(), tokens.flatten().numpy()
+    expected = objective(v.numpy(), w.numpy(), *flat, 2.0, "kl")
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_divergence_is_refused_without_classes():
