@@ -20,6 +20,7 @@ from pl_fed.tasks.metric_values import (
     keep_local,
     list_metrics,
     raise_device_error,
+    separate_states,
     undefined_as_nan,
 )
 from pl_fed.tasks.module_facts import ModuleFacts
@@ -410,6 +411,7 @@ def reset_metrics(module: nn.Module) -> None:
     """
     for metric in list_metrics(module):
         if isinstance(metric, MetricCollection):
+            separate_states(metric)
             if any(part.update_called for part in metric.values(copy_state=False)):
                 metric.reset()
             continue

@@ -149,6 +149,27 @@ def _walk_metrics(value: Any, depth: int = 4) -> Iterator[Metric | MetricCollect
             yield from _walk_metrics(entry, depth - 1)
 
 
+def separate_states(collection: MetricCollection) -> None:
+    """Give each metric of a collection a state of its own, in place.
+
+    After the first update, torchmetrics lets metrics with equal states share one from then on. The
+    few samples of a client may make states equal by chance, as those of accuracies at two
+    thresholds. Then both metrics have one value for all later clients. Groups that a user names
+    stay.
+
+    Example:
+        >>> from torchmetrics import MeanMetric, SumMetric
+        >>> collection = MetricCollection([MeanMetric(), SumMetric()])
+        >>> separate_states(collection)
+        >>> collection.compute_groups
+        {}
+    """
+    if collection._enable_compute_groups is True:
+        collection._enable_compute_groups, collection._groups_checked = False, False
+        collection._groups = {}
+        collection.reset()  # the states that are shared already
+
+
 @contextmanager
 def undefined_as_nan(module: nn.Module) -> Iterator[None]:
     """Let the metrics of a module return NaN where they are undefined, such as R² of one sample.

@@ -194,3 +194,15 @@ def test_weight_decay_is_part_of_the_loss(engine):
     end = after(client, shared_out(points([8.0])), 4, engine=engine)
     close(end["w"], [4.0], 1e-6)
     close(end["personal"].flatten(), [4.0], 1e-6)
+
+
+def test_weight_decay_of_a_parameter_group_counts():
+    def build(parameters):
+        own = [part if isinstance(part, dict) else {"params": [part]} for part in parameters]
+        return torch.optim.SGD([{"weight_decay": 0.3, **part} for part in own], lr=0.1)
+
+    client = PFedMe(Point(), optimizer=build)
+    client.check(shared_out(points([8.0])).clients, client.population)
+    assert client.weight_decay == 0.3
+    groups = client.objective.build_optimizer(client.trained_parameters).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.0, 0.0]
