@@ -44,7 +44,7 @@ class IFCA(Clustered):
 
     Raises:
         ValueError: If ``clusters`` is below 2, ``spread`` is not above 0, or the net has running
-            statistics.
+            statistics. Before training, if all numbers of each tensor of the net are equal.
 
     Example:
         >>> client = IFCA(nn.Linear(4, 2), clusters=3)
@@ -61,10 +61,20 @@ class IFCA(Clustered):
         self.spread = spread
 
     def draw_centers(self) -> Tensor:
-        """Return the first models, [clusters, numel]: the net, and the net plus noise."""
+        """Return the first models, [clusters, numel]: the net, and the net plus noise.
+
+        Raises:
+            ValueError: If all numbers of each tensor are equal, as zeros: the models would be, too.
+        """
         first = self.row("global").data
         tensors = self.row("global").layout.views(first)
         scale = torch.cat([t.std(correction=0).expand(t.numel()) for t in tensors.values()])
+        if not scale.any():
+            raise ValueError(
+                "Expected argument `net` to have a tensor of different numbers, whose spread the"
+                f" noise of IFCA's first models takes, but got {type(self.global_model).__name__}"
+                " with equal ones: give it random weights before training."
+            )
         seed = int(first.double().sum().view(torch.int64))
         shape, draw = (self.num_centers - 1, len(first)), generator(seed, "centers")
         noise = torch.randn(shape, generator=draw, dtype=torch.float32)  # in any default dtype

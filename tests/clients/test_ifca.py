@@ -16,6 +16,7 @@ from pl_fed.aggregators import Krum, Mean, Median
 from pl_fed.attacks import Attack
 from pl_fed.clients import IFCA
 from pl_fed.data import FederatedData
+from pl_fed.models import LinearSVM
 
 SIZES = [9, 20, 12, 16, 7, 11]
 STEPS = 3
@@ -190,6 +191,11 @@ def test_wrong_arguments():
         IFCA(nn.Linear(4, 2), spread=0.0)
     with pytest.raises(ValueError, match="net without running statistics for IFCA, whose models"):
         IFCA(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
+
+
+def test_equal_weights_are_refused_since_all_first_models_would_be_equal():
+    with pytest.raises(ValueError, match=r"of different numbers, .* but got LinearSVM with equal"):
+        run_rounds(IFCA(LinearSVM(4)), shared_out(classes(SIZES, num_classes=2)))
 
 
 def test_centers_begin_at_the_initial_model_of_the_federation(tmp_path):
