@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.admm import ADMM
 from pl_fed.clients.contract import ClientRound
+from pl_fed.nets.modes import full_precision
 from pl_fed.types import Batch
 
 
@@ -60,7 +61,9 @@ class FedADMM(ADMM):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return α_i f_i(w_i) + ⟨π_i, w_i − w^t⟩ + ρ/2 ‖w_i − w^t‖² on the minibatch."""
         loss = self.alpha(self.read("samples")).squeeze() * self.loss("personal", batch)
-        price = self.inner_product("personal", "dual") - self.read("dual") @ self.read("broadcast")
+        with full_precision(batch.device):  # bfloat16 would change the difference of the products
+            offset = self.read("dual") @ self.read("broadcast")
+        price = self.inner_product("personal", "dual") - offset
         return loss + price + self.rho / 2 * self.squared_distance("personal", to="broadcast")
 
     def end_round(self, client: ClientRound) -> Tensor:

@@ -89,6 +89,18 @@ def test_objective_equals_hand_computed_values():
     assert client.personal_model.weight.grad.tolist() == [[-0.5 + 3.0 - 2.0, 0.0, 0.0]]
 
 
+def test_mixed_precision_keeps_the_price_at_the_global_model_at_zero():
+    client = FedADMM(nn.Linear(20, 5))
+    round = client.run_begin(client.new_round())
+    dual = torch.full((105,), 1.003)  # the product is 105.315, and 105 in bfloat16
+    round.states["dual"], round.broadcast.parameters[:] = dual[None], dual.sign()
+    client.row("personal").data.copy_(round.broadcast.parameters)
+    batch = Batch(torch.ones(5, 20), torch.arange(5))
+    with client.reading(round.client_rows(0)), torch.autocast("cpu", torch.bfloat16):
+        loss, plain = client.training_step(batch, 0), client.loss("personal", batch)
+    assert loss.item() == pytest.approx(plain.item(), abs=1e-3)
+
+
 def test_engines_and_chunks_agree_on_all_states(uncompiled):
     data = shared_out(classes([9, 5, 12, 4]))
     client = FedADMM(seeded(mlp), optimizer=sgd(0.3), local_epochs=2, weights="samples")
