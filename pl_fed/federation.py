@@ -764,7 +764,7 @@ class Federation(Configurable):
         """Return the ids of the benign clients with an untrained model of their own.
 
         Such clients took part in no round, or were broken in all their rounds. There are none if
-        each client's model comes from the global model before an evaluation.
+        each client's model is a center, or comes from the global model before an evaluation.
         """
         is_untrained = self.session.states.is_untrained
         return (is_untrained & ~self.byzantine_clients.is_byzantine).nonzero().flatten()

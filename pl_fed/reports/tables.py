@@ -25,6 +25,7 @@ _NONE = configs.format_value(None)
 _COMMIT_LETTERS = 8
 _SHORT = 24  # letters of a cell without line breaks
 _LARGE = 100.0  # larger numbers are shown without three decimals
+_ENDINGS = ("_weighted", "_std", "_var", "_trained")  # of means and spreads over clients
 _HELD_OUT = "held_out/"  # begins the models of held-out clients
 _SETTINGS = (  # columns of the table of groups
     *("algorithm", "net", "data", "partition", "clients", "cohort", "attack", "byzantine"),
@@ -186,9 +187,10 @@ def _best_group(groups: Sequence[Group], model: str, metric: str) -> int | None:
     if len(known_finals) < 2 or any(final.std is None for final in known_finals.values()):
         return None
     runs = [run for group in groups for run in group.runs]
-    base, _, statistic = metric.partition("_")
-    is_spread = statistic.endswith(("std", "var")) or metric.startswith("backdoor_success")
-    figure = None if (parts := split_figure(metric)) is None else parts[1]
+    is_spread = metric.endswith(("_std", "_var")) or metric.startswith("backdoor_success")
+    base, figure = split_figure(metric) or (metric, None)
+    for ending in _ENDINGS:
+        base = base.removesuffix(ending)
     if figure is not None and figure.higher_is_better is not None:
         is_higher: bool | None = figure.higher_is_better
     else:

@@ -185,8 +185,8 @@ class ClientStates:
         """The mask of the clients with a model of their own that no round trained, bool [clients].
 
         Such a client took part in no round, or was broken in all its rounds. There are none if each
-        client's model comes from the global model before an evaluation, or if a checkpoint had no
-        participation.
+        client's model is a center, or comes from the global model before an evaluation, or if a
+        checkpoint had no participation.
         """
         if self.participation is None or not self.keeps_models:
             return torch.zeros(self.loaded.num_clients, dtype=torch.bool)

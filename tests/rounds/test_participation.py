@@ -7,12 +7,13 @@ import warnings
 import pytest
 import torch
 import worlds
-from small_federations import Cohorts, Given, classes, mlp, sections, seeded, sgd
+from small_federations import Cohorts, Given, Only, classes, mlp, sections, seeded, sgd, shared_out
+from tables import table_test
 from worlds import DivergentDitto
 
 import pl_fed
 from pl_fed.attacks import RandomLabels
-from pl_fed.clients import Ditto, FedAvg, Finetuning, Mocha
+from pl_fed.clients import IFCA, Ditto, FedAvg, Finetuning, HierFedAvg, Mocha
 from pl_fed.data import FederatedData
 
 SIZES = [9, 30, 12, 60, 15, 21]
@@ -127,6 +128,22 @@ def test_global_model_replaces_untrained_models_by_option(tmp_path):
     expected = (plain.model_of(1), plain.model_of(2, "global"))
     for model, other in zip(models, expected):
         assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+@table_test("kind", [HierFedAvg, IFCA])
+def test_a_center_is_no_untrained_model_of_a_client_that_never_took_part(kind):
+    client, sampler = kind(seeded(mlp), optimizer=sgd(0.1)), Only(0, 1, 2)
+    federation = pl_fed.Federation(
+        sampler, untrained_models="global", **sections(engine="one_by_one"), seed=0
+    )
+    federation.setup(client, shared_out(classes(SIZES)), "fit")
+    federation.run_round(0, client.configure_optimizers())
+    assert federation.participation.tolist() == [1, 1, 1, 0, 0, 0]
+    assert len(federation.clients_without_training()) == 0
+    models = federation.models_of(torch.arange(6))
+    rows = [torch.cat([p.flatten() for p in model.parameters()]) for model in models]
+    centers = federation.server_states["centers"].view(2, -1)
+    assert all(any(torch.equal(row, center) for center in centers) for row in rows)
 
 
 def test_unknown_replacement_of_untrained_models_is_refused():
