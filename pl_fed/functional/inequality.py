@@ -200,7 +200,9 @@ def quantile(values: Values, percent: int) -> float:
     if not np.isfinite(values).all() and not np.isnan(values).any():
         place = percent / 100 * (len(values) - 1)  # ∞ − ∞ is no number
         low, high = np.sort(values)[[math.floor(place), math.ceil(place)]]
-        return float(low if low == high else low + place % 1 * (high - low))
+        if low == high or (low == -math.inf and high < math.inf):
+            return float(low)
+        return float(low + place % 1 * (high - low))
     return float(np.quantile(values, percent / 100))
 
 

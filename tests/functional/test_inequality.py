@@ -118,6 +118,7 @@ def test_quantiles_of_infinite_values():
     assert quantile(np.array([0.1, inf, 0.3]), 50) == 0.3
     assert quantile(np.array([0.1, 0.2, 0.3, 0.4, inf]), 75) == 0.4
     assert quantile(np.array([0.1, inf, inf]), 75) == inf
+    assert quantile(np.array([-inf, 0.2, 0.3]), 25) == -inf
     assert quantile(np.array([-inf, 0.1, 0.2, 0.3]), 0) == -inf
     assert np.isnan(quantile(np.array([np.nan, inf]), 50))
 
