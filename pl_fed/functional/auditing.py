@@ -30,7 +30,8 @@ def canary_direction(seed: int, client: int, numel: int) -> Tensor:
 def empirical_epsilon(released: Tensor, canaries: Tensor, delta: float) -> float:
     """Return the empirical ε of a released update with canaries.
 
-    It is an estimate, not a bound: a mechanism may be worse for other clients than canaries.
+    It is an estimate, not a bound: a mechanism may be worse for other clients than canaries. It is
+    NaN for an update with NaN or infinity, which says nothing of its canaries.
 
     Args:
         released: The sum of all released updates, such as w^T − w^0, [d].
@@ -44,6 +45,8 @@ def empirical_epsilon(released: Tensor, canaries: Tensor, delta: float) -> float
         >>> empirical_epsilon(rows.sum(0), rows, delta=0.1) > 5
         True
     """
+    if not released.isfinite().all():
+        return math.nan
     cosines = (canaries.double() @ released.double()) / released.double().norm()
     null = NormalDist(0.0, 1 / math.sqrt(len(released)))
     observed = NormalDist(float(cosines.mean()), float(cosines.std()))

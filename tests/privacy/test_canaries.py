@@ -34,6 +34,11 @@ def test_equal_variances_agree_with_the_gaussian_mechanism(distance, delta):
         assert normal_epsilon(*pair, delta) == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
+def test_a_broken_update_confirms_no_mechanism():
+    rows = torch.stack([canary_direction(0, k, 50) for k in range(5)])
+    assert math.isnan(empirical_epsilon(torch.full((50,), math.nan), rows, DELTA))
+
+
 def test_unequal_variances_agree_with_a_sum():
     first, second = NormalDist(0.3, 0.5), NormalDist(-0.2, 1.3)
     epsilon = normal_epsilon(first, second, 1e-2)
