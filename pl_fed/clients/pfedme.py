@@ -96,7 +96,9 @@ class PFedMe(Client):
             )
         self.refuse_mixed_options("weight decay is part of f_i", "weight_decay")
         self._refuse_schedule(self.build_schedule(optimizer))
-        self.weight_decay = float(optimizer.defaults["weight_decay"])
+        parameters = list(self.row("global").tensors.values())
+        first = self.objective.optimizer(parameters).param_groups[0]  # without the models' options
+        self.weight_decay = float(first["weight_decay"])
 
     def _refuse_schedule(self, schedule: object) -> None:
         if schedule is not None:
