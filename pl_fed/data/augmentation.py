@@ -100,11 +100,14 @@ class Augmentation:
 
     Attributes:
         is_keyed: Whether all modules are keyed: one call may then serve several clients.
+        reads_keys: Whether a module is keyed.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.modules = tuple(modules)
-        self.is_keyed = all(isinstance(module, KeyedAugmentation) for module in self.modules)
+        is_keyed = [isinstance(module, KeyedAugmentation) for module in self.modules]
+        self.is_keyed = all(is_keyed)
+        self.reads_keys = any(is_keyed)
 
     def __repr__(self) -> str:
         return ", ".join(map(repr, self.modules))

@@ -355,10 +355,16 @@ class Batches:
                 keys = self._sample_keys([position], step, batch.size)[0]
                 augmented.append(batch._replace(inputs=self._keyed(batch.inputs, keys)))
             return augmented
+        augment = self.augment
         with fork_torch_rng(batches[0].device) as seed:
             for batch, position in zip(batches, positions):
                 seed(key(self.seed, "augment", self.round, self.clients[position], step))
-                augmented.append(batch._replace(inputs=self.augment(batch.inputs)))
+                if isinstance(augment, Augmentation) and augment.reads_keys:
+                    keys = self._sample_keys([position], step, batch.size)[0]
+                    inputs = augment(batch.inputs, keys)
+                else:
+                    inputs = augment(batch.inputs)
+                augmented.append(batch._replace(inputs=inputs))
         return augmented
 
     def _sample_keys(self, positions: Sequence[int], step: int, size: int) -> Tensor:

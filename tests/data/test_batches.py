@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from pl_fed.data.augmentation import Augmentation, RandomFlip
 from pl_fed.data.batches import Batches, BatchRule, LocalWork
 from pl_fed.data.client_data import ClientData, Part
 from pl_fed.types import Batch
@@ -306,6 +307,17 @@ def test_augmentation_differs_between_steps_rounds_and_clients():
         for batch in make_batches([9, 9], 3, round=number, augment=Adding()).iterate_client(client)
     ]
     assert len({round(shift, 4) for shift in shifts}) == len(shifts) == 12
+
+
+def test_keyed_module_has_the_same_draws_beside_one_without_keys():
+    def inputs(*modules):
+        """Return the inputs of all minibatches, one by one and stacked."""
+        batches = make_batches([9, 9], 3, round=1, augment=Augmentation([RandomFlip(), *modules]))
+        stacked = map(batches.stack_step, range(3))
+        one_by_one = [batch.inputs for k in range(2) for batch in batches.iterate_client(k)]
+        return [*one_by_one, *(batch.inputs[batch.mask] for batch in stacked)]
+
+    assert all(map(torch.equal, inputs(), inputs(nn.Identity())))
 
 
 def test_augmentation_does_not_use_the_generator_of_torch():
