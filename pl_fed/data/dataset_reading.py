@@ -1,8 +1,10 @@
 """Reading of a map-style data set into tensors."""
 
+import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -14,13 +16,13 @@ from pl_fed.data.collation_trial import mixes_samples
 from pl_fed.data.memory_map import allocate_in_memory, allocate_on_disk
 from pl_fed.data.own_reading import read_own_batches
 from pl_fed.data.reading_options import ReadingOptions
-from pl_fed.data.redraw import choose_redraw, explain_errors, name_of
+from pl_fed.data.redraw import Redraw, choose_redraw, explain_errors, name_of
 from pl_fed.data.sample_owners import list_parts, number_sample_owners, read_labels
 from pl_fed.data.sample_reader import Collate, SampleReader, Samples
 from pl_fed.data.sample_structure import align, paths_of
 from pl_fed.data.source import Arrays, count_classes
 from pl_fed.random import fork_all_generators
-from pl_fed.trees import leaves, tree_map
+from pl_fed.trees import Tree, leaves, tree_map
 
 Allocate = Callable[[int, Tensor], Tensor]
 _DEFAULTS = ReadingOptions()
@@ -106,7 +108,7 @@ def _read_tensors(
         seed(0)  # the draws of a data set are the same in every run and process
         samples, reader = _read_all(dataset, reader, options.num_workers, allocate, seed)
         redraw = choose_redraw(dataset, pieces, reader, samples, options.redraw)
-    samples, class_names = _match_class_names(pieces, samples)
+    samples, class_names, class_ids = _match_class_names(pieces, samples)
     client, names = number_sample_owners(dataset, samples.owners, roles)
     classes = num_classes
     if classes is None and class_names is not None:
@@ -126,33 +128,60 @@ def _read_tensors(
         names,
         labels,
         options.on_disk,
-        redraw,
+        partial(_redraw_renumbered, redraw, class_ids) if redraw and class_ids else redraw,
         samples.entries,
         class_names or () if len(class_names or ()) == classes else (),
     )
 
 
-def _match_class_names(pieces: Sequence[Any], samples: Samples) -> tuple[Samples, list[str] | None]:
+@dataclass(frozen=True)
+class _ClassIds:
+    """The class ids of parts that number their classes by themselves.
+
+    Attributes:
+        begins: The position of the first sample of each part.
+        ids: For each part, the id of a class over all parts by its id in the part.
+    """
+
+    begins: Sequence[int]
+    ids: Sequence[Mapping[int, int]]
+
+    def renumber(self, targets: Tensor, positions: Sequence[int]) -> Tensor:
+        """Return the class ids over all parts of the samples at some positions."""
+        parts = [bisect.bisect_right(self.begins, position) - 1 for position in positions]
+        ids = [self.ids[part].get(id, id) for part, id in zip(parts, targets.tolist(), strict=True)]
+        return torch.tensor(ids, dtype=targets.dtype)
+
+
+def _redraw_renumbered(
+    redraw: Redraw, class_ids: _ClassIds, positions: list[int], keys: list[int]
+) -> tuple[Tree, Tree]:
+    """Return samples that are drawn anew, with the class ids over all parts."""
+    inputs, targets = redraw(positions, keys)
+    return inputs, class_ids.renumber(targets, positions)
+
+
+def _match_class_names(
+    pieces: Sequence[Any], samples: Samples
+) -> tuple[Samples, list[str] | None, _ClassIds | None]:
     """Return samples whose class ids mean the same class in all parts, and the classes' names.
 
     Parts with a ``class_to_idx``, such as image folders of torchvision, number their own folders.
-    The classes of the training part keep their ids. The names are ``None`` if a part has none.
+    The classes of the training part keep their ids. The names are ``None`` if a part has none. The
+    third result has the new ids; it is ``None`` if all ids stay.
     """
     tables = [_class_ids(piece) for piece in pieces]
     is_flat = isinstance(samples.targets, Tensor) and samples.targets.dim() == 1
     if not is_flat or samples.targets.is_floating_point() or None in tables:
-        return samples, None
+        return samples, None, None
     pairs = [sorted((id, name) for name, id in (table or {}).items()) for table in tables]
     names = [*dict.fromkeys(name for table in pairs for _, name in table)]
     if all(table == tables[0] for table in tables):
-        return samples, names
-    targets, begin = samples.targets.clone(), 0
-    for table, piece in zip(pairs, pieces):
-        own = targets[begin : begin + len(piece)]
-        ids = {id: names.index(name) for id, name in table}
-        own.copy_(torch.tensor([ids.get(int(id), int(id)) for id in own]))
-        begin += len(piece)
-    return replace(samples, targets=targets), names
+        return samples, names, None
+    begins = [0, *accumulate(map(len, pieces))][: len(pieces)]
+    class_ids = _ClassIds(begins, [{id: names.index(name) for id, name in pair} for pair in pairs])
+    targets = class_ids.renumber(samples.targets, range(len(samples.targets)))
+    return replace(samples, targets=targets), names, class_ids
 
 
 def _class_ids(dataset: Any) -> dict[str, int] | None:

@@ -465,6 +465,13 @@ def test_class_ids_of_parts_are_matched_by_name():
     assert TorchDataset(train, test=same).load().targets.tolist() == [2, 0, 1, 1]
 
 
+def test_class_ids_of_samples_drawn_anew_are_matched_by_name():
+    train, test = Named(["cat", "dog", "eel"], ["eel", "cat"]), Named(["dog", "eel"], ["eel"])
+    arrays = TorchDataset(train, test=test, redraw=True).load()  # a client may train on `test`
+    assert arrays.redraw([2, 0], [7, 8])[1].tolist() == arrays.targets[[2, 0]].tolist() == [2, 2]
+    assert TorchDataset(train, test=test, redraw=False).load().redraw is None
+
+
 @pytest.mark.parametrize(("transform", "classes"), [(lambda label: int(label > 0), 2), (float, 0)])
 def test_class_names_are_not_those_of_transformed_targets(transform, classes):
     names = ["cat", "dog", "eel"]
