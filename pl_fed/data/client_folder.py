@@ -256,7 +256,9 @@ def _find_files(folder: Path) -> list[_ClientFile]:
             f"Expected argument `folder` to be a folder with {_LAYOUT}, in it or in train and"
             f" test, but got {got} in {folder.absolute()}."
         )
-    files = sorted(files or parts, key=lambda file: (_natural_order(file.client), file.part))
+    files = sorted(
+        files or parts, key=lambda file: (_natural_order(file.client), file.client, file.part)
+    )
     suffixes = {file.path.suffix == ".npz" for file in files}
     if len(suffixes) > 1:
         raise ValueError(f"Expected {folder} to hold either .npz files or tables but got both.")
@@ -281,7 +283,8 @@ def _list_files(folder: Path, part: int | None) -> list[_ClientFile]:
 
 def _client_name(path: Path) -> str:
     """Return the name of a file without the suffixes of its kind and compression."""
-    return re.sub(rf"{table_suffix(path)}(\.\w+)?$", "", path.name, flags=re.IGNORECASE)
+    suffix = re.escape(table_suffix(path))
+    return re.sub(rf"{suffix}(\.\w+)?$", "", path.name, flags=re.IGNORECASE)
 
 
 def _natural_order(name: str) -> list[tuple[int, str]]:

@@ -45,6 +45,21 @@ def test_arrays_of_each_client(folder):
     assert clients.owners == [["b"], ["client_9"], ["client_10"]]
 
 
+def test_names_of_clients_are_those_of_their_files(tmp_path):
+    for name in ("mynpz", "client_1", "my", "client_01"):  # two names of the same number
+        write_arrays(tmp_path, name, 2)
+    assert ClientFolder(str(tmp_path)).load().names == ["client_01", "client_1", "my", "mynpz"]
+
+
+def test_order_of_clients_does_not_depend_on_that_of_the_file_system(tmp_path, monkeypatch):
+    for name in ("1", "01", "001"):
+        write_arrays(tmp_path, name, 2)
+    paths = sorted(tmp_path.iterdir())
+    for order in (paths, paths[::-1]):
+        monkeypatch.setattr(type(tmp_path), "iterdir", lambda path, order=order: iter(order))
+        assert ClientFolder(str(tmp_path)).load().names == ["001", "01", "1"]
+
+
 def test_dtypes_are_preserved_and_classes_are_counted_over_all_files(tmp_path):
     write_arrays(tmp_path, "a", 2, x=np.full((2, 1, 4, 4), 255, "uint8"), y=[0, 1])
     write_arrays(tmp_path, "b", 2, x=np.zeros((2, 1, 4, 4), "uint8"), y=[4, 0], split=None)
