@@ -132,6 +132,8 @@ def _read_entry(sample: Any, name: Any) -> int | str:
 def _draws(dataset: Any, collate: Collate) -> bool:
     """Return whether samples, or a batch of them, differ when they are read again."""
     positions = spaced_positions(len(dataset))
+    if not positions:
+        return False
     first, second = (
         Fingerprints({}).compute(
             collate([_read_sample(dataset, position) for position in positions])

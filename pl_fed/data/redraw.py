@@ -101,7 +101,7 @@ def choose_redraw(
         ValueError: If the option is true, and the draws do not depend on the global generators; or
             if samples drawn anew have other shapes.
     """
-    if option is False:
+    if option is False or not len(pieces[0]):
         return None
     random = [piece for piece in pieces if _differs_when_read_again(piece, reader)]
     name = name_of(random[0] if random else pieces[0])
@@ -141,6 +141,8 @@ def spaced_positions(length: int) -> list[int]:
 def _differs_when_read_again(dataset: Any, reader: SampleReader) -> bool:
     """Return whether some samples differ between two readings."""
     positions = spaced_positions(len(dataset))
+    if not positions:
+        return False
     first, second = (reader([dataset[k] for k in positions]) for _ in range(2))
     return not _are_equal(first, second)
 

@@ -158,6 +158,17 @@ def test_official_parts():
     assert {int(k) // 30 for k in clients.test.index} == {2}
 
 
+@pytest.mark.parametrize("batches", [None, "own"])
+def test_part_without_samples_is_like_none(batches):
+    parts = {"val": Subset(Pairs(3), []), "test": Pairs(5)}
+    arrays = TorchDataset(Pairs(4), **parts, batches=batches).load()
+    assert arrays.split.tolist() == [0] * 4 + [2] * 5
+    for redraw in (None, True):
+        source = TorchDataset(Subset(Pairs(3), []), **parts, batches=batches, redraw=redraw)
+        with pytest.raises(ValueError, match="Expected a data set with a training part but got"):
+            FederatedData(source, IID(), 2).clients
+
+
 def test_all_parts_are_padded_to_one_length():
     short, long = Texts(3), Texts(12)
     settings = {"inputs": ["ids"], "padding": 0}
