@@ -65,7 +65,7 @@ class PaddingCollation:
             return tuple(self._join(*pair) for pair in zip(branches, repeat(padding), longest))
         is_list = isinstance(first, list) and all(isinstance(n, int | float) for n in first)
         if padding is not None and (is_list or hasattr(first, "shape")):
-            return _pad([_to_tensor(value) for value in values], padding, longest)
+            return _pad(values, padding, longest)
         if is_list:
             return torch.stack([_to_tensor(value) for value in values])
         return default_collate([*values])
@@ -80,14 +80,37 @@ def _to_tensor(value: Any) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float64 if is_real else None)
 
 
-def _pad(tensors: Sequence[Tensor], padding: float, longest_batch: Tensor | None) -> Tensor:
-    """Return tensors as rows of one tensor, padded at the end of each dimension."""
+def _pad(values: Sequence[Any], padding: float, longest_batch: Tensor | None) -> Tensor:
+    """Return values as rows of one tensor, padded at the end of each dimension.
+
+    Raises:
+        ValueError: If a row needs the padding, and its type lacks this number.
+    """
+    tensors = [_to_tensor(value) for value in values]
     shapes = [tensor.shape for tensor in tensors]
     if longest_batch is not None:
         shapes.append(longest_batch.shape[1:])
     longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    typed = [t for value, t in zip(values, tensors) if not isinstance(value, list) or value]
+    if not typed:  # an empty list has no type
+        typed = tensors if longest_batch is None else [longest_batch]
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in typed))
+    if any([*tensor.shape] != longest for tensor in tensors) and not _holds(dtype, padding):
+        raise ValueError(
+            f"Expected argument `padding` to be a number of type {dtype}, as the samples, but got"
+            f" {padding}: change it, or the type of the samples"
+        )
     rows = torch.full((len(tensors), *longest), padding, dtype=dtype)
     for row, tensor in zip(rows, tensors):
         row[tuple(map(slice, tensor.shape))] = tensor
     return rows
+
+
+def _holds(dtype: torch.dtype, number: float) -> bool:
+    """Return whether a type has a number, up to rounding of real numbers."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return True
+    if dtype == torch.bool:
+        return number in (0, 1)
+    limits = torch.iinfo(dtype)
+    return int(number) == number and limits.min <= number <= limits.max

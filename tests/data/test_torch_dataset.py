@@ -93,6 +93,23 @@ def test_dicts_of_several_lengths_are_padded(mapping):
     assert arrays.client.tolist() == [k % 5 for k in range(COUNT)]
 
 
+def test_an_empty_list_has_the_type_of_others():
+    samples = [([], 0), ([5, 6], 1), ([], 0)]
+    arrays = TorchDataset(samples, padding=-1, redraw=True).load()
+    assert arrays.inputs.tolist() == [[-1, -1], [5, 6], [-1, -1]]
+    assert arrays.inputs.dtype == arrays.redraw([0], [1])[0].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("dtype", "padding"), [(torch.uint8, -100), (torch.int64, 0.5), (torch.bool, 2)]
+)
+def test_padding_that_is_no_number_of_the_type_is_refused(dtype, padding):
+    samples = [(torch.ones(length, dtype=dtype), 0) for length in (2, 1)]
+    with pytest.raises(ValueError, match=f"be a number of type {dtype}, .* but got {padding}: ch"):
+        TorchDataset(samples, padding=padding).load()
+    assert TorchDataset(samples[:1], padding=padding).load().inputs.dtype == dtype  # not needed
+
+
 def collate(samples):
     """Pad texts to the longest text of a batch, as for a DataLoader."""
     ids = pad_sequence([sample["ids"] for sample in samples], batch_first=True)
@@ -166,7 +183,7 @@ def test_part_without_samples_is_like_none(batches):
     for redraw in (None, True):
         source = TorchDataset(Subset(Pairs(3), []), **parts, batches=batches, redraw=redraw)
         with pytest.raises(ValueError, match="Expected a data set with a training part but got"):
-            FederatedData(source, IID(), 2).clients
+            _ = FederatedData(source, IID(), 2).clients
 
 
 def test_all_parts_are_padded_to_one_length():
