@@ -421,6 +421,8 @@ def _encode_category(
         return ids, values
     names = list(map(_write_value, categories))
     number = {value: position for position, value in enumerate(names)}
+    if _is_real(_plain(table, name).type):  # integers beside missing values are real numbers
+        number = {f"{value}.0": position for value, position in number.items()} | number
     unknown = [value for value in values if value not in number]
     if unknown and not with_others:
         raise ValueError(

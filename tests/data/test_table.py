@@ -138,6 +138,17 @@ def test_missing_categories_are_a_category(write_table):
     assert arrays.inputs.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 0, 1]]
 
 
+def test_given_integers_are_categories_of_a_real_column(tmp_path):
+    """pandas writes a column of integers with a missing value as real numbers."""
+    path = save_parquet(tmp_path, age=[2.0, 1.0, None, 1.5])
+    for values, expected in (([1, 2], [1, 0, 2, 2]), ([2.0, 1], [0, 1, 2, 2])):
+        settings = {"inputs": ["weight"], "ids": ["age"], "categories": {"age": values}}
+        assert Table(path, "ill", **settings).load().inputs[1].flatten().tolist() == expected
+    path = save_parquet(tmp_path, age=[2.0, 1.0, 1.0, 2.0])
+    arrays = Table(path, "age", inputs=["weight"], categories={"age": [2, 1]}).load()
+    assert (arrays.targets.tolist(), arrays.class_names) == ([0, 1, 1, 0], ("2", "1"))
+
+
 def test_categories_with_a_dictionary_and_other_types(tmp_path):
     from datetime import date
     from decimal import Decimal
