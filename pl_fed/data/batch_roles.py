@@ -45,6 +45,11 @@ class BatchRoles:
     target: str | int | None = None
     labels: str | int | None = None
 
+    @property
+    def owner_entry(self) -> int | str | None:
+        """The key or position of the owner; ``None`` for a function, or the owners of all."""
+        return self.client if isinstance(self.client, int | str) else None
+
     def owner(self, sample: Any) -> Any:
         """Return the owner of a sample, or ``None`` if samples do not hold their owners.
 
@@ -113,8 +118,9 @@ class BatchRoles:
     def _find_entries(self, batch: Any, sample_length: int) -> tuple[list[Any], Any]:
         """Return the names of the entries without the owner's, and the name of the target."""
         if isinstance(batch, Mapping):
-            names: list[Any] = [n for n in batch if n != self.client or n in (self.inputs or ())]
-            return names, self.find_target([name for name in names if name != self.client])
+            entry = self.owner_entry
+            names: list[Any] = [n for n in batch if n != entry or n in (self.inputs or ())]
+            return names, self.find_target([name for name in names if name != entry])
         if not isinstance(batch, tuple | list):
             return [], None
         names = [*range(len(batch))]

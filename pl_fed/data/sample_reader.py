@@ -131,8 +131,9 @@ class SampleReader:
         sample, roles = to_entries(sample), self.roles
         if roles.inputs is None or not isinstance(sample, Mapping) or callable(roles.client):
             return sample
-        used = {*roles.inputs, roles.find_target(list(sample)), roles.labels, roles.client}
-        if not used - {None, roles.client} <= sample.keys():
+        owner = roles.owner_entry
+        used = {*roles.inputs, roles.find_target(list(sample)), roles.labels, owner}
+        if not used - {None, owner} <= sample.keys():
             return sample
         return {name: value for name, value in sample.items() if name in used}
 

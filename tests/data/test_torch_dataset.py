@@ -153,6 +153,8 @@ def test_clients_as_a_list(owners):
     arrays = TorchDataset(Pairs(), client=owners).load()
     assert arrays.client.tolist() == [k % 4 for k in range(COUNT)]
     assert arrays.names is None
+    texts = TorchDataset(Texts(), client=owners, inputs=["ids"], padding=0).load()
+    assert texts.client.tolist() == arrays.client.tolist()
 
 
 def test_client_attribute_of_the_data_set_below_subsets():
