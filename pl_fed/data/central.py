@@ -1,6 +1,6 @@
 """The samples of the server: a central validation and test set beside those of the clients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -112,7 +112,13 @@ class CentralParts:
         )
 
 
-def check_central(source: DataSource, arrays: Arrays, inputs: Tree, clients: ClientData) -> None:
+def check_central(
+    source: DataSource,
+    arrays: Arrays,
+    inputs: Tree,
+    clients: ClientData,
+    columns: Mapping[str, Sequence[str]] | None,
+) -> None:
     """Refuse samples of the server that are not read like those of the clients.
 
     Args:
@@ -120,6 +126,7 @@ def check_central(source: DataSource, arrays: Arrays, inputs: Tree, clients: Cli
         arrays: Its samples.
         inputs: Their inputs, prepared like those of the clients.
         clients: The data of the clients.
+        columns: The columns of the clients' inputs, if they are those of a table.
 
     Raises:
         ValueError: If inputs, targets or classes have another form, or the source numbers
@@ -152,6 +159,8 @@ def check_central(source: DataSource, arrays: Arrays, inputs: Tree, clients: Cli
                 f"Expected `data.central` to have {name} like those of the clients, {expected} for"
                 f" a sample, but got {got}."
             )
+    if columns and source.columns:
+        _check_columns(source.columns, columns)
     if names and clients.class_names and names != tuple(clients.class_names):
         raise ValueError(
             f"Expected `data.central` to have the clients' classes {list(clients.class_names)} in"
@@ -162,6 +171,25 @@ def check_central(source: DataSource, arrays: Arrays, inputs: Tree, clients: Cli
             f"Expected `data.central` to have class ids below {clients.num_classes}, the number of"
             f" the clients' classes, but got {arrays.num_classes - 1}."
         )
+
+
+def _check_columns(
+    columns: Mapping[str, Sequence[str]], expected: Mapping[str, Sequence[str]]
+) -> None:
+    """Refuse other columns of the server's table, another order, or other ids of their values."""
+    if [*columns] != [*expected]:
+        raise ValueError(
+            "Expected `data.central` to have the columns of the clients' inputs,"
+            f" {', '.join(expected)}, in this order but got {', '.join(columns)}: name them by"
+            " `data.central.inputs`."
+        )
+    for name, values in columns.items():
+        for own, others in zip(values, expected[name]):
+            if own != others:
+                raise ValueError(
+                    f"Expected `data.central.categories` to number the values of {name!r} like"
+                    f" those of the clients but got {own!r} for {others!r}: set both alike."
+                )
 
 
 def _first_sample(leaf: Tensor) -> Tensor:

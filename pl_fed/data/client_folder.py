@@ -218,7 +218,7 @@ class ClientFolder(DataSource):
 
             joined = pyarrow.concat_tables(tables, promote_options="permissive")
             samples = build_arrays(joined, self.roles, self.categories)
-        self.preparation = samples.preparation
+        self.preparation, self.columns = samples.preparation, samples.columns
         self._has_classes = samples.arrays.num_classes > 0
         return samples.arrays, [len(table) for table in tables]
 

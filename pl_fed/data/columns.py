@@ -237,10 +237,17 @@ def find_shared_categories(
 
 @dataclass(frozen=True)
 class TableArrays:
-    """The samples of a table, and their preparation in words."""
+    """The samples of a table, and their preparation in words.
+
+    Attributes:
+        arrays: The samples.
+        preparation: The preparation of the inputs and targets.
+        columns: The columns of the inputs in their order, and the values of those of ids.
+    """
 
     arrays: Arrays
     preparation: str
+    columns: dict[str, list[str]]
 
 
 def build_arrays(
@@ -261,7 +268,7 @@ def build_arrays(
     if not len(table):
         raise ValueError("Expected a table of at least one row but got none")
     categories = categories or {}
-    inputs, words = _build_inputs(table, roles, categories)
+    inputs, columns, words = _build_inputs(table, roles, categories)
     targets, classes = _build_targets(table, roles, categories)
     client, names = None, None
     if roles.client is not None:
@@ -285,18 +292,23 @@ def build_arrays(
         groups=groups,
         group_names=group_names,
     )
-    return TableArrays(arrays, escape_controls("; ".join(words)))
+    return TableArrays(arrays, escape_controls("; ".join(words)), columns)
 
 
 def _build_inputs(
     table: Any, roles: ColumnRoles, categories: Mapping[str, Sequence[Any]]
-) -> tuple[Tree, list[str]]:
-    """Return the numbers, the ids, or both as a tuple; and the names of their columns."""
+) -> tuple[Tree, dict[str, list[str]], list[str]]:
+    """Return the numbers, the ids, or both as a tuple; the columns; and both in words.
+
+    A column of ids has its values; a column of categories is one of numbers for each of them.
+    """
     numbers, ids, names, descriptions = [], [], [], []
+    values_of_ids: dict[str, list[str]] = {}
     for name in roles.input_columns(table.column_names):
         if name in (roles.ids or ()):
             codes, values = _encode_category(table, name, categories.get(name))
             ids.append(codes)
+            values_of_ids[name] = values
             listed = ", ".join(values) if len(values) <= _LISTED else f"{len(values)} categories"
             descriptions.append(f"{name} ({listed})")
         elif name in (roles.one_hot or ()):
@@ -310,7 +322,8 @@ def _build_inputs(
     words += [f"ids: {', '.join(descriptions)}"] if ids else []
     parts = [torch.from_numpy(np.concatenate(numbers, 1))] if numbers else []
     parts += [torch.from_numpy(np.stack(ids, 1))] if ids else []
-    return (parts[0] if len(parts) == 1 else tuple(parts)), words
+    columns: dict[str, list[str]] = {name: [] for name in names}
+    return (parts[0] if len(parts) == 1 else tuple(parts)), {**columns, **values_of_ids}, words
 
 
 def _build_targets(

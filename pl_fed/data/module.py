@@ -424,7 +424,7 @@ class FederatedData(Configurable, LightningDataModule):
         arrays = _load(source)
         parts = CentralParts.draw_own(arrays, self.val_fraction, self.test_fraction, self.seed)
         inputs = self._transform_inputs(arrays)
-        check_central(source, arrays, inputs, clients)
+        check_central(source, arrays, inputs, clients, self.dataset.columns)
         inputs = tree_map(_normalize, inputs, normalization)
         return parts.select(
             replace(

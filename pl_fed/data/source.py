@@ -204,6 +204,11 @@ class DataSource(Configurable, ABC):
 
     :meth:`load` may set it; ``None`` without a dataloader."""
 
+    columns: Mapping[str, Sequence[str]] | None = None
+    """The columns of the inputs of a table in their order, and the values of those of ids.
+
+    :meth:`load` may set it; ``None`` for other inputs."""
+
     evaluation_sizes: Mapping[str, int] | None = None
     """The batch sizes of the data's own dataloaders of the parts ``val`` and ``test``.
 

@@ -121,7 +121,7 @@ class Table(DataSource):
             table, row_numbers = drop_row_numbers(table, self.roles)
             samples = build_arrays(table, self.roles, self.categories)
         warn_of_row_numbers(row_numbers, path.name)
-        self.preparation = samples.preparation
+        self.preparation, self.columns = samples.preparation, samples.columns
         self._has_classes = samples.arrays.num_classes > 0
         return samples.arrays
 

@@ -18,7 +18,7 @@ import pl_fed
 from pl_fed.attacks import Backdoor
 from pl_fed.attacks.adversary import Adversary
 from pl_fed.clients import Ditto, FedAvg, Local
-from pl_fed.data import FederatedData, TorchDataset
+from pl_fed.data import FederatedData, Table, TorchDataset
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays
 from pl_fed.partitioners import IID
 from pl_fed.samplers import Poisson
@@ -219,6 +219,29 @@ def test_source_with_numbers_of_its_own_samples_is_refused():
     message = r"`data.central.categories` to be set, .* but got null, which sorts all values"
     with pytest.raises(ValueError, match=message):
         _ = data_of(central=Numbered(unparted(9))).central_data
+
+
+def test_tables_with_columns_in_another_order_or_with_other_ids_are_refused(tmp_path):
+    pytest.importorskip("pyarrow")
+
+    def source(name, header="age,weight,job,ill", **settings):
+        path = tmp_path / f"{name}.csv"
+        path.write_text("\n".join([header, *("4,5,cook,0", "6,7,nurse,1") * 10]))
+        categories = {"ill": [0, 1], "job": ["cook", "nurse"]}
+        return Table(str(path), "ill", ids=["job"], **{"categories": categories, **settings})
+
+    def build(**central):
+        return FederatedData(source("a"), IID(), 2, central=source("b", **central)).central_data
+
+    header = "weight,age,job,ill"
+    with pytest.raises(ValueError, match=r"inputs, age, weight, job, in .* but got weight, age, j"):
+        build(header=header)
+    ordered = build(header=header, inputs=["age", "weight"]).inputs[0]
+    assert ordered[:2].tolist() == [[5, 4], [7, 6]]
+    categories = {"ill": [0, 1], "job": ["nurse", "cook"]}
+    with pytest.raises(ValueError, match=r"number the values of 'job' like .* 'nurse' for 'cook'"):
+        build(categories=categories)
+    assert len(build().inputs[0]) == 20
 
 
 # The metrics
