@@ -193,5 +193,6 @@ def _check_columns(
 
 
 def _first_sample(leaf: Tensor) -> Tensor:
-    """Return the first sample of a tensor, as a batch has it."""
-    return scale_images(leaf[:1], torch.float32)
+    """Return the first sample of a tensor, as a batch has it; real numbers have its precision."""
+    sample = scale_images(leaf[:1], torch.float32)
+    return sample.to(torch.float32) if sample.is_floating_point() else sample

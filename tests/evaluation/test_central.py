@@ -221,6 +221,13 @@ def test_source_with_numbers_of_its_own_samples_is_refused():
         _ = data_of(central=Numbered(unparted(9))).central_data
 
 
+def test_own_source_may_have_real_numbers_of_another_precision():
+    inputs = {dtype: parted().inputs.to(dtype) for dtype in (torch.float32, torch.float64)}
+    for own, others in (inputs.values(), reversed(inputs.values())):
+        central = Given(unparted(60, inputs=own))
+        assert len(data_of(parted(inputs=others), central=central).central_data.inputs) == 60
+
+
 def test_tables_with_columns_in_another_order_or_with_other_ids_are_refused(tmp_path):
     pytest.importorskip("pyarrow")
 
