@@ -318,7 +318,7 @@ class ClientData:
         """Return inputs that are drawn anew like stored ones after :meth:`inputs_of`."""
         is_integer = not stored.is_floating_point() and stored.dtype != torch.uint8
         if is_integer and not (self.mapped and not self.keeps_integers):
-            return rows.to(self.device)
+            return rows.to(self.device, stored.dtype)
         if rows.dtype == torch.uint8:
             return scale_images(rows, self.dtype).to(self.device)
         dtype = stored.dtype if stored.is_floating_point() and not self.mapped else self.dtype

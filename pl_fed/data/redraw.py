@@ -125,10 +125,12 @@ def choose_redraw(
             " augmentation is frozen."
         )
         return None
-    rank_zero_info(
-        f"{name} draws at random: pl_fed draws training samples anew in each minibatch, and"
-        " validation and test samples once. Set `data.dataset.redraw` to false to draw all once."
-    )
+    if random:
+        rank_zero_info(
+            f"{name} draws at random: pl_fed draws training samples anew in each minibatch, and"
+            " validation and test samples once. Set `data.dataset.redraw` to false to draw all"
+            " once."
+        )
     return redraw
 
 

@@ -124,6 +124,18 @@ def test_samples_drawn_anew_are_prepared_like_stored_ones(dtype, settings):
     assert drawn.distance(stored) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.bool, torch.int16])
+def test_samples_drawn_anew_have_the_type_of_stored_ones(dtype, caplog):
+    still = Noisy(lambda: 0.01, dtype)
+    data = federated(still, redraw=True).clients
+    index = torch.tensor([3, 1])
+    inputs, targets = data.read_samples(index, [7, 8])
+    stored = data.batch(index)
+    assert (inputs.dtype, targets.dtype) == (stored.inputs.dtype, stored.targets.dtype)
+    assert torch.equal(inputs, stored.inputs)
+    assert "draws at random" not in caplog.text
+
+
 def test_inputs_on_disk_give_the_same_numbers():
     numbers = []
     for on_disk in (False, True):
