@@ -64,7 +64,8 @@ class PaddingCollation:
             branches = zip(*values, strict=True)
             return tuple(self._join(*pair) for pair in zip(branches, repeat(padding), longest))
         is_list = isinstance(first, list) and all(isinstance(n, int | float) for n in first)
-        if padding is not None and (is_list or hasattr(first, "shape")):
+        has_shape = hasattr(first, "shape") and not isinstance(first, str)  # numpy.str_ has one
+        if padding is not None and (is_list or has_shape):
             return _pad(values, padding, longest)
         if is_list:
             return torch.stack([_to_tensor(value) for value in values])

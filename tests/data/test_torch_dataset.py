@@ -93,6 +93,12 @@ def test_dicts_of_several_lengths_are_padded(mapping):
     assert arrays.client.tolist() == [k % 5 for k in range(COUNT)]
 
 
+def test_owners_of_an_array_of_texts_are_not_padded():
+    sites = np.array(["b", "a"])
+    arrays = TorchDataset([([1, 2], sites[0], 0), ([3], sites[1], 1)], client=1, padding=0).load()
+    assert (arrays.names, arrays.client.tolist()) == (["a", "b"], [1, 0])
+
+
 def test_an_empty_list_has_the_type_of_others():
     samples = [([], 0), ([5, 6], 1), ([], 0)]
     arrays = TorchDataset(samples, padding=-1, redraw=True).load()
