@@ -135,10 +135,11 @@ class FederatedData(Configurable, LightningDataModule):
         _check_central(central)
         check_instances(Partitioner, partitioner=partitioner)
         check_instances(Skew, skew=skew)
-        size = _MINIBATCHES[0] if batch_size is None else batch_size
+        size = 1 if batch_size is None else batch_size
         evaluated = 1 if clients_per_eval_batch is None else clients_per_eval_batch
         check_integers(1, batch_size=size, clients_per_eval_batch=evaluated)
-        check_integers(1, size, min_batch=min_batch)
+        largest = min_batch if batch_size is None else batch_size  # a dataloader may have another
+        check_integers(1, largest, min_batch=min_batch)
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not isinstance(share, float | int) or not 0 <= share < 1:
                 raise ValueError(f"Expected argument `{name}` to be in [0, 1) but got {share!r}.")
@@ -209,6 +210,8 @@ class FederatedData(Configurable, LightningDataModule):
         """The training clients' data; the first access loads and splits the data set."""
         if self._clients is None or (self._has_doubles and self._built_for != self._real_type()):
             arrays = _load(self.dataset)
+            size, _ = self.dataset.minibatches or _MINIBATCHES
+            check_integers(1, self._batch_size or size, min_batch=self.min_batch)
             self._clients, self._held_out = self._build_clients(arrays)
             changes = self.normalize != "none" or bool(self.transforms)
             wide = (torch.float64, *(_INTEGERS if changes else ()))

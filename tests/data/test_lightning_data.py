@@ -300,6 +300,15 @@ def test_batch_size_and_drop_last_are_those_of_the_training_dataloader():
 
 
 @pytest.mark.filterwarnings("ignore:pl_fed ignores the sampler")
+def test_smallest_batch_is_at_most_the_size_of_the_training_dataloader():
+    data = FederatedData(LightningData(Module(batch_size=16), client="sites"), min_batch=16)
+    assert (data.batch_size, data.min_batch) == (16, 16)
+    with pytest.raises(ValueError, match="`min_batch` to be at most 8 but got 9"):
+        _ = FederatedData(LightningData(Module(), client="sites"), min_batch=9).clients
+    with pytest.raises(ValueError, match="`min_batch` to be at most 3 but got 9"):
+        FederatedData(LightningData(Module(), client="sites"), batch_size=3, min_batch=9)
+
+
 def test_batch_size_of_a_batch_sampler():
     class Sampled(LightningDataModule):
         def train_dataloader(self):
