@@ -434,6 +434,10 @@ def _encode_category(
         return ids, values
     names = list(map(_write_value, categories))
     number = {value: position for position, value in enumerate(names)}
+    for position, value in enumerate(categories):
+        if isinstance(value, bool):  # as pandas and spreadsheets write it
+            for text in (str(value), str(value).upper()):
+                number.setdefault(text, position)
     if _is_real(_plain(table, name).type):  # integers beside missing values are real numbers
         number = {f"{value}.0": position for value, position in number.items()} | number
     unknown = [value for value in values if value not in number]

@@ -193,6 +193,16 @@ def test_given_categories_number_values_alike_for_all_clients(tmp_path):
         ]  # fmt: skip
 
 
+@pytest.mark.parametrize("texts", [("true", "false"), ("True", "False"), ("TRUE", "FALSE")])
+def test_given_booleans_are_the_texts_of_other_programs(tmp_path, texts):
+    path = write(tmp_path, "c", [*texts, texts[0], "perhaps"])
+    settings = {"categories": {"c": [True, False]}}
+    inputs = Table(path, "y", one_hot=["c"], **settings).load().inputs[:, 1:]
+    assert inputs.argmax(1).tolist() == [0, 1, 0, 2]
+    path = write(tmp_path, "c", [*texts, texts[0]])
+    assert Table(path, "c", exclude=["y"], **settings).load().targets.tolist() == [0, 1, 0]
+
+
 def test_given_classes_number_targets(tmp_path):
     path = write(tmp_path, "c", ["7", "007", "7"])
     arrays = Table(path, "c", exclude=["y"], categories={"c": ["7", "007", "9"]}).load()
