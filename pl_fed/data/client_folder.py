@@ -68,7 +68,8 @@ class ClientFolder(DataSource):
         classes: Whether the target column holds classes. ``None`` infers it.
         delimiter: What separates the values in CSV files. ``None`` for a comma, or a tab in
             ``.tsv`` files.
-        num_classes: Number of classes in ``.npz`` files. ``None`` uses the largest class id + 1.
+        num_classes: Number of classes in ``.npz`` files; 0 if integer targets are no class ids.
+            ``None`` uses the largest class id + 1.
         categories: The values of columns of categories: see :class:`pl_fed.data.Table`.
         group: The column of the group of each sample: see :class:`pl_fed.data.Table`. Files
             ``.npz`` have an array ``group`` of integers instead.
@@ -105,7 +106,7 @@ class ClientFolder(DataSource):
     ) -> None:
         check_delimiter(delimiter)
         if num_classes is not None:
-            check_integers(1, num_classes=num_classes)
+            check_integers(0, num_classes=num_classes)
         self.folder = folder
         self.delimiter = delimiter
         self.num_classes = num_classes

@@ -45,6 +45,15 @@ def test_arrays_of_each_client(folder):
     assert clients.owners == [["b"], ["client_9"], ["client_10"]]
 
 
+def test_targets_of_several_integers_a_sample_are_no_classes(tmp_path):
+    for name in "ab":
+        write_arrays(tmp_path, name, 2, y=[[0, 3], [1, 2]])
+    with pytest.raises(ValueError, match="leave `num_classes` at 0 if your own task takes such"):
+        ClientFolder(str(tmp_path)).load()
+    arrays = ClientFolder(str(tmp_path), num_classes=0).load()
+    assert (arrays.targets.tolist(), arrays.num_classes) == ([[0, 3], [1, 2]] * 2, 0)
+
+
 def test_names_of_clients_are_those_of_their_files(tmp_path):
     for name in ("mynpz", "client_1", "my", "client_01"):  # two names of the same number
         write_arrays(tmp_path, name, 2)
