@@ -11,7 +11,8 @@ Backdoor Attack", arXiv 2201.03772, 2022. With P_k the first two principal compo
 
 The idea: benign uploads differ more from each other than forged ones. The cosines are those of the
 uploads themselves. A cluster of one upload has score 1. Among equal scores, the larger cluster
-wins, then the one with the smallest client id.
+wins, then the one with the smallest client id. If factors below 1 leave out all uploads, the result
+is 0.
 
 As in third-party code, there are 5 sets of reference points and up to 10 clusters. k-means has ten
 starts, with the key of the seed and the round. Departs from that code:
@@ -32,6 +33,7 @@ from pl_fed.functional.aggregation import (
     centred_gram_matrix,
     cosine_distances,
     gram_matrix,
+    merging_dtype,
     subset_mean,
 )
 from pl_fed.functional.clustering import Array, count_clusters, find_clusters
@@ -58,7 +60,7 @@ class RFLBAT(Aggregator):
     Shape:
         - ``uploads``: [n, d], n at least 1, finite.
         - ``weights``: [n]; unused.
-        - output: [d].
+        - output: [d]; 0 if no upload remains.
 
     Raises:
         ValueError: If an argument is out of range, there is no upload, or an upload is not finite.
@@ -99,6 +101,8 @@ class RFLBAT(Aggregator):
         rows = self._choose(points, cosines, context)
         accepted = by_client[torch.from_numpy(rows).to(by_client.device)]
         context.reject_rows(complement_mask(accepted, len(uploads)))
+        if not len(accepted):
+            return uploads.new_zeros(uploads.shape[1], dtype=merging_dtype(uploads))
         return subset_mean(uploads, accepted)
 
     def _select_layers(self, uploads: Tensor, context: RoundContext) -> Tensor:
@@ -111,8 +115,10 @@ class RFLBAT(Aggregator):
         return uploads[:, positions.to(uploads.device)]
 
     def _choose(self, points: Array, cosines: Array, context: RoundContext) -> Array:
-        """Return the rows of the chosen cluster, by points [n, 2] and cosines [n, n]."""
+        """Return the rows of the chosen cluster, by points [n, 2] and cosines [n, n]; or none."""
         rows = _exclude_far(np.arange(len(points)), points, self.first_factor)
+        if not len(rows):
+            return rows
         draw = numpy_generator(key(context.seed, "rflbat", context.round))
         count = count_clusters(points[rows], self.max_clusters, _NUM_REFERENCES, draw)
         labels = find_clusters(points[rows][None], count, draw)[0][0]

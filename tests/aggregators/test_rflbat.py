@@ -132,6 +132,13 @@ def test_thresholds_leave_out_far_rows():
     assert log.rejected == []
 
 
+@pytest.mark.parametrize("factor", ["first_factor", "second_factor"])
+def test_result_is_0_if_a_factor_below_1_leaves_out_all_rows(factor):
+    log, triangle = Log(), torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
+    assert merge(triangle, log, **{factor: 0.5}).tolist() == [0, 0]
+    assert log.rejected == [0, 1, 2]
+
+
 def test_few_and_equal_rows_stay():
     for n in (1, 2, 3, 9):
         for row in (torch.tensor([3.0, -1.0]), torch.zeros(2), torch.tensor([1e30, 1e30])):
