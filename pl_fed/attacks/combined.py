@@ -112,6 +112,12 @@ class Combined(Attack):
         Raises:
             ValueError: If a state belongs to another attack.
         """
+        positions = [str(position) for position in range(len(self.attacks))]
+        if unknown := [name for name in state if name not in positions]:
+            raise ValueError(
+                f"Expected a checkpoint with states of the {len(self.attacks)} attacks of Combined"
+                f" but got {', '.join(unknown)}: resume with the attack of the checkpoint."
+            )
         for position, attack in enumerate(self.attacks):
             attack.load_state_dict(state.get(str(position), {}))
 

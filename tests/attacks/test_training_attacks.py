@@ -690,6 +690,13 @@ def test_combined_attack_keeps_the_states_of_its_attacks():
         other.load_state_dict(state)
 
 
+def test_combined_attack_refuses_the_state_of_another_attack_or_of_more_attacks():
+    combined = Combined([ModelReplacement(factor=2.0)])
+    for name in ("stamp", "1"):
+        with pytest.raises(ValueError, match=f"of the 1 attacks of Combined but got {name}:"):
+            combined.load_state_dict({name: {"stamp": torch.zeros(1)}})
+
+
 def test_batch_without_a_mask_keeps_it():
     batch = Batch(torch.zeros(2, 4), torch.tensor([0, 1]))
     assert TrainingAttack(BACKDOOR).trigger(batch).mask.tolist() == [True, False]
