@@ -565,6 +565,16 @@ REFUSED = {
         },
         "`factor` of ModelReplacement to be a number",
     ),
+    "factor of the cohort, combined twice": (
+        {
+            "adversary": Adversary(
+                Combined([RandomLabels(), Combined([ModelReplacement()])]),
+                fraction=0.25,
+                knowledge="own",
+            )
+        },
+        "`factor` of ModelReplacement to be a number",
+    ),
     "scale of the cohort": (
         {"adversary": Adversary(ConstrainedReplacement(), fraction=0.25, knowledge="own")},
         "`scale` of ConstrainedReplacement to be a number .* or `norm_bound`",
