@@ -366,10 +366,14 @@ class RoundRunner:
         if not trained.num_broken:
             return
         benign = ~self.byzantine_clients.is_byzantine[trained.clients]
+        losses, start_losses = trained.losses.double(), trained.start_losses.double()
+        if len(start_losses):  # of both losses, the one that is not finite
+            start_losses = to_device(start_losses, losses)
+            losses = losses.where(start_losses.isfinite(), start_losses)
         num_broken = check_broken_share(
             trained.status,
             benign,
-            trained.losses,
+            losses,
             trained.clients,
             round,
             self.max_rejected,
@@ -384,7 +388,8 @@ class RoundRunner:
                 reasons.append(f"of an exception ({describe_client_error(errors)})")
             if (broken & ~has_failed).any():
                 reasons.append(
-                    "they contain NaN or infinity, have a wrong length, or are not real numbers"
+                    "they contain NaN or infinity, have a wrong length, or are not real numbers,"
+                    " or their clients lack a finite loss"
                 )
             warn = warnings.warn if errors else rank_zero_warn  # only its process has an exception
             warn(

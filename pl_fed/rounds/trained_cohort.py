@@ -243,7 +243,8 @@ class TrainedCohort:
         """Join the results of all processes; every process gets the same results.
 
         A client without an upload is broken if other clients send one or if the global model is
-        trained.
+        trained. A client is broken, too, if its loss of w^t is measured and not finite, because the
+        aggregator reads the losses of all uploads.
 
         Args:
             share: The distribution of the clients over the processes.
@@ -273,13 +274,18 @@ class TrainedCohort:
         if num_uploads < len(has_upload) and (num_uploads or "global" in trained):
             is_known = to_device(has_upload, status) | (status == UploadStatus.FAILED)
             status = torch.where(is_known, status, UploadStatus.MALFORMED)
+        start_losses = joined.get(("start_losses", ""), metrics["loss"][:0])
+        if len(start_losses):
+            lacks_loss = to_device(~start_losses.isfinite(), status)
+            is_unread = lacks_loss & (status == UploadStatus.VALID)
+            status = torch.where(is_unread, UploadStatus.NOT_FINITE, status)
         return cls(
             share=share,
             broadcast=broadcast,
             metrics=metrics,
             status=status,
             has_uploads=num_uploads > 0,
-            start_losses=joined.get(("start_losses", ""), metrics["loss"][:0]),
+            start_losses=start_losses,
             group_counts=no_counts if own.group_counts is None else share.gather(own.group_counts),
             idle=None if idle is None else to_device(idle, status),
             group=None if (group := joined.get(("group", ""))) is None else group.cpu(),

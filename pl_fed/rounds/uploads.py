@@ -228,7 +228,7 @@ def forge_uploads(
     """Let the attackers of a cohort replace their uploads, equally in every process.
 
     An attacker whose own upload is broken may forge a valid upload. It then proposes the server's
-    current states.
+    current states. An upload is broken if its client reports a loss of w^t that is not finite.
 
     Args:
         uploads: The honest uploads. Their context has nets and samples for attackers that train.
@@ -263,7 +263,15 @@ def forge_uploads(
         rows[attackers] = carry(rows[attackers])
     # a finite forged upload is valid even if the attacker's own upload is broken
     is_valid = finite_rows(rows) & (valid | attackers.to(valid.device))
-    return replace(honest, rows=rows), is_valid
+    return replace(honest, rows=rows), is_valid & _has_finite_loss(honest)
+
+
+def _has_finite_loss(uploads: Uploads) -> Tensor:
+    """Return a mask of the uploads whose loss of w^t is finite or not measured, bool [n]."""
+    losses = uploads.context.start_losses
+    if not len(losses):
+        return torch.ones(len(uploads.rows), dtype=torch.bool, device=uploads.rows.device)
+    return losses.isfinite().to(uploads.rows.device)
 
 
 def _build_carry(
@@ -322,7 +330,8 @@ class _MergeSimulation:
             self._rows = self.honest.rows.clone()
         self._rows[self.attackers] = self.carry(forged.to(self._rows))
         valid = self.valid.clone()
-        valid[self.attackers] = finite_rows(self._rows[self.attackers])
+        has_loss = _has_finite_loss(self.honest)[self.attackers]
+        valid[self.attackers] = finite_rows(self._rows[self.attackers]) & has_loss
         uploads = replace(self.honest, rows=self._rows)
         merged = uploads.leave_out(~valid, self.byzantine_clients)
         merged = merged.normalize(self.client, self.server.aggregator)

@@ -8,6 +8,7 @@ from tables import table_test
 from pl_fed.aggregators import QFFL, KLoss, Mean, Term
 from pl_fed.attacks import Attack, Combined, LargeLoss, SignFlipping
 from pl_fed.clients import FedAvg
+from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.types import RoundContext
 
 
@@ -84,6 +85,46 @@ def test_simulated_merges_weigh_the_forged_losses():
 
     w = fit(Combined([LargeLoss(1000.0), Simulating()]), aggregator=Term(5.0))
     torch.testing.assert_close(updates[-1], w - start(), rtol=0, atol=1e-12)
+
+
+class Reporting(Attack):
+    """Reports one number as the loss."""
+
+    needs_simulation = True
+
+    def __init__(self, loss):
+        self.loss, self.updates = loss, []
+
+    def forge_losses(self, losses, context):
+        return torch.full_like(losses, self.loss)
+
+    def forge(self, honest, own, context):
+        self.updates.append(context.simulate_merge(own))
+        return own
+
+
+@pytest.mark.parametrize("loss", [torch.nan, torch.inf])
+def test_attacker_without_a_finite_loss_is_left_out_and_the_run_goes_on(loss):
+    others = fit(sampler=Only(0, 2, 3), aggregator=Term(5.0))
+    attack = Reporting(loss)
+    torch.testing.assert_close(fit(attack, aggregator=Term(5.0)), others, rtol=0, atol=1e-12)
+    torch.testing.assert_close(attack.updates[-1], others - start(), rtol=0, atol=1e-12)
+    assert torch.equal(fit(Reporting(loss)), fit())  # the mean reads no losses
+
+
+def test_client_without_a_finite_loss_is_left_out_and_the_run_goes_on():
+    """Its NaN lies in a sample that its only step does not draw."""
+    data = shared_out(classes([9, 5, 12, 7]))
+    data.clients.inputs[data.clients.train.samples(1)[-1]] = torch.nan
+    client = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=1)
+    settings = {"aggregator": Term(5.0), "rounds": 1, "shuffle": False}
+    outcome = run_rounds(client, data, **settings)
+    others = run_rounds(client, data, sampler=Only(0, 2, 3), **settings)
+    torch.testing.assert_close(outcome.w, others.w, rtol=0, atol=1e-12)
+    assert outcome.reports[0]["train/rejected"] == 1
+    with pytest.raises(NonFiniteLossError, match="in round 0 client 1 got a loss of nan"):
+        run_rounds(client, data, max_rejected=0.0, **settings)
+    assert run_rounds(client, data, rounds=1, shuffle=False).reports[0]["train/rejected"] == 0
 
 
 def test_attacks_in_a_row_multiply_and_uploads_stay():
