@@ -252,7 +252,7 @@ def forge_uploads(
         proposals = proposals.replace_broken(valid, server_states)
     context = byzantine_clients.forge_losses(honest.context, attackers)
     honest = replace(honest, context=context, proposals=proposals)
-    carry = _build_carry(channel, uploads.context, attackers)
+    carry = _build_carry(channel, uploads.context, attackers, honest.rows[attackers])
     simulation = _MergeSimulation(
         honest, attackers, valid, byzantine_clients, server, client, carry
     )
@@ -275,18 +275,28 @@ def _has_finite_loss(uploads: Uploads) -> Tensor:
 
 
 def _build_carry(
-    channel: UploadChannel | None, context: RoundContext, attackers: Tensor
+    channel: UploadChannel | None, context: RoundContext, attackers: Tensor, own: Tensor
 ) -> Callable[[Tensor], Tensor]:
     """Return the function that turns forged uploads into those that the server receives.
+
+    An attacker's own upload has gone through the channel already, and is not compressed again.
 
     Args:
         channel: The channel; ``None`` without compression.
         context: The context of the cohort.
         attackers: A mask of the attackers, bool [cohort].
+        own: The attackers' own uploads as the server receives them, [attackers, numel].
     """
     if channel is None:
         return lambda forged: forged
-    return partial(channel.carry, clients=context.clients[attackers.cpu()], round=context.round)
+    send = partial(channel.carry, clients=context.clients[attackers.cpu()], round=context.round)
+
+    def carry(forged: Tensor) -> Tensor:
+        """Return forged uploads as the server receives them, [attackers, numel]."""
+        is_own = (forged == own).all(dim=1, keepdim=True)
+        return own.where(is_own, send(forged))
+
+    return carry
 
 
 class _MergeSimulation:

@@ -29,7 +29,7 @@ from torch.testing import assert_close
 import pl_fed
 import pl_fed.compressors
 from pl_fed.aggregators import Aggregator, Krum, Mean, Median, PreAggregator, PreparedUploads
-from pl_fed.attacks import Attack, SignFlipping
+from pl_fed.attacks import Attack, LargeLoss, SignFlipping
 from pl_fed.clients import FLAME, IFCA, L2SGD, Ditto, FedAvg, FedPer, Local, LpProj, Mocha, Scaffold
 from pl_fed.compressors import (
     QSGD,
@@ -276,6 +276,13 @@ def test_attackers_simulate_the_merge_with_the_codec():
         merged = [rows.mean(0) for _, rows in recorded.rounds]  # simulations are recorded, too
         for predicted, actual in zip(attack.predicted, merged[1::2], strict=True):
             assert_close(predicted, actual)
+
+
+def test_an_upload_that_its_attacker_leaves_as_it_is_is_compressed_once():
+    for codec in (RandomK(9, error_feedback=False), QSGD(2)):
+        honest = run(codec, sampler=All(), rounds=1)
+        outcome = run(codec, sampler=All(), rounds=1, attack=LargeLoss(3.0), ids=[1, 4])
+        assert torch.equal(outcome.w, honest.w)
 
 
 class BreakingAttack(Attack):
