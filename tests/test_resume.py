@@ -1045,6 +1045,34 @@ def test_checkpoint_leaves_out_objects_of_the_users_classes(tmp_path):
         saving.save_checkpoint(checkpoint, tmp_path / "last.ckpt")
 
 
+class Decay:
+    """Decay: the factor of a rate, an object with a net beside its number."""
+
+    def __init__(self, base):
+        self.base, self.net = base, nn.Identity()
+
+    def __call__(self, round):
+        return self.base**round
+
+
+def test_checkpoint_leaves_out_objects_of_a_schedule(tmp_path):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    linear = torch.optim.lr_scheduler.LinearLR(optimizer)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, [Decay(0.5)])
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [linear, decay], [2])
+    with pytest.warns(UserWarning, match="leave out the objects in the state of a schedule, so"):
+        AtomicCheckpointIO().save_checkpoint(
+            {"lr_schedulers": [schedule.state_dict()]}, tmp_path / "last.ckpt"
+        )
+    (saved,) = safe_load(tmp_path / "last.ckpt")["lr_schedulers"]
+    assert saved["_schedulers"][0] == linear.state_dict()
+    assert saved["_schedulers"][1]["lr_lambdas"] == [{"base": 0.5}]
+    decay.lr_lambdas[0].base = 0.1
+    schedule.load_state_dict(saved)
+    assert decay.lr_lambdas[0].base == 0.5
+    assert isinstance(decay.lr_lambdas[0].net, nn.Identity)
+
+
 @pytest.mark.slow
 def test_options_that_stay_those_of_the_checkpoint_are_named(tmp_path):
     """They stay, as in Lightning; the same options, also under a schedule, need no warning."""

@@ -28,7 +28,7 @@ _LARGE = 1 << 28  # bytes; a larger checkpoint is memory-mapped
 _PIECE = 1 << 20
 _FETCHED = "fetched.ckpt"
 _HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
-_OWN_PARTS = ("state_dict", "federation", "loops", "optimizer_states", "lr_schedulers")
+_OWN_PARTS = ("state_dict", "federation", "loops", "optimizer_states")
 
 _PARTS: dict[str, type | tuple[type, ...]] = {
     "state_dict": Mapping,
@@ -70,8 +70,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     Every checkpoint is loaded with ``weights_only=True``, for every value that Lightning passes,
     and only if its checksums are correct. A checkpoint at a URL is fetched into a temporary file.
-    A state of a callback, or another part of the user's, that could not be loaded this way is left
-    out, with a warning.
+    A state of a callback, an object in a schedule's state, or another part of the user's that could
+    not be loaded this way is left out, with a warning.
     """
 
     def __init__(self) -> None:
@@ -113,20 +113,26 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                     key: part[key] for key in part if self._can_keep(f"state of {key}", part[key])
                 }
                 parts[name] = states
+            elif name == "lr_schedulers":
+                effect = "a resumed run has those of its own schedule"
+                self._can_keep("objects in the state of a schedule", part, effect)
+                parts[name] = _drop_objects(part)
             elif name in _OWN_PARTS or self._can_keep(f"part `{name}`", part):
                 parts[name] = part
         return parts
 
-    def _can_keep(self, name: str, content: Any) -> bool:
-        """Return whether a part can be loaded again; warn once if it cannot."""
+    def _can_keep(
+        self, name: str, content: Any, effect: str = "a resumed run begins without it"
+    ) -> bool:
+        """Return whether a part can be loaded again; warn once of the effect if it cannot."""
         if can_be_loaded(content):
             return True
         if name not in self._left_out:
             self._left_out.add(name)
             rank_zero_warn(
-                f"Checkpoints leave out the {name}, so that a resumed run begins without it: it has"
-                " objects other than tensors, numbers, strings and containers of these. Save the"
-                " values of these objects instead."
+                f"Checkpoints leave out the {name}, so that {effect}: it has objects other than"
+                " tensors, numbers, strings and containers of these. Save the values of these"
+                " objects instead."
             )
         return False
 
@@ -289,6 +295,23 @@ def _fetch(url: str, target: Path) -> None:
     else:
         system, path = url_to_fs(url)
         system.get_file(path, str(target))
+
+
+def _drop_objects(state: Any) -> Any:
+    """Return a state without the objects that cannot be loaded.
+
+    In a list, ``None`` takes the place of such an object. A schedule of a resumed run keeps the
+    objects that it was made with.
+    """
+    if can_be_loaded(state):
+        return state
+    if isinstance(state, dict):
+        kept = {name: _drop_objects(value) for name, value in state.items()}
+        return {name: value for name, value in kept.items() if value is not _Missing}
+    if isinstance(state, list):
+        kept_items = map(_drop_objects, state)
+        return [None if value is _Missing else value for value in kept_items]
+    return _Missing
 
 
 def _check_checksums(file: Path, source: str | Path) -> None:
