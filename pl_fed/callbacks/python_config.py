@@ -54,17 +54,22 @@ class PythonConfig(Callback):
         if has_config or is_dry_run or not trainer.is_global_zero:
             return
         path, config = self.folder / PYTHON_CONFIG, self._describe(pl_module)
-        if path.is_file() and trainer.current_epoch:
-            before = load_yaml(path.read_text(encoding="utf-8"))
+        if path.is_file() and (trained := trainer.global_step):
+            earlier = self.folder / f"config_to_round_{trained}.yaml"
+            # beside it, the other one belongs to an attempt without a saved round
+            source = earlier if earlier.is_file() else path
+            before = load_yaml(source.read_text(encoding="utf-8"))
             before = add_defaults(before, config, self._defaults())
             changes = find_differences([before, config])
             if changes.keys() - _LENGTHS:
-                earlier = path.rename(self.folder / f"config_to_round_{trainer.current_epoch}.yaml")
+                source.rename(earlier)
                 rank_zero_warn(
-                    f"The run resumes with other arguments from round {trainer.current_epoch} on"
+                    f"The run resumes with other arguments from round {trained} on"
                     f" ({list_changes(changes)}). The previous ones are in {earlier.name}."
                     f" {KEPT_OPTIONS}"
                 )
+            else:
+                earlier.unlink(missing_ok=True)  # the arguments are the same again
         text = _HEADER + dump_yaml(config)
         path.write_text(text, encoding="utf-8")
 

@@ -52,7 +52,7 @@ class SaveAndLogConfig(SaveConfigCallback):
             self._warn_of_no_round(Path(trainer.default_root_dir))
             return
         if trainer.is_global_zero and not self.already_saved:
-            self._keep_previous(Path(trainer.default_root_dir), trainer.current_epoch)
+            self._keep_previous(Path(trainer.default_root_dir), trainer.global_step)
         super().setup(trainer, pl_module, "fit")
 
     def _warn_of_no_round(self, folder: Path) -> None:

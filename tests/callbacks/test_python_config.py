@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Callback
 from small_federations import Given, classes, mlp, seeded
 
 import pl_fed
@@ -26,13 +27,23 @@ WARNING = (
 )
 
 
-def run(folder, kind=Ditto, seed=0, rounds=1, ckpt_path=None, fast_dev_run=False, **options):
+def run(
+    folder,
+    kind=Ditto,
+    seed=0,
+    rounds=1,
+    ckpt_path=None,
+    fast_dev_run=False,
+    callbacks=(),
+    **options,
+):
     client = kind(seeded(mlp), optimizer=partial(torch.optim.SGD, lr=0.1), **options)
     trainer = pl_fed.Trainer(
         pl_fed.Federation(All(), engine=pl_fed.EngineOptions("one_by_one"), seed=seed),
         run_dir=folder,
         max_epochs=rounds,
         fast_dev_run=fast_dev_run,
+        callbacks=list(callbacks),
         accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -88,6 +99,32 @@ def test_resumed_run_with_other_arguments_keeps_the_earlier_config(tmp_path, lam
     assert config["model"]["init_args"]["lam"] == lam
     assert earlier_config.exists() == (lam != 1.0)
     assert not earlier_config.exists() or earlier_config.read_text(encoding="utf-8") == before
+
+
+class Stop(Callback):
+    """Stop: fails before a round, or before its validation."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch:
+            raise InterruptedError
+
+    def on_validation_start(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            raise InterruptedError
+
+
+@pytest.mark.slow
+def test_config_of_a_round_that_is_not_yet_validated_is_kept(tmp_path):
+    """Also after an attempt with further arguments that saves no round."""
+    with pytest.raises(InterruptedError):
+        run(tmp_path, callbacks=[Stop()])
+    before = (tmp_path / FILE).read_text(encoding="utf-8")
+    for lam in (0.5, 0.2):
+        with pytest.raises(InterruptedError):
+            run(tmp_path, rounds=2, lam=lam, ckpt_path="last", callbacks=[Stop()])
+        assert (tmp_path / "config_to_round_1.yaml").read_text(encoding="utf-8") == before
+    run(tmp_path, rounds=2, ckpt_path="last")
+    assert not (tmp_path / "config_to_round_1.yaml").exists()
 
 
 def test_fast_dev_run_writes_no_config(tmp_path):
