@@ -164,7 +164,13 @@ class ClientStates:
         return self.settings.processes
 
     def renew(self, data: ClientData, settings: RunSettings) -> None:
-        """Continue in another stage; the data of the same clients may be loaded again."""
+        """Continue in another stage; the data of the same clients may be loaded again.
+
+        Kept features are computed again under another precision.
+        """
+        kind = self.client.row("global").example.device.type
+        if settings.autocast_dtype(kind) != self.settings.autocast_dtype(kind):
+            self._data = None
         self.settings = settings
         if data is not self.loaded:
             self.loaded, self._data = data, None

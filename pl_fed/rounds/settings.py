@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.module import FederatedData
 from pl_fed.distributed.processes import Processes
@@ -46,3 +48,13 @@ class RunSettings:
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which models run, for example of mixed precision."""
         return self.local.autocast()
+
+    def autocast_dtype(self, device_type: str) -> torch.dtype | None:
+        """Return the dtype of products under mixed precision; ``None`` without it.
+
+        Args:
+            device_type: The type of the device of the models, such as ``"cpu"``.
+        """
+        with self.autocast():
+            is_mixed = torch.is_autocast_enabled(device_type)
+            return torch.get_autocast_dtype(device_type) if is_mixed else None

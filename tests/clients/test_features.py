@@ -1,5 +1,7 @@
 """Features that are kept: the same numbers, and a frozen body that sees each sample once."""
 
+from functools import partial
+
 import pytest
 import torch
 from small_federations import classes, run_rounds, seeded, sgd, shared_out
@@ -10,7 +12,9 @@ import pl_fed
 from pl_fed import Federation
 from pl_fed.attacks import Attack, RandomLabels
 from pl_fed.clients import Ditto, FedAvg
+from pl_fed.engine import LocalSettings
 from pl_fed.models import FrozenBody
+from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Uniform
 
 IMAGES = (2, 4, 4)
@@ -86,6 +90,21 @@ def test_body_runs_once_per_sample_and_inputs_are_unchanged():
     assert client.training
     assert client.global_model.head.training
     assert not client.global_model.body.training
+
+
+def test_features_are_recomputed_under_another_precision():
+    client, data = FedAvg(seeded(lambda: Transfer(True))), make_data()
+    federation = Federation(All(), seed=0)
+    mixed = LocalSettings(partial(torch.autocast, "cpu", torch.bfloat16))
+    features = []
+    for local in (mixed, mixed, LocalSettings()):
+        federation.setup(client, data, "test", settings=RunSettings(local))
+        features.append(federation.data.inputs)
+    assert features[0] is features[1], "of the same precision"
+    assert torch.equal(features[0], features[0].bfloat16().float())
+    with torch.no_grad():
+        expected = client.global_model.eval().body(data.clients.inputs)
+    assert torch.equal(features[2], expected)
 
 
 class Dropping(Transfer):
