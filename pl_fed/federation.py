@@ -1,6 +1,8 @@
 """The federation: its checked arguments, and the session that a trainer sets up from them."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -343,6 +345,45 @@ class Federation(Configurable):
             previous = None
         if stage == "fit" and not loads:
             self._check_budget(previous)
+        if previous is None and self._session is not None:
+            with self._keep_parts():  # the earlier session stays if this one is refused
+                self._session = self._start(client, datamodule, stage, loads, settings, previous)
+        else:
+            self._session = self._start(client, datamodule, stage, loads, settings, previous)
+
+    @contextmanager
+    def _keep_parts(self) -> Iterator[None]:
+        """Restore the server, the Byzantine clients and their attacks after an exception."""
+        attacks = copy.deepcopy(self.byzantine_clients.state_dict())
+        kept = [(part, dict(vars(part))) for part in (self.server, self.byzantine_clients)]
+        try:
+            yield
+        except BaseException:
+            for part, values in kept:
+                vars(part).update(values)
+            self.byzantine_clients.load_state_dict(attacks)
+            raise
+
+    def _start(
+        self,
+        client: Client,
+        datamodule: FederatedData,
+        stage: str,
+        loads: bool,
+        settings: RunSettings,
+        previous: Session | None,
+    ) -> Session:
+        """Return a session after all checks: see :meth:`setup`.
+
+        Args:
+            client: The algorithm.
+            datamodule: The data.
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+            loads: Whether the trainer loads a checkpoint after the setup.
+            settings: The trainer's settings.
+            previous: The previous session of the same client and the same clients' data.
+        """
+        data = datamodule.clients
         if previous is None:
             self._begin(client, data, loads, settings.processes)
         trial = self._prepare_client(client, datamodule, settings)
@@ -359,7 +400,7 @@ class Federation(Configurable):
             self._try_steps(session, trial)
         evaluator = session.evaluation.evaluator
         self.byzantine_clients.set_net(evaluator.copy_global_model)
-        self._session = session
+        return session
 
     def _begin(self, client: Client, data: ClientData, loads: bool, processes: Processes) -> None:
         """Set the weights with which a new session begins, and draw its Byzantine clients."""

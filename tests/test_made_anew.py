@@ -5,7 +5,8 @@ import torch
 from small_federations import classes, mlp, seeded, sgd, shared_out
 
 import pl_fed
-from pl_fed import Federation
+from pl_fed import Adversary, Federation
+from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.samplers import Uniform
 
@@ -68,6 +69,38 @@ def test_training_continues_with_recreated_data(tmp_path):
         rows.append(
             [client.row("global").data, trainer.federation.store.read("personal", torch.arange(4))]
         )
+    assert all(torch.equal(*pair) for pair in zip(*rows))
+
+
+class Refusing(FedAvg):
+    """Refusing: refuses all data, after the trials of the server."""
+
+    def check(self, data, population):
+        raise ValueError("Expected other data.")
+
+
+@pytest.mark.slow
+def test_refused_fit_keeps_the_parts_of_the_earlier_one(tmp_path):
+    """The server's momentum, and the attackers among the earlier clients."""
+    rows = []
+    for is_refused in (False, True):
+        client = Ditto(seeded(mlp), optimizer=sgd(0.2))
+        federation = Federation(
+            Uniform(3),
+            server_optimizer=sgd(1.0, momentum=0.9),
+            adversary=Adversary(attack=RandomLabels(), ids=[1]),
+            seed=0,
+        )
+        trainer = pl_fed.Trainer(
+            federation, default_root_dir=tmp_path, max_epochs=2, **TRAINER_OPTIONS
+        )
+        trainer.fit(client, make_data())
+        if is_refused:
+            with pytest.raises(ValueError, match="Expected other data"):
+                trainer.fit(Refusing(seeded(mlp), optimizer=sgd(0.2)), make_data([9] * 6))
+        trainer.fit_loop.max_epochs = 4
+        trainer.fit(client, make_data())
+        rows.append([client.row("global").data, federation.is_byzantine])
     assert all(torch.equal(*pair) for pair in zip(*rows))
 
 
