@@ -1,12 +1,14 @@
 """The centers of a clustered algorithm: their losses on the clients' data."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.distributed.work_share import RemoteRows
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.settings import RunSettings
@@ -50,6 +52,30 @@ class Centers:
                 row.copy_(center)
                 losses.append(self.evaluator.start_losses(self.states.data, clients, {}))
         return torch.stack(losses, dim=1).to(row)
+
+    def measure_own(
+        self, measure: Callable[[Tensor], Tensor], clients: Tensor, remote: RemoteRows
+    ) -> Tensor:
+        """Return a measure of the global model on clients' data: for each, that of its own center.
+
+        Args:
+            measure: Returns a measure of the global module, [n, ...], by the ids of n clients.
+            clients: Client ids, int64 [clients].
+            remote: Rows of clients with another home process.
+        """
+        if not self.client.num_centers or not len(clients):
+            return measure(clients)
+        start = self.states.begin(clients, remote=remote, center_losses=self.measure(clients))
+        group = cast(Tensor, start.group).cpu()
+        row, parts, places = self.client.row("global").data, [], []
+        with ModelGuard(self.client, ["global"]):
+            for number in group.unique().tolist():
+                own = (group == number).nonzero().flatten()
+                row.copy_(self.rows[number])
+                parts.append(measure(clients[own]))
+                places.append(own)
+        order = torch.cat(places).argsort()
+        return torch.cat(parts)[order.to(parts[0].device)]
 
     @contextmanager
     def lend(self, group: int) -> Iterator[Tensor]:

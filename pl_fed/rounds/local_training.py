@@ -83,7 +83,8 @@ class LocalTraining:
         settings: The trainer's settings.
         batch_rule: How samples become minibatches.
         seed: The seed of the federation.
-        measures_start_losses: Whether to measure the loss of w^t over each client's training data.
+        measures_start_losses: Whether to measure the loss of w^t, or of the client's center, over
+            each client's training data.
         measures_group_counts: Whether to count each client's training samples by group and class
             under w^t.
         leaves_out: Whether a client that raises an exception is left out of the round;
@@ -156,17 +157,17 @@ class LocalTraining:
         cohort, client, data = self.draw_cohort(round), self.client, self.states.data
         share = self._share_work(cohort, round)
         own = CohortResults(len(share.clients), self._upload_buffer)
+        remote = share.fetch_states(self.states.store)
         if self.measures_start_losses and len(share.clients):
             unknown = client.row("global").data.new_full((), math.nan)
             own.start_losses = self._measure(
-                self.evaluator.start_losses, unknown, share.clients, round, own.errors
+                self.evaluator.start_losses, unknown, share.clients, round, own.errors, remote
             )
         if self.measures_group_counts and len(cohort):
             (none,) = self.evaluator.zero_group_counts(data, 1)
             own.group_counts = self._measure(
-                self.evaluator.group_counts, none, share.clients, round, own.errors
+                self.evaluator.group_counts, none, share.clients, round, own.errors, remote
             )
-        remote = share.fetch_states(self.states.store)
         with ModelGuard(client, {"global", *client.trained}) as before:
             broadcast = ModelRows(before.rows["global"], before.statistics["global"])
             work = CohortWork(round, optimizer, share, broadcast, remote, own, on_clients_done)
@@ -551,8 +552,11 @@ class LocalTraining:
         clients: Tensor,
         round: int,
         errors: dict[int, Exception],
+        remote: RemoteRows,
     ) -> Tensor:
         """Return a measure of w^t on the training data of each client, [clients, ...].
+
+        With centers, it is a measure of the client's center.
 
         Args:
             measure: The measure, by the data, the clients' ids and the functions that change the
@@ -561,11 +565,14 @@ class LocalTraining:
             clients: The ids of this process's clients.
             round: The round.
             errors: The exceptions of clients by their ids; new ones are added.
+            remote: Rows of this process's clients with another home process.
         """
         try:
             with self.settings.autocast():
                 poison = self.byzantine_clients.poison(clients, round)
-                return measure(self.states.data, clients, poison)
+                return self.centers.measure_own(
+                    lambda own: measure(self.states.data, own, poison), clients, remote
+                )
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -575,7 +582,8 @@ class LocalTraining:
                 errors[int(clients)] = error
                 return failed[None]
         parts = clients.split(1)
-        return torch.cat([self._measure(measure, failed, part, round, errors) for part in parts])
+        rows = [self._measure(measure, failed, part, round, errors, remote) for part in parts]
+        return torch.cat(rows)
 
 
 def count_most_steps(objective: Objective, rule: BatchRule, sizes: Tensor) -> int:

@@ -90,6 +90,34 @@ def test_rounds_are_algorithm_1_by_hand(clusters, aggregator, merge):
             assert got.reports[round][f"train/clients_of_center_{j}"] == own.count(j)
 
 
+class ByLosses(Mean):
+    """By losses: its copies, one for each center, note the losses that they read."""
+
+    needs_start_losses = True
+    read = []
+
+    def forward(self, uploads, weights, context):
+        if context.broadcast.numel():  # no trial
+            self.read.append((context.clients.tolist(), context.start_losses))
+        return super().forward(uploads, weights, context)
+
+    def mass(self, weights):
+        return None
+
+
+def test_aggregators_read_the_losses_of_each_clients_center():
+    data = shared_out(classes(SIZES))
+    first = run_rounds(make(), data, rounds=1, shuffle=False)
+    ByLosses.read.clear()
+    run_rounds(make(), data, rounds=2, shuffle=False, aggregator=ByLosses())
+    centers = first.server_states["centers"].view(2, -1)
+    read = ByLosses.read[-2:]
+    assert sorted(client for clients, _ in read for client in clients) == [*range(len(SIZES))]
+    for clients, losses in read:
+        for number, loss in zip(clients, losses, strict=True):
+            assert_close(loss, losses_of(make(), data, centers, number).min())
+
+
 def test_a_center_that_nobody_chose_stays():
     data, client = shared_out(classes(SIZES)), make(3)
     number = 4
