@@ -51,6 +51,30 @@ def fit_and_test(folder, rounds=2, client=None, data=None, **federation):
     return trainer, client, data
 
 
+class Moving(Backdoor):
+    """Moving: a trigger that changes in each round, as a learned one; its version is the round."""
+
+    def forge(self, honest, own, context):
+        self.trigger_version = context.round + 1
+        self.value += 1.0
+        return own
+
+
+def test_second_fit_is_tested_with_its_own_trigger():
+    data = shared_out(classes([9, 8, 7]), test_fraction=0.3)
+    attack = Moving(1, size=1, value=4.0)
+    federation = Federation(All(), seed=0, **sections(engine="one_by_one", attack=attack, ids=[1]))
+    client = FedAvg(seeded(mlp), optimizer=sgd())
+    values = []
+    for _ in range(2):
+        federation.setup(client, data, "fit")
+        federation.run_round(0, client.train().configure_optimizers())
+        federation.setup(client, data, "test")
+        triggered = federation.session.states.apply_trigger("test", attack)
+        values.append(float(triggered.inputs.max()))
+    assert values[1] == values[0] + 1
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")

@@ -166,8 +166,10 @@ class ClientStates:
     def renew(self, data: ClientData, settings: RunSettings) -> None:
         """Continue in another stage; the data of the same clients may be loaded again.
 
-        Kept features are computed again under another precision.
+        Kept features are computed again under another precision. So are samples with a trigger: a
+        later fit reaches the trigger's versions, which are rounds, again.
         """
+        self._trigger_data = TriggeredData()
         kind = self.client.row("global").example.device.type
         if settings.autocast_dtype(kind) != self.settings.autocast_dtype(kind):
             self._data = None
