@@ -689,7 +689,8 @@ class Federation(Configurable):
         if data is None:
             return None
         seed = key(self.seed, "held-out clients")
-        benign_clients = ByzantineClients(Adversary(corruption=self.adversary.corruption))
+        corruption = copy.deepcopy(self.adversary.corruption)  # its state is that of the rounds
+        benign_clients = ByzantineClients(Adversary(corruption=corruption))
         benign_clients.setup(data.num_clients, data.num_classes, seed)
         states = HeldOutStates(rounds.states, data, self.server, settings, self.storage)
         evaluation = FederatedEvaluation(

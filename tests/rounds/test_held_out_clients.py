@@ -69,6 +69,34 @@ def set_up(client, data, stage="fit", rounds=1, **settings):
     return federation
 
 
+class Counted(RandomLabels):
+    """Counted: random labels with a state, the number of batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches = 0
+
+    def poison(self, batch, context):
+        self.batches += 1
+        return super().poison(batch, context)
+
+    def state_dict(self):
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state):
+        self.batches = state["batches"]
+
+
+def test_evaluation_changes_no_state_of_a_corruption():
+    data = shared_out(classes(SIZES), held_out_clients=1, **WHOLE)
+    client, corruption = make_client(Ditto, local_steps=1), Counted()
+    federation = set_up(client, data, corruption=corruption)
+    assert (before := corruption.batches)
+    federation.setup(client, data, "test")
+    federation.evaluate("test", torch.tensor([4]))
+    assert corruption.batches == before
+
+
 def evaluate(federation, part="test"):
     """Return the losses of training clients and of held-out clients, by model."""
     for tables in (federation.metrics(part), federation.held_out_metrics(part)):
