@@ -37,13 +37,13 @@ class Traffic:
         self.channel = channel
         self.up = 0
         self.down = 0
-        self._client_bytes: tuple[int, int] | None = None
+        self._client_bytes: dict[int, tuple[int, int]] = {}  # by the bytes of a number
 
     @property
     def client_bytes(self) -> tuple[int, int]:
         """The bytes that one client sends and receives in a round."""
-        if self._client_bytes is None:
-            client, size = self.client, self.client.row("global").data.element_size()
+        client, size = self.client, self.client.row("global").data.element_size()
+        if size not in self._client_bytes:
             numbers, layout = client.upload_numbers, client.sent_layout
             upload = numbers if layout is None else min(numbers, layout.numel)
             others = numbers - upload  # running statistics and proposals, sent in full
@@ -52,8 +52,8 @@ class Traffic:
             else:
                 others += client.exact_numbers
                 sent = self.channel.count_bytes(size) + size * others
-            self._client_bytes = sent, size * client.download_numbers
-        return self._client_bytes
+            self._client_bytes[size] = sent, size * client.download_numbers
+        return self._client_bytes[size]
 
     def count_round(self, senders: int, receivers: int) -> dict[str, Tensor | float]:
         """Count a round, and return its numbers for the log.

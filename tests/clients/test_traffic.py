@@ -84,6 +84,17 @@ def test_a_round_reports_its_bytes(tmp_path):
     assert bytes_of["download"] == 3 * len(row) * row.element_size()
 
 
+def test_a_later_fit_in_64_bits_sends_twice_the_bytes():
+    client, data = FedAvg(mlp(), optimizer=sgd()), shared_out(classes([8, 8, 8]))
+    federation, sent = pl_fed.Federation(All()), []
+    with trials_skipped():
+        for dtype in (torch.float32, torch.float64):
+            federation.setup(client.to(dtype), data, "fit")
+            optimizer = client.train().configure_optimizers()
+            sent.append(federation.run_round(0, optimizer)["train/upload_bytes"])
+    assert sent[1] == 2 * sent[0]
+
+
 def test_proposals_are_sent_in_full():
     client = Scaffold(mlp(), optimizer=sgd())
     traffic = Traffic(client, Chain([Tenth()], Mean()), None)
