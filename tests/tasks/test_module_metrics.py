@@ -104,3 +104,23 @@ def test_wrapper_without_a_count_of_updates_begins_anew_with_each_client():
         with torch.no_grad():
             _, values = task.evaluate(net, [batch], "val")
             assert values["mean"] == pytest.approx(float(net.loss(batch)))
+
+
+class Thresholds(Stateful):
+    """Logs accuracies at two thresholds: their states are equal for some samples."""
+
+    def keep(self):
+        metrics = {"low": BinaryAccuracy(0.5), "high": BinaryAccuracy(0.9)}
+        self.metrics = MetricCollection(metrics)
+
+    def validation_step(self, batch, batch_idx):
+        self.metrics.update(*batch)
+        self.log_dict(self.metrics)
+
+
+def test_metrics_that_are_equal_for_the_first_client_differ_for_the_next():
+    net, ones = Thresholds().eval(), torch.ones(2, dtype=torch.int64)
+    pairs = [([0.1, 0.95], (0.5, 0.5)), ([0.6, 0.95], (1.0, 0.5))]
+    for scores, (low, high) in pairs:
+        _, values = LightningTask().evaluate(net, [Batch(torch.tensor(scores), ones)], "val")
+        assert values == {"low": low, "high": high}
