@@ -110,16 +110,24 @@ def compute_metric(metric: Any) -> Any:
         >>> compute_metric(metric)
         tensor(3.)
     """
-    in_every_process = mock.patch.object(prints.rank_zero_only, "rank", 0)
-    with warnings.catch_warnings(record=True) as caught, in_every_process:
-        warnings.simplefilter("always")
-        value = metric.compute()
-    undefined = any(_UNDEFINED_VALUE.search(str(warning.message)) for warning in caught)
-    if not undefined:
+    value, is_undefined = _call_compute(metric, metric.compute)
+    if not is_undefined:
         return value
     if isinstance(value, dict):
         return {name: _nan_like(entry) for name, entry in value.items()}
     return _nan_like(value)
+
+
+def _call_compute(metric: Any, compute: Callable[[], Any]) -> tuple[Any, bool]:
+    """Return the value of a metric, and whether torchmetrics warns that it is undefined."""
+    in_every_process = mock.patch.object(prints.rank_zero_only, "rank", 0)
+    with warnings.catch_warnings(record=True) as caught, in_every_process:
+        warnings.simplefilter("always")
+        value = compute()
+    is_undefined = any(_UNDEFINED_VALUE.search(str(warning.message)) for warning in caught)
+    if is_undefined and isinstance(metric, Metric):
+        metric._computed = None  # a value that torchmetrics has kept comes without a warning
+    return value, is_undefined
 
 
 def list_metrics(module: nn.Module) -> list[Metric | MetricCollection]:
@@ -175,7 +183,8 @@ def undefined_as_nan(module: nn.Module) -> Iterator[None]:
     """Let the metrics of a module return NaN where they are undefined, such as R² of one sample.
 
     ``self.r2(outputs, y)`` returns the value of the batch, which may be undefined although that of
-    the epoch is not.
+    the epoch is not. Curves and values of several classes stay as torchmetrics returns them: some
+    of their numbers may be defined.
     """
     metrics = [metric for metric in list_metrics(module) if isinstance(metric, Metric)]
     before = [metric.compute for metric in metrics]
@@ -189,11 +198,13 @@ def undefined_as_nan(module: nn.Module) -> Iterator[None]:
 
 
 def _guard_compute(metric: Metric, compute: Callable[[], Any]) -> Callable[[], Any]:
-    """Return the ``compute`` of a metric with NaN instead of an error."""
+    """Return the ``compute`` of a metric with NaN instead of an error or an undefined number."""
 
     def compute_or_nan() -> Any:
         try:
-            return compute()
+            value, is_undefined = _call_compute(metric, compute)
+            is_number = isinstance(value, Tensor) and value.numel() == 1
+            return _nan_like(value) if is_undefined and is_number else value
         except UNDEFINED_ERRORS as error:
             raise_device_error(error, repeat_on_cpu(metric))
             return torch.tensor(torch.nan)

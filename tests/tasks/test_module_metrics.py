@@ -7,7 +7,7 @@ from small_federations import seeded
 from stateful_modules import Stateful
 from torch import nn
 from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, MulticlassAccuracy
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryROC, MulticlassAccuracy
 from torchmetrics.regression import MeanSquaredError, R2Score
 from torchmetrics.wrappers import Running
 
@@ -34,6 +34,33 @@ def test_metric_of_a_collection_is_undefined_by_itself():
         expected = float((net(batch.inputs)[:, 0] > 0).double().mean())
     assert values["acc"] == pytest.approx(expected)
     assert values["auroc"] != values["auroc"], "undefined"
+
+
+class Computed(Stateful):
+    """Computes an area under the curve itself: of each batch, and at the end."""
+
+    def keep(self):
+        self.by_batch, self.by_epoch, self.curve = BinaryAUROC(), BinaryAUROC(), BinaryROC()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("batch", self.by_batch(*batch))
+        self.by_epoch.update(*batch)
+        self.curve.update(*batch)
+
+    def on_validation_epoch_end(self):
+        self.log("epoch", self.by_epoch.compute())
+        self.log("again", self.by_epoch)
+        false_positives, _, _ = self.curve.compute()
+        self.log("points", float(len(false_positives)))
+
+
+def test_metric_that_a_module_computes_is_undefined_for_one_class():
+    net, scores = Computed().eval(), torch.tensor([0.2, 0.8])
+    for positives, expected in (([0, 1], 1.0), ([1, 1], torch.nan)):
+        _, values = LightningTask().evaluate(net, [Batch(scores, torch.tensor(positives))], "val")
+        assert values == pytest.approx(
+            {"batch": expected, "epoch": expected, "again": expected, "points": 3.0}, nan_ok=True
+        )
 
 
 class Fitted(Stateful):
