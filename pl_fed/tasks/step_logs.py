@@ -19,6 +19,7 @@ from pl_fed.tasks.metric_values import (
     raise_device_error,
     repeat_on_cpu,
 )
+from pl_fed.trees import leaves
 
 _STAGES = {
     "train": re.compile(r"^(?:train|training)[/_. -]+(?=.)"),
@@ -123,7 +124,8 @@ class StepLogs:
             )
         if self._module is not None and (metric := find_source(value, self._module)) is not None:
             self._results[name] = metric
-        self._numbers.setdefault(name, []).append(value.detach().reshape(()))
+        number = value.detach().reshape(()).clone()  # a step may change a buffer that it logs
+        self._numbers.setdefault(name, []).append(number)
         self._weights.setdefault(name, []).append(float(batch_size or self.size))
         self._reductions[name] = str(reduction)
 
@@ -271,9 +273,27 @@ def _describe_second_value(name: str) -> str:
 
 
 def _compute(metric: Any) -> Any:
-    """Return a metric's value; NaN if the metric refuses its samples."""
+    """Return a metric's value; NaN if the metric refuses its samples.
+
+    Raises:
+        Exception: If the numbers of its states are unknown, as in a stack of clients or in a trace:
+            then the metric does not support it, and an engine without it gives the value.
+    """
     try:
         return compute_metric(metric)
     except UNDEFINED_ERRORS as error:
+        if not _has_numbers(metric):
+            raise
         raise_device_error(error, repeat_on_cpu(metric))
         return torch.tensor(torch.nan)
+
+
+def _has_numbers(metric: Metric) -> bool:
+    """Return whether the numbers of a metric's states can be read."""
+    parts = [part for part in metric.modules() if isinstance(part, Metric)]
+    try:
+        for state in leaves([part.metric_state for part in parts]):
+            state.flatten()[:1].tolist()
+    except RuntimeError:
+        return False
+    return True

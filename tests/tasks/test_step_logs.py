@@ -6,6 +6,7 @@ import torch
 from small_federations import classes, seeded, shared_out
 from stateful_modules import Stateful
 from torchmetrics import MeanSquaredError, MinMaxMetric
+from torchmetrics.regression import PearsonCorrCoef
 
 import pl_fed
 from pl_fed.clients import FedAvg
@@ -84,6 +85,27 @@ def test_numbers_of_numpy_are_numbers():
     logs.log("x", np.float32(3.5))
     logs.log("n", np.int64(2))
     assert {name: float(value) for name, value in logs.values().items()} == {"x": 3.5, "n": 2.0}
+
+
+def test_logged_buffer_keeps_the_value_of_its_step():
+    logs, samples = StepLogs(), torch.zeros(())
+    for _ in range(3):
+        samples += 4
+        logs.log("samples", samples)
+    assert float(logs.values()["samples"]) == 8  # the mean of 4, 8 and 12
+
+
+def test_metric_that_vmap_does_not_support_is_not_undefined():
+    def correlate(x):
+        metric, logs = PearsonCorrCoef(), StepLogs()
+        metric.update(x, x.square())
+        logs.log("correlation", metric)
+        return logs.values()["correlation"]
+
+    x = torch.tensor([[0.0, 1.0, 3.0], [2.0, 1.0, 0.0]])
+    assert 0.9 < float(correlate(x[0])) < 1
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.vmap(correlate)(x)
 
 
 def test_metric_with_several_values_is_refused_with_its_entries():
