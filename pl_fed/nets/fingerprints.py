@@ -54,7 +54,7 @@ class Contents:
 def contents(value: Any) -> Contents | None:
     """Return what a container, an object or a function holds; ``None`` for other values."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    attributes = _attributes(value)
+    attributes = attributes_of(value)
     if isinstance(value, Mapping):
         names = (*value.keys(), *attributes)
         return Contents(kind, names, (*value.values(), *attributes.values()))
@@ -86,7 +86,7 @@ def _code_values(value: Any) -> tuple[Any, ...]:
     return (-1,) if frame is None else (frame.f_lasti, *frame.f_locals.values())
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, also those of slots."""
     attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
     for base in type(value).__mro__:

@@ -1,6 +1,7 @@
 """The values of modules besides trained parameters: a record of them, and a guard that restores."""
 
 import random
+import types
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from pl_fed.nets.fingerprints import (
     Fingerprints,
+    attributes_of,
     contents,
     digest,
     is_unread,
@@ -453,9 +455,12 @@ def _copy_mutable(value: Any) -> Any:
         return value.get_state()
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
     if isinstance(value, type) or is_unread(value) or package_of(value) == "torch":
         return None
-    return dict(vars(value)) if hasattr(value, "__dict__") else None
+    attributes = attributes_of(value)
+    return attributes if attributes or hasattr(value, "__dict__") else None
 
 
 _MAX_COPIED = 1 << 20  # numbers of an array
@@ -522,4 +527,33 @@ def _restore_state(value: Any, before: Any) -> bool:
         changed = repr(value.bit_generator.state) != repr(before)
         value.bit_generator.state = before
         return changed
-    return _restore_entries(vars(value), list(before.items()))
+    if isinstance(value, np.random.RandomState):
+        changed = repr(value.get_state(legacy=False)) != repr(before)
+        value.set_state(before)
+        return changed
+    return _restore_attributes(value, before)
+
+
+def _restore_attributes(value: Any, before: dict[str, Any]) -> bool:
+    """Restore the attributes of an object, also those of slots."""
+    own = vars(value) if hasattr(value, "__dict__") else {}
+    slots = {name: v for name, v in attributes_of(value).items() if name not in own}
+    slots_before = {name: v for name, v in before.items() if _is_slot(value, name)}
+    changed = False
+    for name in dict.fromkeys((*slots, *slots_before)):
+        if slots.get(name, _MISSING) is slots_before.get(name, _MISSING):
+            continue
+        changed = True
+        if name in slots_before:
+            object.__setattr__(value, name, slots_before[name])
+        else:
+            object.__delattr__(value, name)
+    if not hasattr(value, "__dict__"):
+        return changed
+    entries = [(name, v) for name, v in before.items() if name not in slots_before]
+    return _restore_entries(own, entries) or changed
+
+
+def _is_slot(value: Any, name: str) -> bool:
+    """Return whether an attribute of an object has a slot of its class."""
+    return isinstance(getattr(type(value), name, None), types.MemberDescriptorType)

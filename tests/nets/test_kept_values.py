@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import dataclasses
 import functools
 import random
 
@@ -16,6 +17,15 @@ from pl_fed.nets.kept_values import KeptValues, Part, ValueGuard
 from pl_fed.nets.user_values import user_values
 
 
+@dataclasses.dataclass(slots=True)
+class Meter:
+    total: float = 0.0
+    count: int = dataclasses.field(init=False)  # unset at first
+
+    def add(self, number):
+        self.total, self.count = self.total + number, 1
+
+
 class Keeper(nn.Module):
     def __init__(self):
         super().__init__()
@@ -25,6 +35,7 @@ class Keeper(nn.Module):
         self.number, self.words, self.table = 1, ["a"], {"x": {"y": [1.0]}}
         self.queue, self.numbers = collections.deque([1], maxlen=2), np.zeros(2)
         self.python, self.numpy = random.Random(0), np.random.default_rng(0)
+        self.legacy, self.meter = np.random.RandomState(0), Meter()
         self.torch = torch.Generator().manual_seed(0)
         self.tensors = (torch.zeros(2),)
 
@@ -41,6 +52,8 @@ CHANGES = {
     "numbers": lambda keeper: keeper.numbers.__iadd__(1),
     "python": lambda keeper: keeper.python.random(),
     "numpy": lambda keeper: keeper.numpy.random(),
+    "legacy": lambda keeper: keeper.legacy.rand(),
+    "meter": lambda keeper: keeper.meter.add(1.0),
     "torch": lambda keeper: torch.rand(1, generator=keeper.torch),
     "tensors": lambda keeper: keeper.tensors[0].data.add_(1),
     "added": lambda keeper: setattr(keeper, "added", 1),
