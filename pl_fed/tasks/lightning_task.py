@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
+from torchmetrics import MetricCollection, MinMaxMetric
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from pl_fed.arguments import check_choice
@@ -407,7 +407,8 @@ def _describe_output(output: Any) -> str:
 def reset_metrics(module: nn.Module) -> None:
     """Reset the metrics of torchmetrics in a module that have been updated.
 
-    A wrapper such as ``Running`` does not count its updates.
+    A wrapper such as ``Running`` does not count its updates. ``MinMaxMetric`` has no reset of its
+    bounds.
     """
     for metric in list_metrics(module):
         if isinstance(metric, MetricCollection):
@@ -418,6 +419,8 @@ def reset_metrics(module: nn.Module) -> None:
         keep_local(metric)
         if metric.update_called or isinstance(metric, WrapperMetric):
             metric.reset()
+        if isinstance(metric, MinMaxMetric):
+            metric.min_val, metric.max_val = torch.tensor(torch.inf), torch.tensor(-torch.inf)
 
 
 def _module_of(net: Any) -> nn.Module:

@@ -6,7 +6,7 @@ from lit_federations import draw, labels
 from small_federations import seeded
 from stateful_modules import Stateful
 from torch import nn
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MeanMetric, MetricCollection, MinMaxMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryROC, MulticlassAccuracy
 from torchmetrics.regression import MeanSquaredError, R2Score
 from torchmetrics.wrappers import Running
@@ -151,3 +151,24 @@ def test_metrics_that_are_equal_for_the_first_client_differ_for_the_next():
     for scores, (low, high) in pairs:
         _, values = LightningTask().evaluate(net, [Batch(torch.tensor(scores), ones)], "val")
         assert values == {"low": low, "high": high}
+
+
+class Bounds(Stateful):
+    """Logs the largest value of a metric over the batches of a client."""
+
+    def keep(self):
+        self.bounds = MinMaxMetric(MeanSquaredError())
+
+    def validation_step(self, batch, batch_idx):
+        self.bounds(*batch)
+
+    def on_validation_epoch_end(self):
+        self.log_dict(self.bounds.compute())
+
+
+def test_bounds_of_a_metric_are_those_of_one_client():
+    net = Bounds().eval()
+    for size in (3.0, 1.0):
+        batch = Batch(torch.tensor([size]), torch.zeros(1))
+        _, values = LightningTask().evaluate(net, [batch], "val")
+        assert values == {"raw": size**2, "min": size**2, "max": size**2}
