@@ -36,8 +36,15 @@ class ChannelsLast(OperatorMode):
     """Channels last: convolves and pools images on the CPU with channels last.
 
     It applies to the convolutions that oneDNN runs, those of float32 and bfloat16. A ``view`` of a
-    channels-last image is a copy.
+    channels-last image is one of a copy.
+
+    Args:
+        replaces_images: Whether the image takes the memory of this copy, so that a write through
+            the view changes the image. Otherwise, a comparison has to show that nothing writes.
     """
+
+    def __init__(self, replaces_images: bool = False) -> None:
+        self.replaces_images = replaces_images
 
     def __enter__(self) -> Self:
         _define_pooling()
@@ -55,7 +62,10 @@ class ChannelsLast(OperatorMode):
                 _to_channels_last(gradient), _to_channels_last(x), *options, **kwargs
             )
         if operator is _aten.view.default and _is_image(args[0]) and _is_channels_last(args[0]):
-            return operator(args[0].contiguous(), *args[1:], **kwargs)
+            image = args[0].contiguous()
+            if self.replaces_images:
+                args[0].set_(image)
+            return operator(image, *args[1:], **kwargs)
         return operator(*args, **kwargs)
 
 

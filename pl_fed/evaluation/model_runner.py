@@ -205,7 +205,7 @@ class ModelRunner:
         """Return a model's outputs; on a CPU with faster kernels."""
         on_cpu = self.client.device.type == "cpu" and has_operator_modes()
         with (
-            ChannelsLast() if on_cpu and self._convolves else nullcontext(),
+            ChannelsLast(replaces_images=True) if on_cpu and self._convolves else nullcontext(),
             FasterProducts() if on_cpu and is_mkl_slow() else nullcontext(),
         ):
             return self.client.task.predict(module, inputs)

@@ -142,6 +142,30 @@ class Viewing(nn.Module):
         return self.head(features.view(-1, 64))
 
 
+class Masking(nn.Module):
+    """A net that masks its features through a view of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+
+    def forward(self, x):
+        features = self.conv(x)
+        features.view(len(x), -1)[:, ::2] = 0
+        return features.flatten(1)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_net_that_writes_through_a_view_is_evaluated_as_without_channels_last(mode):
+    net, runner = seeded(Masking), object.__new__(model_runner.ModelRunner)
+    runner.client, runner._convolves = FedAvg(net), True
+    x = torch.randn(3, 1, 6, 6)
+    with mode():
+        outputs = runner.predict(net, x)
+        torch.testing.assert_close(outputs, net(x))
+        assert not outputs[:, ::2].any()
+
+
 def run(client, engine):
     data = shared_out(classes([8, 4, 8], shape=(1, 8, 8)), batch_size=4)
     return run_rounds(client, data, engine=engine, dtype=torch.float32)
@@ -193,7 +217,7 @@ def test_models_with_convolutions_are_evaluated_with_channels_last(
     tables, names = evaluate()
     assert sizes == ([3, 3, 2] if has_convolution else [8])
     assert ("pl_fed.max_pool2d.default" in names) == has_convolution
-    monkeypatch.setattr(model_runner, "ChannelsLast", nullcontext)
+    monkeypatch.setattr(model_runner, "ChannelsLast", lambda **_: nullcontext())
     monkeypatch.setattr(model_runner, "_CONVOLUTION_BATCH", 1024)
     expected, names = evaluate()
     assert "pl_fed.max_pool2d.default" not in names
