@@ -165,11 +165,17 @@ class LightningTask(Task):
         return loss
 
     def _name(self, values: Mapping[str, Any], stage: str) -> dict[str, Any]:
-        """Return values by the names of metrics; a name that the trial did not log stays."""
+        """Return values by the names of metrics; a name that the trial did not log stays.
+
+        If such a name is that of a metric which has another name in the logs, it is left out.
+        """
         names = self.facts.logged_names.get(stage)
         if names is None:
             names = name_metrics({stage: values})[stage]
-        return {names.get(name, name): value for name, value in values.items()}
+        metrics = {*names.values()}
+        ambiguous = {name for name in values if name not in names and name in metrics}
+        self.warn_of_omitted(ambiguous, ())
+        return {names.get(n, n): value for n, value in values.items() if n not in ambiguous}
 
     def _align_logs(self, values: dict[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
         """Return logged values by the names of the trial; NaN for a name without a value.
@@ -275,7 +281,8 @@ class LightningTask(Task):
         Args:
             module: A LightningModule in evaluation mode.
             batches: The client's samples, at least one; may be iterated several times.
-            part: ``val`` or ``test``; the steps of the other part replace missing ones.
+            part: ``val`` or ``test``; the steps of the other part replace missing ones. ``train``
+                has those of ``val``.
             logs: Records the logs; new logs by default.
             accepts_undefined: Whether metrics may be undefined for the samples. Metrics of
                 torchmetrics in the module then return NaN, and an error of the hook at the end of
@@ -314,7 +321,9 @@ class LightningTask(Task):
         if names_as_logged:
             return torch.nan if loss is None else total / size, values
         logged_loss = values.pop("loss", None)
-        if loss is not None and (logged_loss is None or part not in self.facts.logged_losses):
+        judged_part = "test" if part == "test" else "val"  # training samples are validated, too
+        logs_other_loss = judged_part in self.facts.logged_losses
+        if loss is not None and (logged_loss is None or not logs_other_loss):
             return total / size, values
         return torch.nan if logged_loss is None else logged_loss, values
 

@@ -11,7 +11,10 @@ from torchmetrics.regression import PearsonCorrCoef
 import pl_fed
 from pl_fed.clients import FedAvg
 from pl_fed.samplers import All
+from pl_fed.tasks import LightningTask
+from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.tasks.step_logs import StepLogs
+from pl_fed.types import Batch
 
 
 def fit(kind, folder):
@@ -33,6 +36,36 @@ class LogsTwice(Stateful):
 
 def test_hook_of_the_epoch_replaces_the_value_of_the_step(tmp_path):
     assert float(fit(LogsTwice, tmp_path)["val/global/x"]) == 9
+
+
+class LogsMoreLater(Stateful):
+    """Logs another name from the second batch on, and another loss than the returned one."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log_dict({"val_acc": 0.5, "val_loss": 2.0})
+        if batch_idx:
+            self.log("acc", 9.0)
+        return torch.ones(())
+
+
+def evaluate_with_facts(part, **facts):
+    task, batch = LightningTask(), Batch(torch.zeros(1, 4), torch.zeros(1))
+    task.facts = ModuleFacts(**facts)
+    return task.evaluate(LogsMoreLater().eval(), [batch, batch], part)
+
+
+def test_name_of_a_metric_that_a_later_step_logs_does_not_replace_the_metric():
+    names = {"validation": {"val_acc": "acc", "val_loss": "loss"}}
+    with pytest.warns(UserWarning, match="leaves out `acc`, which the steps"):
+        assert evaluate_with_facts("val", logged_names=names) == (1.0, {"acc": 0.5})
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+@pytest.mark.filterwarnings("ignore:pl_fed leaves out")
+def test_logged_loss_counts_on_training_samples_as_in_a_validation(part):
+    names = {"validation": {"val_acc": "acc", "val_loss": "loss"}}
+    loss, _ = evaluate_with_facts(part, logged_names=names, logged_losses=frozenset({"val"}))
+    assert loss == 2
 
 
 class LogsAnotherLoss(Stateful):
