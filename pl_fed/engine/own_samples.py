@@ -14,7 +14,7 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import restore_buffers
 from pl_fed.engine.rule import trains_convolutions
 from pl_fed.nets.calls import swap_tensors
-from pl_fed.nets.modes import evaluation_mode, full_precision
+from pl_fed.nets.modes import evaluation_mode, full_precision, mixes_samples
 from pl_fed.trees import Tree, tree_map
 from pl_fed.types import Batch
 
@@ -84,10 +84,10 @@ class OwnSamples:
 
     def _stacks(self, round: ClientRound) -> bool:
         """Return whether to visit several clients at once."""
-        if len(round) == 1 or not self.client.averages_samples:
+        net = self.client.model("global")
+        if len(round) == 1 or not self.client.averages_samples or mixes_samples(net):
             return False
         if self.stacks is None:
-            net = self.client.model("global")
             return self.client.device.type == "cuda" or not trains_convolutions(net)
         return self.stacks
 

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings, restore_buffers
 from pl_fed.engine.batched import BatchedRunner, StackedRunner, StepInputs, drop_unsupported_mask
 from pl_fed.engine.step import have_same_gradients
+from pl_fed.nets.modes import BATCH_NORMS
 from pl_fed.optimizers import BoxSGD
 from pl_fed.random import fork_torch_rng
 from pl_fed.text import describe_error
@@ -33,8 +34,6 @@ ELEMENTWISE = (
 """Optimizers that update each number independently, so that stacked clients do not mix."""
 
 _OTHER_WEIGHTS = 0.75  # factor of the weights at which gradients are compared
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def check_stackable(
@@ -171,7 +170,7 @@ def _check_types(
         )
     for model in trained:
         for name, layer in client.model(model).named_modules():
-            mixes = isinstance(layer, _BATCH_NORMS) and (
+            mixes = isinstance(layer, BATCH_NORMS) and (
                 layer.training or layer.running_mean is None
             )
             if mixes or getattr(layer, "scale_grad_by_freq", False):

@@ -18,6 +18,7 @@ from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.engine.rule import trains_convolutions
 from pl_fed.evaluation.restored_values import RestoredValues
 from pl_fed.nets.calls import Net
+from pl_fed.nets.modes import mixes_samples
 from pl_fed.tasks import LightningTask
 from pl_fed.torch_internals import has_operator_modes
 from pl_fed.trees import Tree, gather, tree_map
@@ -31,7 +32,8 @@ _ROWS_BYTES = 1 << 25  # bytes of the clients' rows that are loaded at once
 class ModelRunner:
     """Model runner: runs the global model and the personal models on the clients' samples.
 
-    The global model sees samples of several clients in one batch. Personal models of several
+    The global model sees samples of several clients in one batch, unless it mixes the samples of a
+    batch. Personal models of several
     clients run at once under ``torch.vmap`` if this is faster: on a GPU, and on a CPU if no
     convolution is trained.
 
@@ -57,8 +59,9 @@ class ModelRunner:
         self.restored = restored
         self.stacked = stacked
         self._begin = begin
-        layers = client.model("global").modules()
-        self._convolves = any(isinstance(layer, nn.Conv2d) for layer in layers)
+        net = client.model("global")
+        self._convolves = any(isinstance(layer, nn.Conv2d) for layer in net.modules())
+        self._mixes_samples = mixes_samples(net)
 
     def load_clients(
         self, clients: Tensor, sizes: Tensor, model: str, rows: ModelRows | None = None
@@ -129,7 +132,7 @@ class ModelRunner:
             size = data.own_batches.size
         if isinstance(self.client.task, LightningTask):
             size = data.evaluation_sizes.get(part, size)
-        return SampleBatches(data, part, clients, size)
+        return SampleBatches(data, part, clients, size, separates=self._mixes_samples)
 
     @property
     def _convolves_on_cpu(self) -> bool:
@@ -182,6 +185,8 @@ class ModelRunner:
         """Return whether to run a personal model of several clients at once."""
         device = self.client.device.type
         if not self.client.averages_samples:  # one by one, as a client's outputs are collected
+            return False
+        if self._mixes_samples:  # a stack has padding
             return False
         if torch.is_autocast_enabled(device):  # autocast has no effect under vmap
             return False
@@ -250,10 +255,19 @@ class SampleBatches:
         part: ``train``, ``val`` or ``test``.
         clients: Client ids, int64 [clients].
         batch: Number of samples in a batch.
+        separates: Whether the samples of two clients are never in one batch.
     """
 
-    def __init__(self, data: ClientData, part: str, clients: Tensor, batch: int) -> None:
+    def __init__(
+        self,
+        data: ClientData,
+        part: str,
+        clients: Tensor,
+        batch: int,
+        separates: bool = False,
+    ) -> None:
         self.data = data
+        self.separates = separates
         self.part = data.part(part)
         self.batch = batch
         self.begins = self.part.offsets[clients]
@@ -261,6 +275,10 @@ class SampleBatches:
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (positions of clients, sample ids) of all clients, in batches."""
+        if self.separates:
+            for client in self.sizes.nonzero().flatten().tolist():
+                yield from self.client_batches(client)
+            return
         if not self.sizes.any():
             return
         index = self.part.index

@@ -9,6 +9,24 @@ from torch import nn
 
 from pl_fed.nets.rows import frozen_modules
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""The layers that normalize by statistics over the samples of a batch."""
+
+
+def mixes_samples(net: nn.Module) -> bool:
+    """Return whether a net mixes the samples of a batch in evaluation mode, too.
+
+    A norm without running statistics does.
+
+    Example:
+        >>> mixes_samples(nn.BatchNorm1d(2)), mixes_samples(
+        ...     nn.BatchNorm1d(2, track_running_stats=False)
+        ... )
+        (False, True)
+    """
+    layers = (layer for layer in net.modules() if isinstance(layer, BATCH_NORMS))
+    return any(layer.running_mean is None for layer in layers)
+
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context that turns off autocast on a device."""

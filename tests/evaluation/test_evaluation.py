@@ -177,6 +177,18 @@ def test_batch_norm_evaluates_with_the_statistics_of_the_client():
         torch.testing.assert_close(metrics.loss_sum[k], expected)
 
 
+@pytest.mark.parametrize("model", ["global", "personal"])
+def test_net_that_mixes_the_samples_of_a_batch_gets_those_of_one_client(model):
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    client = Ditto(seeded(lambda: nn.Sequential(norm, nn.Linear(4, 3))))
+    store, data = make_store(client, 2), to_float64(make_clients(classes([14, 9])))
+    metrics = compute_metrics(client, data, "test", model, store, torch.tensor([1, 0]), True)
+    for k in range(2):
+        targets, outputs = reference_outputs(client, data, "test", model, store, k)
+        expected = nn.functional.cross_entropy(outputs, targets, reduction="sum")
+        torch.testing.assert_close(metrics.loss_sum[k], expected)
+
+
 # Predictions
 
 
