@@ -296,7 +296,7 @@ class LightningTask(Task):
         logs, total, size = logs or StepLogs(), 0.0, 0
         reset_metrics(module)
         guard = undefined_as_nan(module) if accepts_undefined else nullcontext()
-        with logs.record(module), guard:
+        with logs.record(module), guard, one_process():
             for logs.source in (f"on_{stage}_start", f"on_{stage}_epoch_start"):
                 getattr(module, logs.source)()
             logs.source = f"{stage}_step"
@@ -307,8 +307,7 @@ class LightningTask(Task):
                 size += batch.size
             try:
                 logs.source = f"on_{stage}_epoch_end"
-                with one_process():
-                    getattr(module, logs.source)()
+                getattr(module, logs.source)()
             except UNDEFINED_ERRORS as error:
                 raise_device_error(error)
                 if not accepts_undefined:

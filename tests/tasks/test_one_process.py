@@ -9,10 +9,13 @@ from lightning import Trainer as LightningTrainer
 from lightning.fabric.utilities.distributed import _sync_ddp_if_available
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from stateful_modules import Stateful
 
 import pl_fed
 from pl_fed.samplers import All
+from pl_fed.tasks import LightningTask
 from pl_fed.tasks.one_process import one_process
+from pl_fed.types import Batch
 
 
 @pytest.fixture
@@ -56,6 +59,25 @@ def test_processes_are_visible_again_after_an_error(group):
     with pytest.raises(KeyError), one_process():
         raise KeyError
     assert dist.is_initialized()
+
+
+class Gathering(Stateful):
+    """Notes for each step and hook of an evaluation whether it sees other processes."""
+
+    def keep(self):
+        self.sees = []
+
+    def note(self, *_):
+        self.sees.append(dist.is_initialized())
+
+    on_validation_start = on_validation_epoch_start = on_validation_epoch_end = note
+    validation_step = note
+
+
+def test_steps_and_hooks_of_an_evaluation_see_one_process(group):
+    net = Gathering().eval()
+    LightningTask().evaluate(net, [Batch(torch.zeros(1, 4), torch.zeros(1))], "val")
+    assert net.sees == [False] * 4
 
 
 def test_run_of_one_process_is_left_as_it_is():
