@@ -330,6 +330,8 @@ class ValueGuard:
             before = _copy_mutable(value)
             if before is not None:
                 self._containers[place] = (name, value, before)
+                if isinstance(value, dict | list | set | deque) and hasattr(value, "__dict__"):
+                    stack.append(vars(value))  # of a user's own kind of container
             held = None if is_unread(value) else contents(value)
             if held is not None:
                 visited[place] = value

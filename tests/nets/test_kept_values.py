@@ -26,6 +26,10 @@ class Meter:
         self.total, self.count = self.total + number, 1
 
 
+class Counts(dict):
+    total = 0
+
+
 class Keeper(nn.Module):
     def __init__(self):
         super().__init__()
@@ -35,7 +39,7 @@ class Keeper(nn.Module):
         self.number, self.words, self.table = 1, ["a"], {"x": {"y": [1.0]}}
         self.queue, self.numbers = collections.deque([1], maxlen=2), np.zeros(2)
         self.python, self.numpy = random.Random(0), np.random.default_rng(0)
-        self.legacy, self.meter = np.random.RandomState(0), Meter()
+        self.legacy, self.meter, self.counts = np.random.RandomState(0), Meter(), Counts()
         self.torch = torch.Generator().manual_seed(0)
         self.tensors = (torch.zeros(2),)
 
@@ -54,6 +58,7 @@ CHANGES = {
     "numpy": lambda keeper: keeper.numpy.random(),
     "legacy": lambda keeper: keeper.legacy.rand(),
     "meter": lambda keeper: keeper.meter.add(1.0),
+    "counts": lambda keeper: setattr(keeper.counts, "total", 1),
     "torch": lambda keeper: torch.rand(1, generator=keeper.torch),
     "tensors": lambda keeper: keeper.tensors[0].data.add_(1),
     "added": lambda keeper: setattr(keeper, "added", 1),
