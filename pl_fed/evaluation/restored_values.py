@@ -24,7 +24,8 @@ class RestoredValues:
         self.client = client
         self._parts: list[Part] | None = None
         self._guard: ValueGuard | None = None  # of the evaluation that runs now
-        self._restores = True  # after each client; until an evaluation has changed nothing
+        # after each client; until an evaluation of a net without steps has changed nothing
+        self._restores = True
         self._has_changes = False
         self._changed_values: set[str] = set()
 
@@ -50,7 +51,9 @@ class RestoredValues:
             finally:
                 self._changed_values |= {*self._guard.restore()}
                 self._has_changes |= bool(self._changed_values)
-                self._restores, self._guard = self._has_changes, None
+                # a step may begin to change values in a later round
+                self._restores = self._has_changes or self.client.task.runs_steps
+                self._guard = None
                 changed_options = options.restore()
         net = type(self.client.global_model).__name__
         refuse_evaluation_changes("validation_step", net, self._changed_values, changed_options)

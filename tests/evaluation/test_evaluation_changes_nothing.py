@@ -393,3 +393,30 @@ def test_without_a_loss_of_the_evaluation_there_is_no_metric_of_it(tmp_path):
 def test_algorithm_that_chooses_by_losses_needs_one(tmp_path):
     with pytest.raises(ValueError, match="`validation_step` of WithoutLoss to return or log a los"):
         fit(WithoutLoss, tmp_path, 1, DittoChoice)
+
+
+class CountsLater(Stateful):
+    """Counts samples, as soon as its weights say so."""
+
+    def keep(self):
+        self.sizes = []
+
+    def validation_step(self, batch, batch_idx):
+        if float(self.net[0].bias.detach()[0]) > 10:
+            self.sizes.append(len(batch[1]))
+        self.log("val_seen", float(sum(self.sizes)))
+
+
+def test_values_that_a_later_evaluation_changes_first_stay_with_their_client():
+    client, data = FedAvg(seeded(CountsLater)), shared_out(classes([6, 4, 8]), val_fraction=0.5)
+    federation = Federation(All(), seed=0)
+    federation.setup(client, data, "validate")
+
+    def count():
+        """Return the logged number of each client."""
+        return federation.measure("val", torch.arange(3), ["global"])["global"].measures[:, 0]
+
+    assert count().tolist() == [0, 0, 0]
+    with torch.no_grad():
+        client.global_model.net[0].bias.add_(100)
+    assert count().tolist() == [3, 2, 4]
