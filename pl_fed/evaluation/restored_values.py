@@ -10,7 +10,7 @@ from pl_fed.clients.kept_parts import kept_parts, lay_rows
 from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.nets.kept_values import Part, ValueGuard
 from pl_fed.preflight.step_rules import refuse_evaluation_changes
-from pl_fed.random import fork_all_generators, fork_torch_rng
+from pl_fed.random import fork_all_generators, fork_torch_rng, key
 
 
 class RestoredValues:
@@ -31,7 +31,7 @@ class RestoredValues:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Undo the changes of an evaluation at its end.
+        """Undo the changes of an evaluation at its end; its draws are the same in each evaluation.
 
         Raises:
             ValueError: If the evaluation changes an option of the optimizer or the trainer.
@@ -41,7 +41,9 @@ class RestoredValues:
             return
         if self._parts is None:
             self._parts = kept_parts(self.client)
-        with fork_all_generators(), fork_torch_rng(self.client.device):
+        with fork_all_generators() as seed_all, fork_torch_rng(self.client.device) as seed:
+            seed_all(draw := key(0, "evaluation"))
+            seed(draw)
             lay_rows(self.client)
             self._guard = ValueGuard(self._parts, self._list_loaded_buffers())
             options = OptionGuard.guard_trainer(self.client)

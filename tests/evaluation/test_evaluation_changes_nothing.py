@@ -420,3 +420,21 @@ def test_values_that_a_later_evaluation_changes_first_stay_with_their_client():
     with torch.no_grad():
         client.global_model.net[0].bias.add_(100)
     assert count().tolist() == [3, 2, 4]
+
+
+class Noisy(nn.Linear):
+    """Adds noise from torch's generator to its inputs, in evaluation mode, too."""
+
+    def forward(self, x):
+        return super().forward(x + torch.randn_like(x))
+
+
+def test_draws_of_a_net_are_the_same_in_each_evaluation():
+    client, data = FedAvg(seeded(lambda: Noisy(4, 3))), shared_out(classes([6, 4]))
+    federation = Federation(All(), seed=0)
+    federation.setup(client, data, "validate")
+    losses = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        losses.append(federation.measure("train", torch.arange(2), ["global"])["global"].loss)
+    assert torch.equal(*losses)
