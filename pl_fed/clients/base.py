@@ -217,7 +217,7 @@ class Client(Configurable, ClientRounds, ABC):
         self.takes_integers = True
         own_task = choose_net_task(net, criterion, task)
         self._task_is_open = task is None
-        self._task_data: tuple[int, ...] = ()
+        self._task_data: tuple[Any, ...] = ()
         self._set_task(own_task or Classification())
         self.adaptation: Objective | None = None
         self.preparation: Objective | None = None
@@ -241,7 +241,8 @@ class Client(Configurable, ClientRounds, ABC):
         """
         if not self._task_is_open or not isinstance(self.task, CriterionTask):
             return
-        data = (data_classes, *map(id, leaves(targets)))
+        # later tensors may get the id of one that is freed
+        data = (data_classes, *((id(leaf), leaf.shape, leaf.dtype) for leaf in leaves(targets)))
         if self._task_data != data:
             self._task_data = data
             task = choose_task(self.task.criterion, targets, data_classes)

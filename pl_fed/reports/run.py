@@ -411,9 +411,9 @@ def _describe_missing_clients(clients: Columns, config: configs.Config) -> list[
 
 
 def _read_earlier_configs(folder: Path) -> Iterator[tuple[int, configs.Config]]:
-    for path in sorted(folder.glob("config_to_round_*.yaml")):
-        if (round := path.stem.rpartition("_")[2]).isdecimal():
-            yield int(round), _read_config(path)
+    paths = {path.stem.rpartition("_")[2]: path for path in folder.glob("config_to_round_*.yaml")}
+    for round in sorted(filter(str.isdecimal, paths), key=int):
+        yield int(round), _read_config(paths[round])
 
 
 def _read_config(path: Path) -> configs.Config:
