@@ -5,7 +5,7 @@ import io
 import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
 from typing import TextIO
@@ -27,12 +27,17 @@ class MetricTable:
             a value in some round.
         damaged_rows: Number of rows without a round, which are left out.
         damaged_cells: Number of cells with a text that is not a number, which are left out.
+        last_rows: The last row of the file with a value of each metric, from 0. A test of an
+            earlier round follows the rows of later rounds.
+        ends_empty: Whether the last row of the file has a round, but no number.
     """
 
     rounds: Sequence[int]
     columns: Mapping[str, NDArray[np.float64]]
     damaged_rows: int = 0
     damaged_cells: int = 0
+    last_rows: Mapping[str, int] = field(default_factory=dict)
+    ends_empty: bool = False
 
     @classmethod
     def read(cls, file: TextIO) -> "MetricTable":
@@ -47,15 +52,24 @@ class MetricTable:
         rounds, places = np.unique(numbers[has_round].astype(np.int64), return_inverse=True)
         is_in_order = len(rounds) == num_rows and bool((places[1:] > places[:-1]).all())
         has_value = ~np.isnan(values)
-        columns = {}
+        columns, last_rows = {}, {}
         for name, place in place_by_name.items():
             if (is_value := has_value[place] & has_round).any():
+                last_rows[name] = num_rows - 1 - int(is_value[::-1].argmax())
                 column = values[place]
                 if not is_in_order:
                     column = np.full(len(rounds), np.nan)
                     column[places[is_value[has_round]]] = values[place, is_value]  # the last one
                 columns[name] = column
-        return cls(rounds.tolist(), columns, num_rows - int(has_round.sum()), damaged_cells)
+        last_row = int(np.flatnonzero(has_round)[-1]) if len(places) else -1
+        return cls(
+            rounds.tolist(),
+            columns,
+            num_rows - len(places),
+            damaged_cells,
+            last_rows,
+            ends_empty=last_row > max(last_rows.values(), default=-1),
+        )
 
     @cached_property
     def rows(self) -> dict[int, dict[str, float]]:
@@ -87,13 +101,6 @@ class MetricTable:
         column = self.columns[metric]
         place = int((~np.isnan(column)).nonzero()[0][-1])
         return self.rounds[place], float(column[place])
-
-    @cached_property
-    def names_of_last_round(self) -> list[str]:
-        """The metrics with a value in the last round."""
-        if not self.rounds:
-            return []
-        return [name for name, column in self.columns.items() if not math.isnan(column[-1])]
 
 
 def _read_cells(text: str) -> tuple[list[str], NDArray[np.float64], int]:

@@ -461,11 +461,16 @@ def _open_csv(path: Path) -> Iterator[TextIO]:
 
 
 def _has_test(table: MetricTable) -> bool:
-    """Return whether the last row is a test; it is empty if no benign client has test samples."""
-    if not table.rounds:
-        return False
-    names = table.names_of_last_round
-    return not names or any(name.startswith("test/") for name in names)
+    """Return whether no round was trained after the last test.
+
+    The last row is empty after a test without a benign client that has test samples.
+    """
+    places = {
+        kind: max((n for name, n in table.last_rows.items() if name.startswith(kind)), default=-1)
+        for kind in ("test/", "train/", "time/")
+    }
+    tested = places.pop("test/")
+    return table.ends_empty or (tested >= 0 and tested >= max(places.values()))
 
 
 def _read_texts(path: Path) -> dict[str, tuple[str, ...]]:

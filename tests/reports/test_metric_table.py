@@ -50,8 +50,13 @@ def test_finite_points_leave_out_empty_and_infinite_cells():
     assert table.finite_points("b") == ([], [])
 
 
-def test_names_of_the_last_round():
-    assert read("round,a,b\n0,1,\n1,,2\n").names_of_last_round == ["b"]
+def test_last_rows_are_those_of_the_file_not_of_the_rounds():
+    table = read("round,a,b\n0,1,\n3,2,\n1,,2\n,4,4\n")
+    assert table.last_rows == {"a": 1, "b": 2}
+    assert [read(f"round,a\n0,1\n{row}\n").ends_empty for row in ("1,", "1,2", ",2")] == [
+        *(True, False, False)
+    ]
+    assert not read("round,a\n").ends_empty
 
 
 def test_thinned_curve_preserves_ends_and_extremes():

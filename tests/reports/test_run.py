@@ -71,6 +71,19 @@ def test_killed_run_has_its_finished_rounds(tmp_path):
     assert (run.clients, run.classes) == ({}, {})
 
 
+def test_test_of_an_earlier_round_is_a_test_until_the_run_goes_on(tmp_path):
+    """As that of the best round: its row follows those of later rounds."""
+    folder = write_run(tmp_path / "a")
+    *trained, tested = read_table(folder / "metrics.csv")
+    write_table(folder / "metrics.csv", [*trained, {**tested, "round": 2}])
+    run = read_run(folder)
+    assert run.has_test
+    assert (run.num_rounds, len(run.clients["byzantine"])) == (4, 4)
+    more = {**trained[-1], "round": 4}
+    write_table(folder / "metrics.csv", [*trained, {**tested, "round": 2}, more])
+    assert not read_run(folder).has_test
+
+
 @pytest.mark.parametrize(
     ("limits", "rounds", "row", "finished"),
     [
