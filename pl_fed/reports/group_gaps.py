@@ -36,8 +36,8 @@ def measure_gaps(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
 
 def _mean(group: Group, metric: str) -> float | None:
     """Return the mean of a metric over the seeds; ``None`` if it is undefined for one of them."""
-    finals = group.finals(metric)
-    return float(np.mean(finals)) if finals and np.isfinite(finals).all() else None
+    final = group.final(metric)
+    return final.mean if final is not None and np.isfinite(final.mean) else None
 
 
 def _count(group: Group, metric: str) -> float | None:

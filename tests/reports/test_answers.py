@@ -274,6 +274,19 @@ def test_local_training_uploads_nothing_and_a_model_has_one_row(answer):
     assert (second["uploads"], second["MB uploaded"]) == (0, 0.0)
 
 
+def test_gap_of_groups_that_is_undefined_for_a_seed_has_no_mean(answer):
+    name = "global/group/equalized_odds"
+    for seed, gap in ((0, 0.25), (1, None)):
+        folder = write_run(answer.folder / f"{seed}", with_changes({"seed_everything": seed}))
+        *rows, tested = read_table(folder / "metrics.csv")
+        tested = {**tested, f"test/{name}": "" if gap is None else gap}
+        tested["test/global/group/accuracy_gap"] = seed
+        write_table(folder / "metrics.csv", [*rows, tested])
+        (folder / "summary.json").write_text(json.dumps({"metrics": {"test": {name: gap}}}))
+    (row,) = answer.again("group_gaps")
+    assert (row["equalized odds gap"], row["accuracy gap"]) == (None, 0.5)
+
+
 def test_gaps_between_values_of_a_column_of_text(answer):
     answer("attributes", ({}, {"accuracy": (0.9, 0.7, 0.4, 0.0), "byzantine": [3]}))
     change_columns(answer.folder / "run0", region=["north", "south", "south", "north"])
