@@ -30,12 +30,13 @@ def measure_communication(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
                 for round, value in zip(curve.rounds, curve.mean)
                 if (value <= level if lower else value >= level)
             ]
+            trained = max(run.num_rounds for run in group.runs)  # an evaluation may follow them
             yield {
                 "group": group.number,
                 "name": group.label,
                 "model": model,
                 f"level of {metric}": level,
-                "rounds": reached[0] + 1 if reached else "not reached",
+                "rounds": min(reached[0] + 1, trained) if reached else "not reached",
                 **(_count_uploads(_find_run(group, reached[0]), reached[0]) if reached else {}),
                 **_read_time(group, reached[:1]),
             }

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pl_fed.functional.rank_correlation import rank_correlation
 from pl_fed.reports.comparisons import main_model
-from pl_fed.reports.group import Group, is_lower_better, list_models, main_metric
+from pl_fed.reports.group import Curve, Group, is_lower_better, list_models, main_metric
 from pl_fed.reports.picture import (
     Picture,
     apply_style,
@@ -32,6 +32,17 @@ def read_clock(group: Group) -> dict[int, float]:
     """Return the simulated seconds at the end of each round; the mean over the seeds."""
     curve = group.curve(_CLOCK)
     return dict(zip(curve.rounds, curve.mean))
+
+
+def _read_timed_curve(group: Group, name: str) -> tuple[Curve, list[float]]:
+    """Return a metric over the rounds with a simulated time, and these times.
+
+    An evaluation after the last round has none.
+    """
+    curve, clock = group.curve(name), read_clock(group)
+    timed = [place for place, round in enumerate(curve.rounds) if round in clock]
+    chosen = Curve(*([column[place] for place in timed] for column in curve))
+    return chosen, [clock[round] for round in chosen.rounds]
 
 
 def measure_participation(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
@@ -100,7 +111,7 @@ def draw_simulated_time(groups: Sequence[Group]) -> Iterator[Picture]:
     metric = main_metric(groups, "val")
     for model in list_models(groups, "val"):
         name = f"val/{model}/{metric}"
-        drawn = [group for group in groups if has_clock(group) and group.curve(name).rounds]
+        drawn = [group for group in groups if _read_timed_curve(group, name)[1]]
         if not drawn:
             continue
         title = f"Validation of {model} models over simulated time"
@@ -112,9 +123,9 @@ def draw_simulated_time(groups: Sequence[Group]) -> Iterator[Picture]:
             caption += " Lines are means over the seeds of metric and time; bands are their range."
         rows = [row for group in drawn for row in _list_points(group, name)]
         ends = (
-            f"{group.title}: {group.curve(name).mean[-1]:.4g} after"
-            f" {read_clock(group)[group.curve(name).rounds[-1]]:.4g} s"
+            f"{group.title}: {curve.mean[-1]:.4g} after {seconds[-1]:.4g} s"
             for group in drawn
+            for curve, seconds in [_read_timed_curve(group, name)]
         )
         alt = f"{title}. {'; '.join(ends)}."
         figure = _draw(drawn, name, metric, drawn if len(groups) > 1 else [])
@@ -123,14 +134,15 @@ def draw_simulated_time(groups: Sequence[Group]) -> Iterator[Picture]:
 
 def _list_points(group: Group, name: str) -> Iterator[dict[str, Any]]:
     """Yield the points of a curve over simulated time."""
-    curve, clock = group.curve(name), read_clock(group)
-    for round, mean, low, high in zip(curve.rounds, curve.mean, curve.low, curve.high):
+    curve, times = _read_timed_curve(group, name)
+    points = zip(curve.rounds, times, curve.mean, curve.low, curve.high)
+    for round, seconds, mean, low, high in points:
         yield round_numbers(
             {
                 "group": group.number,
                 "label": group.label,
                 "round": round,
-                "seconds": clock[round],
+                "seconds": seconds,
                 "mean": mean,
                 "min": low,
                 "max": high,
@@ -142,8 +154,7 @@ def _list_points(group: Group, name: str) -> Iterator[dict[str, Any]]:
 def _draw(drawn: Sequence[Group], name: str, metric: str, named: Sequence[Group]) -> Figure:
     figure, (axes,) = make_panels(1, 2.9, named)
     for group in drawn:
-        curve, clock, style = group.curve(name), read_clock(group), line_style(group.number - 1)
-        seconds = [clock[round] for round in curve.rounds]
+        (curve, seconds), style = _read_timed_curve(group, name), line_style(group.number - 1)
         axes.plot(seconds, curve.mean, lw=1.8, ms=4, markevery=max(1, len(seconds) // 8), **style)
         if max(curve.runs) > 1:
             axes.fill_between(

@@ -87,3 +87,17 @@ def test_page_draws_metrics_over_simulated_time(tmp_path):
     points = read_table(tmp_path / "report" / "time_personal.csv")
     assert [row["seconds"] for row in points] == ["4.0", "8.0", "3.0", "6.0"]
     assert (tmp_path / "report" / "participation.csv").is_file()
+
+
+def test_validation_after_the_last_round_has_no_simulated_time(tmp_path):
+    """Its round is the number of rounds: no round of training has this number."""
+    write_timed_run(tmp_path / "a", DROP, 2.0, (4, 4, 4, 0))
+    *trained, evaluated = read_table(tmp_path / "a" / "metrics.csv")
+    write_table(
+        tmp_path / "a" / "metrics.csv", [*trained, {**evaluated, "val/personal/accuracy": 0.9}]
+    )
+    page.write(find_runs([tmp_path / "a"])[0], tmp_path / "report")
+    points = read_table(tmp_path / "report" / "time_personal.csv")
+    assert [row["seconds"] for row in points] == ["4.0", "8.0"]
+    (row,) = (row for row in read_answers(tmp_path / "a")["communication"])
+    assert (row["rounds"], row.get("simulated seconds")) == (4, None)
