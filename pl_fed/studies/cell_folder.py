@@ -1,6 +1,7 @@
 """The folder of a cell: its record, its state, and the results of its run."""
 
 import contextlib
+import hashlib
 import json
 import math
 import shutil
@@ -23,6 +24,7 @@ OTHER_ROUND = "another choice of the tested round"
 """The reason of a changed cell whose config is the same."""
 
 _SUMMARY, _CONFIG = "summary.json", "config.yaml"
+_MAX_BYTES = 255  # of the name of a file
 
 
 class State(StrEnum):
@@ -83,15 +85,26 @@ class CellFolder:
 
     def lock(self) -> contextlib.AbstractContextManager[bool]:
         """Lock the cell against other processes; yields whether this succeeded."""
-        file = self.root / ".locks" / self.relative.replace("/", ",")
+        file = self._lock_file
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         return try_lock(file)
 
     @property
+    def _lock_file(self) -> Path:
+        """The file that locks the cell; a hash names it if its path is longer than a name may be.
+
+        The path of a trial has several folders.
+        """
+        name = self.relative.replace("/", ",")
+        if len(name.encode()) > _MAX_BYTES:
+            name = hashlib.sha256(name.encode()).hexdigest()
+        return self.root / ".locks" / name
+
+    @property
     def is_locked(self) -> bool:
         """Whether a process runs the cell."""
-        file = self.root / ".locks" / self.relative.replace("/", ",")
+        file = self._lock_file
         if not file.exists():
             return False
         with try_lock(file) as is_free:

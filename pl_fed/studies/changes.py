@@ -135,9 +135,20 @@ def format_override(value: Any) -> str:
     Example:
         >>> [format_override(value) for value in (True, None, 0.1, "Median", [1, 2])]
         ['true', 'null', '0.1', 'Median', '[1, 2]']
+        >>> print(format_override({"class_path": "Dirichlet", "init_args": {"beta": math.inf}}))
+        {"class_path": "Dirichlet", "init_args": {"beta": .inf}}
     """
-    if isinstance(value, str):
-        return value
+    return value if isinstance(value, str) else _format_nested(value)
+
+
+def _format_nested(value: Any) -> str:
+    """Return a value as JSON, with infinite numbers as in YAML: JSON has none."""
     if isinstance(value, float) and math.isinf(value):
         return ".inf" if value > 0 else "-.inf"
+    if isinstance(value, Mapping):
+        names = [name if isinstance(name, str) else json.dumps(name) for name in value]
+        items = zip(map(json.dumps, names), map(_format_nested, value.values()))
+        return f"{{{', '.join(f'{name}: {item}' for name, item in items)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_format_nested, value))}]"
     return json.dumps(value)

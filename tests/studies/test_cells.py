@@ -1,12 +1,16 @@
 """Cells: all combinations once, with names that are safe and tell them apart."""
 
 import itertools
+import json
+import math
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pl_fed.plain_yaml import load_yaml
+from pl_fed.studies.cell_folder import CellFolder
 from pl_fed.studies.cells import Cell, expand, find_cell, folder_name
 from pl_fed.studies.changes import Change
 from pl_fed.studies.readers import StudyError
@@ -47,6 +51,25 @@ def test_cells_are_all_combinations(axes, seeds):
             assert re.fullmatch(r"[\w.+=,-]+", part), part
             assert len(part.encode()) <= 200
             assert part not in (".", "..")
+
+
+def test_values_are_words_as_in_json_but_for_infinite_ones():
+    nested = {"a": [1, 2.5, None, True, "é"], 2: {"b": {}, "c": []}, True: 1e-7}
+    change = Change(overrides={"data.x": nested, "model.y": {"z": [math.inf, -math.inf]}})
+    assert change.words() == [
+        f"--data.x={json.dumps(nested)}",
+        '--model.y={"z": [.inf, -.inf]}',
+    ]
+    assert load_yaml(change.words()[1].partition("=")[2]) == {"z": [math.inf, -math.inf]}
+
+
+def test_cell_with_a_long_path_can_be_locked(tmp_path):
+    """Each folder of its path is short enough, but a name of all of them is not."""
+    path = f"tuning/{'a' * 100}/trial=000/{'b' * 180}"
+    folder, other = CellFolder(tmp_path, path), CellFolder(tmp_path, f"{path}c")
+    assert not folder.is_locked
+    with folder.lock() as is_alone:
+        assert (is_alone, folder.is_locked, other.is_locked) == (True, True, False)
 
 
 @given(AXES.filter(lambda axes: axes and not {"seed", "status", "cell"} & axes.keys()), st.data())
