@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from pl_fed.files import replace_file
 from pl_fed.loggers.waiting_rows import WaitingRows
+
+_TEST = "test/"
 
 
 class RunCSV(Logger):
@@ -90,9 +92,10 @@ class RunCSV(Logger):
             self._write()
 
     def keep(self, rounds: int | None = None) -> None:
-        """Keep only the rows of the first rounds, as a resumed run needs.
+        """Keep only the rows of the first rounds, without tests, as a resumed run needs.
 
-        A damaged file is renamed, not refused, because it is only a log.
+        A test of one of these rounds, such as the best one, is outdated once the run goes on. A
+        damaged file is renamed, not refused, because it is only a log.
 
         Args:
             rounds: The number of rounds to keep; ``None`` keeps all.
@@ -103,7 +106,8 @@ class RunCSV(Logger):
         except ValueError as error:
             rows = []
             self._set_aside(str(error))
-        rows = [row for row in rows if rounds is None or int(row["round"]) < rounds]
+        if rounds is not None:
+            rows = list(_drop_tests(row for row in rows if int(row["round"]) < rounds))
         self._columns = list(rows[0]) if rows else ["round"]
         # a checkpoint may precede the validation of its round, the last row
         self._row = {name: value for name, value in rows.pop().items() if value} if rows else {}
@@ -146,6 +150,15 @@ class RunCSV(Logger):
 def _format(value: float) -> str:
     """Return a number as text; an undefined one, NaN, is an empty cell."""
     return "" if math.isnan(value) else f"{value:.9g}"
+
+
+def _drop_tests(rows: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """Yield rows without the results of tests; rows that have no other result are left out."""
+    for row in rows:
+        tested = {name: "" for name, value in row.items() if value and name.startswith(_TEST)}
+        untested = {**row, **tested}
+        if not tested or any(v for name, v in untested.items() if name != "round"):
+            yield untested
 
 
 def _read_rows(content: bytes) -> list[dict[str, str]]:

@@ -53,3 +53,17 @@ def test_undefined_number_is_an_empty_cell(tmp_path):
     logger.log_metrics({"round": 1, "train/loss": float("inf"), "train/benign_distance": 0.25})
     expected = "round,train/loss,train/benign_distance\n0,1.5,\n1,inf,0.25\n"
     assert (tmp_path / "metrics.csv").read_text() == expected
+
+
+def test_resumed_run_drops_tests_of_earlier_rounds(tmp_path):
+    """A test of the best round has its row behind those of later rounds, or shares one of them."""
+    logger = RunCSV(tmp_path)
+    for round in range(3):
+        logger.log_metrics({"round": round, "train/loss": 0.5})
+    logger.log_metrics({"round": 2, "test/loss": 0.25})
+    logger.log_metrics({"round": 1, "test/loss": 0.125})
+    resumed = RunCSV(tmp_path)
+    resumed.keep(3)
+    resumed.log_metrics({"round": 3, "train/loss": 0.75})
+    expected = "round,train/loss,test/loss\n0,0.5,\n1,0.5,\n2,0.5,\n3,0.75,\n"
+    assert (tmp_path / "metrics.csv").read_text() == expected
