@@ -132,6 +132,22 @@ def test_metric_of_unknown_direction_has_no_best_group(tmp_path):
     assert tables._best_group(groups, "global", "ape") == groups[0].number
 
 
+def test_direction_of_a_statistic_is_that_of_its_metric(tmp_path):
+    """A metric with a longer name than the accuracy is another metric."""
+    for seed, drop in itertools.product((0, 1), (0.0, 1.0)):
+        changes = {"seed_everything": seed, "model.init_args.lam": drop}
+        names = ("accuracy_drop_worst10", "f1_score_trained", "f1_score_std", "accuracy_own")
+        extra = {f"test/global/{name}": drop for name in names}
+        write_run(tmp_path / f"{seed}{drop}", with_changes(changes), extra=extra)
+    groups = group_runs(find_runs([tmp_path])[0])
+    low, high = (group.number for group in groups)
+    for group in groups:
+        for run in group.runs:
+            run.summary["higher_is_better"] = {"accuracy_drop": False, "f1_score": True}
+    best = [tables._best_group(groups, "global", name) for name in names]
+    assert best == [low, high, low, None]
+
+
 def test_diverged_run_is_a_result(tmp_path):
     write_run(tmp_path / "a", tested=False, rounds=2)
     write_run(tmp_path / "b", tested=False)
