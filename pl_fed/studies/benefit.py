@@ -46,12 +46,15 @@ class StudyBenefit:
         metric: The metric of the results, without a model.
         by_cell: The benefit for each method, condition and seed.
         missing: The numbers of runs that ended and are left out, by reason.
+        is_global: Whether the metric of the comparison is that of global models. Then the gains are
+            those of a method's global model, but for local training.
     """
 
     local: str
     metric: str
     by_cell: Mapping[tuple[str, str, str], Benefit]
     missing: Mapping[str, int]
+    is_global: bool = False
 
 
 def measure_study(
@@ -94,7 +97,9 @@ def measure_study(
             missing["of other clients than local training"] += 1
         elif benefit := _compare(run, alone, comparison, name):
             by_cell[method, condition, seed] = benefit
-    return StudyBenefit(local, name, by_cell, missing) if by_cell and name else None
+    if not by_cell or not name:
+        return None
+    return StudyBenefit(local, name, by_cell, missing, _is_global(comparison.metric))
 
 
 def _find_local(done: Sequence[tuple[Row, CellFolder]], layout: Layout) -> str | None:
@@ -117,10 +122,9 @@ def _find_metric(metric: str, runs: Sequence[Run]) -> str | None:
 
 def _compare(run: Run, alone: Run, comparison: MetricComparison, metric: str) -> Benefit | None:
     """Return the benefit of a run; ``None`` if no client has a result of the metric in both."""
-    model = split_metric(comparison.metric)[1]
-    has_model = model == "global" and f"{model}_{metric}" in run.clients
+    has_model = _is_global(comparison.metric) and f"global_{metric}" in run.clients
     try:
-        joined = find_column(run, metric, model if has_model else None)
+        joined = find_column(run, metric, "global" if has_model else None)
         columns = joined, find_column(alone, metric, None)
     except ValueError:
         return None
@@ -130,6 +134,11 @@ def _compare(run: Run, alone: Run, comparison: MetricComparison, metric: str) ->
     if is_higher is None:
         return None
     return compare_runs(run, alone, columns, lower_is_better=not is_higher)
+
+
+def _is_global(metric: str) -> bool:
+    """Return whether a metric of the study is that of global models."""
+    return split_metric(metric)[1] == "global"
 
 
 def make_benefit_table(benefit: StudyBenefit, layout: Layout) -> Table:
@@ -198,10 +207,11 @@ def _describe(items: Sequence[Benefit], means: Mapping[str, Any]) -> list[str]:
 
 def _explain(benefit: StudyBenefit) -> tuple[str, ...]:
     """Return the sentences below the table."""
+    model = "of its personal model, or of the global one without any"
+    model = "of the global model" if benefit.is_global else model
     notes = [
         f"Differences of the test {benefit.metric} of each benign client from that by"
-        f" {benefit.local} under the same condition and seed: of its personal model, or of the"
-        " global one without any. Positive numbers are gains.",
+        f" {benefit.local} under the same condition and seed: {model}. Positive numbers are gains.",
         "Figures are means over seeds; mean gain ± half of the 95 % interval over seeds. The"
         " largest loss of one client is a mean over seeds, too. Correlations are Spearman's, of a"
         " client's gain; the one with local results is below 0 by chance alone where test sets are"

@@ -82,6 +82,19 @@ def test_direction_is_that_of_the_comparison(made):
     assert benefit.by_cell["Ditto", "none", "0"].gains.tolist() == [-0.25, 0, 0.5, -0.25]
 
 
+def test_table_names_the_model_of_its_gains(made):
+    """Local training has no other model than the personal one that clients use."""
+    study, _, cells = made
+    benefit, layout = measure(made)
+    notes = [make_benefit_table(benefit, layout).notes[0]]
+    by_global = replace(compare(study), metric="test/global/accuracy")
+    notes += make_benefit_table(measure_study(cells, layout, by_global), layout).notes[:1]
+    assert [note.partition(" seed: ")[2].partition(". ")[0] for note in notes] == [
+        "of its personal model, or of the global one without any",
+        "of the global model",
+    ]
+
+
 def test_clients_have_rows_of_their_own(made):
     benefit, layout = measure(made)
     rows = list(list_clients(benefit, made[2], layout))
