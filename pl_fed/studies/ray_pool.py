@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -110,7 +111,8 @@ class RayPool(RemotePool):
         slot.worker, slot.runs = None, 0
 
     def _collect(self, seconds: float) -> list[tuple[RemoteSlot, Any]]:
-        if not self._pending:
+        if not self._pending:  # other processes run the cells that are left
+            time.sleep(seconds)
             return []
         ready, _ = self._ray.wait(list(self._pending), timeout=seconds)
         ended: list[tuple[RemoteSlot, Any]] = []

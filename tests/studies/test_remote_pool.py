@@ -9,6 +9,7 @@ import yaml
 from study_processes import run
 from tables import table_test
 
+from pl_fed.studies.ray_pool import RayPool
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.remote_pool import Remote, read_remote
 from pl_fed.studies.scratch_pool import ScratchPool
@@ -59,6 +60,16 @@ def test_engines(value, expected):
 def test_wrong_engines_are_one_sentence(value, match):
     with pytest.raises(StudyError, match=match):
         read_remote("options.on", value)
+
+
+def test_idle_ray_pool_waits_for_cells_of_other_processes(monkeypatch):
+    """It runs nothing itself: a return at once would read their locks without a pause."""
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    pool = RayPool.__new__(RayPool)
+    pool._pending = {}
+    assert pool.wait(0.5) == []
+    assert pauses == [0.5]
 
 
 def write(folder, **changes):
