@@ -63,7 +63,12 @@ class CellCLI(FederatedCLI):
             metric, mode = self.record.best
             if "personal" not in self.model.evaluated:
                 metric = metric.replace("/personal/", "/global/", 1)
-            self._best_round = ModelCheckpoint(monitor=metric, mode=mode, filename="best")
+            self._best_round = ModelCheckpoint(
+                monitor=metric,
+                mode=mode,
+                filename="best",
+                save_on_train_epoch_end=False,  # before last.ckpt, which has its scores
+            )
             trainer.callbacks.append(self._best_round)  # type: ignore[attr-defined]
         return trainer
 

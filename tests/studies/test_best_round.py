@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 
 import pytest
+import torch
 import yaml
 from study_processes import run
 from tables import table_test
@@ -116,6 +117,25 @@ def test_every_cell_tests_its_best_round(tmp_path):
                 *("val/personal/accuracy_worst10", "max")
             ]
     assert min(rounds) < 12, "the last round is not always the best"
+
+
+@pytest.mark.slow
+def test_last_checkpoint_knows_the_score_of_its_own_round(tmp_path):
+    """Otherwise a resumed run would take a later, worse round for the best one."""
+    base = [*STUDY["base"], {"trainer.max_epochs": 3, "model.optimizer.lr": 0.05}]
+    base.append({"trainer.check_val_every_n_epoch": 1})
+    options = {**STUDY["options"], "best": "val/global/loss", "keep_checkpoints": True}
+    content = {"base": base, "options": options, "axes": {"algorithm": ["FedAvg"]}, "seeds": 1}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({**STUDY, **content}))
+    status, output = run(["study.yaml"], tmp_path)
+    assert status == 0, output
+    folder = tmp_path / "study" / "algorithm=FedAvg" / "seed=0"
+    with (folder / "metrics.csv").open(newline="") as file:
+        losses = [float(row["val/global/loss"] or "nan") for row in csv.DictReader(file)][:3]
+    assert min(losses) == losses[2], "the last round is the best"
+    checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=False)
+    scores = [state.get("best_model_score") for state in checkpoint["callbacks"].values()]
+    assert [float(score) for score in scores if score is not None] == pytest.approx(losses[2:])
 
 
 @pytest.mark.slow
