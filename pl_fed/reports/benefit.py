@@ -191,8 +191,8 @@ def find_difference_of_clients(run: Run, other: Run) -> str:
     if None not in seeds and seeds[0] != seeds[1]:
         return f"data of the seed {seeds[1]} instead of {seeds[0]}"
     settings = [_select_settings(table.config) for table in (run, other)]
-    for key in settings[0] if all(settings) else ():
-        if settings[0][key] != settings[1].get(key):
+    for key in dict.fromkeys([*settings[0], *settings[1]]) if all(settings) else ():
+        if settings[0].get(key) != settings[1].get(key):
             return f"values of `{key}`"
     if len(run.benign) != len(other.benign):
         return f"numbers of clients ({len(other.benign)} instead of {len(run.benign)})"
@@ -239,12 +239,16 @@ def _find_seed(run: Run) -> int | None:
 
 
 def _select_settings(config: configs.Config) -> dict[str, Any]:
-    """Return the settings of a config that decide each client's samples, without the seed."""
+    """Return the settings of a config that decide each client's samples, without the seed.
+
+    Settings that are ``None`` or false are left out: configs of earlier versions may lack them.
+    """
     flat = configs.flatten(config)
     return {
         key: value
         for key, value in flat.items()
         for name in _SETTINGS
+        if value is not None and value is not False
         if key == f"data.{name}" or key.startswith(f"data.{name}.")
     }
 

@@ -104,13 +104,15 @@ def test_clients_that_all_gain_or_all_stay():
         ({"data.seed": 3}, "data of the seed 3 instead of 0"),
         ({"data.num_clients": 9}, "values of `data.num_clients`"),
         ({"data.partitioner.init_args.classes_per_client": 3}, "values of `data.partitioner."),
+        ({"data.skew": {"class_path": "pl_fed.skews.Rotation"}}, "values of `data.skew`"),
     ],
 )
 def test_runs_of_other_clients_are_refused(tmp_path, changes, reason):
     folder = write_run(tmp_path / "ditto", accuracy=JOINED)
     local = write_run(tmp_path / "local", with_changes({**LOCAL, **changes}), accuracy=ALONE)
-    with pytest.raises(ValueError, match=f"runs of the same clients but got other {reason}"):
-        pl_fed.measure_benefit(folder, local)
+    for pair in ((folder, local), (local, folder)) if "values" in reason else ((folder, local),):
+        with pytest.raises(ValueError, match=f"runs of the same clients but got other {reason}"):
+            pl_fed.measure_benefit(*pair)
 
 
 def test_other_samples_and_missing_tests_are_refused(tmp_path):
