@@ -164,6 +164,8 @@ class Trainer(LightningTrainer):
         needs_last = lacks_last and (lags or not checkpoints)
         if needs_last and kwargs.get("enable_checkpointing") is not False:
             user_callbacks.append(LastCheckpoint())
+        # behind other checkpoints of a round: last.ckpt has their scores of this round
+        user_callbacks.sort(key=lambda callback: isinstance(callback, LastCheckpoint))
         has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
         shows_progress = kwargs.get("enable_progress_bar") is not False and not has_bar
         super().__init__(

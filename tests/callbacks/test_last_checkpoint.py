@@ -73,6 +73,13 @@ def test_last_checkpoint_is_of_the_last_round_beside_a_best_checkpoint(tmp_path)
     assert torch.equal(client.row("global").data, uninterrupted.row("global").data)
 
 
+def test_last_checkpoint_is_saved_after_other_checkpoints_of_the_round(tmp_path):
+    """It has their best scores: a resumed run would not know the score of its own round."""
+    best = ModelCheckpoint(monitor="round")
+    trainer = quiet_trainer(tmp_path, 1, callbacks=[LastCheckpoint(), best])
+    assert [type(c) for c in trainer.checkpoint_callbacks] == [ModelCheckpoint, LastCheckpoint]
+
+
 def test_no_second_last_checkpoint_is_added(tmp_path):
     """Lightning refuses two callbacks of the class, as both have the same state in a checkpoint."""
     best = ModelCheckpoint(monitor="round", save_last=True)
