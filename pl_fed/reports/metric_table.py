@@ -8,13 +8,27 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 _MAX_ROUND = 2**53  # integers below it are exact as float64
 _PLAIN = b"0123456789+-.einfa,\r\n"  # the letters of numbers, of nan and inf, and of lines
+
+
+class LastCell(NamedTuple):
+    """Last cell: the last value of a metric in a file.
+
+    Attributes:
+        row: Its row, from 0.
+        round: The round of the row.
+        value: The value.
+    """
+
+    row: int
+    round: int
+    value: float
 
 
 @dataclass(frozen=True)
@@ -27,8 +41,8 @@ class MetricTable:
             a value in some round.
         damaged_rows: Number of rows without a round, which are left out.
         damaged_cells: Number of cells with a text that is not a number, which are left out.
-        last_rows: The last row of the file with a value of each metric, from 0. A test of an
-            earlier round follows the rows of later rounds.
+        last_cells: The last value of each metric in the file. A test of an earlier round follows
+            the rows of later rounds.
         ends_empty: Whether the last row of the file has a round, but no number.
     """
 
@@ -36,7 +50,7 @@ class MetricTable:
     columns: Mapping[str, NDArray[np.float64]]
     damaged_rows: int = 0
     damaged_cells: int = 0
-    last_rows: Mapping[str, int] = field(default_factory=dict)
+    last_cells: Mapping[str, LastCell] = field(default_factory=dict)
     ends_empty: bool = False
 
     @classmethod
@@ -52,10 +66,11 @@ class MetricTable:
         rounds, places = np.unique(numbers[has_round].astype(np.int64), return_inverse=True)
         is_in_order = len(rounds) == num_rows and bool((places[1:] > places[:-1]).all())
         has_value = ~np.isnan(values)
-        columns, last_rows = {}, {}
+        columns, last_cells = {}, {}
         for name, place in place_by_name.items():
             if (is_value := has_value[place] & has_round).any():
-                last_rows[name] = num_rows - 1 - int(is_value[::-1].argmax())
+                row = num_rows - 1 - int(is_value[::-1].argmax())
+                last_cells[name] = LastCell(row, int(numbers[row]), float(values[place, row]))
                 column = values[place]
                 if not is_in_order:
                     column = np.full(len(rounds), np.nan)
@@ -67,8 +82,8 @@ class MetricTable:
             columns,
             num_rows - len(places),
             damaged_cells,
-            last_rows,
-            ends_empty=last_row > max(last_rows.values(), default=-1),
+            last_cells,
+            ends_empty=last_row > max((cell.row for cell in last_cells.values()), default=-1),
         )
 
     @cached_property
@@ -97,10 +112,8 @@ class MetricTable:
         return list(compress(self.rounds, is_finite.tolist())), column[is_finite].tolist()
 
     def last(self, metric: str) -> tuple[int, float]:
-        """Return the last round with a value of a metric, and the value."""
-        column = self.columns[metric]
-        place = int((~np.isnan(column)).nonzero()[0][-1])
-        return self.rounds[place], float(column[place])
+        """Return the last value of a metric in the file, behind its round."""
+        return self.last_cells[metric][1:]
 
 
 def _read_cells(text: str) -> tuple[list[str], NDArray[np.float64], int]:

@@ -102,7 +102,7 @@ class Run:
         return self.table.curve(metric)
 
     def final(self, metric: str) -> float | None:
-        """Return the value of a metric in the last round that has it, or ``None``.
+        """Return the last value of a metric, or ``None``; of several tests, that of the last one.
 
         A test metric over trained clients is the metric over all clients if each took part.
         """
@@ -465,12 +465,13 @@ def _has_test(table: MetricTable) -> bool:
 
     The last row is empty after a test without a benign client that has test samples.
     """
-    places = {
-        kind: max((n for name, n in table.last_rows.items() if name.startswith(kind)), default=-1)
-        for kind in ("test/", "train/", "time/")
-    }
-    tested = places.pop("test/")
-    return table.ends_empty or (tested >= 0 and tested >= max(places.values()))
+    rows = {"test/": -1, "train/": -1, "time/": -1}
+    for name, cell in table.last_cells.items():
+        for kind in rows:
+            if name.startswith(kind):
+                rows[kind] = max(rows[kind], cell.row)
+    tested = rows.pop("test/")
+    return table.ends_empty or (tested >= 0 and tested >= max(rows.values()))
 
 
 def _read_texts(path: Path) -> dict[str, tuple[str, ...]]:

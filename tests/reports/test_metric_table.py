@@ -50,9 +50,10 @@ def test_finite_points_leave_out_empty_and_infinite_cells():
     assert table.finite_points("b") == ([], [])
 
 
-def test_last_rows_are_those_of_the_file_not_of_the_rounds():
-    table = read("round,a,b\n0,1,\n3,2,\n1,,2\n,4,4\n")
-    assert table.last_rows == {"a": 1, "b": 2}
+def test_last_cells_are_those_of_the_file_not_of_the_rounds():
+    table = read("round,a,b\n0,1,\n3,2,5\n1,,7\n,4,4\n")
+    assert table.last_cells == {"a": (1, 3, 2), "b": (2, 1, 7)}
+    assert (table.last("b"), table.curve("b")) == ((1, 7), {1: 7, 3: 5})
     assert [read(f"round,a\n0,1\n{row}\n").ends_empty for row in ("1,", "1,2", ",2")] == [
         *(True, False, False)
     ]

@@ -79,6 +79,9 @@ def test_test_of_an_earlier_round_is_a_test_until_the_run_goes_on(tmp_path):
     run = read_run(folder)
     assert run.has_test
     assert (run.num_rounds, len(run.clients["byzantine"])) == (4, 4)
+    again = {**tested, "round": 1, "test/global/loss": 0.125}
+    write_table(folder / "metrics.csv", [*trained, tested, again])
+    assert read_run(folder).final("test/global/loss") == 0.125, "as in per_client.csv"
     more = {**trained[-1], "round": 4}
     write_table(folder / "metrics.csv", [*trained, {**tested, "round": 2}, more])
     assert not read_run(folder).has_test
