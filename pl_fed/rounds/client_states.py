@@ -186,6 +186,8 @@ class ClientStates:
     @property
     def keeps_models(self) -> bool:
         """Whether each client keeps its own model, which only its own rounds train."""
+        if self.client.num_centers:  # the rounds of all clients of a center train it
+            return False
         return bool(self.client.state_defaults()) and self.client.evaluated[-1] != "global"
 
     @property
