@@ -355,11 +355,11 @@ class Federation(Configurable):
     def _keep_parts(self) -> Iterator[None]:
         """Restore the server, the Byzantine clients and their attacks after an exception."""
         attacks = copy.deepcopy(self.byzantine_clients.state_dict())
-        kept = [(part, dict(vars(part))) for part in (self.server, self.byzantine_clients)]
+        parts = [(part, dict(vars(part))) for part in (self.server, self.byzantine_clients)]
         try:
             yield
         except BaseException:
-            for part, values in kept:
+            for part, values in parts:
                 vars(part).update(values)
             self.byzantine_clients.load_state_dict(attacks)
             raise

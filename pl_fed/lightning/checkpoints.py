@@ -306,11 +306,10 @@ def _drop_objects(state: Any) -> Any:
     if can_be_loaded(state):
         return state
     if isinstance(state, dict):
-        kept = {name: _drop_objects(value) for name, value in state.items()}
-        return {name: value for name, value in kept.items() if value is not _Missing}
+        values = {name: _drop_objects(value) for name, value in state.items()}
+        return {name: value for name, value in values.items() if value is not _Missing}
     if isinstance(state, list):
-        kept_items = map(_drop_objects, state)
-        return [None if value is _Missing else value for value in kept_items]
+        return [None if value is _Missing else value for value in map(_drop_objects, state)]
     return _Missing
 
 

@@ -41,7 +41,13 @@ def _read_timed_curve(group: Group, name: str) -> tuple[Curve, list[float]]:
     """
     curve, clock = group.curve(name), read_clock(group)
     timed = [place for place, round in enumerate(curve.rounds) if round in clock]
-    chosen = Curve(*([column[place] for place in timed] for column in curve))
+    chosen = Curve(
+        rounds=[curve.rounds[place] for place in timed],
+        mean=[curve.mean[place] for place in timed],
+        low=[curve.low[place] for place in timed],
+        high=[curve.high[place] for place in timed],
+        runs=[curve.runs[place] for place in timed],
+    )
     return chosen, [clock[round] for round in chosen.rounds]
 
 

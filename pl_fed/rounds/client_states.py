@@ -167,7 +167,7 @@ class ClientStates:
         """Continue in another stage; the data of the same clients may be loaded again.
 
         Kept features are computed again under another precision. So are samples with a trigger: a
-        later fit reaches the trigger's versions, which are rounds, again.
+        later fit reaches the trigger's versions, its rounds, again.
         """
         self._trigger_data = TriggeredData()
         kind = self.client.row("global").example.device.type

@@ -167,7 +167,7 @@ class LightningTask(Task):
     def _name(self, values: Mapping[str, Any], stage: str) -> dict[str, Any]:
         """Return values by the names of metrics; a name that the trial did not log stays.
 
-        If such a name is that of a metric which has another name in the logs, it is left out.
+        If such a name is that of a metric with another name in the logs, it is left out.
         """
         names = self.facts.logged_names.get(stage)
         if names is None:
