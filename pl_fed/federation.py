@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -345,10 +345,9 @@ class Federation(Configurable):
             previous = None
         if stage == "fit" and not loads:
             self._check_budget(previous)
-        if previous is None and self._session is not None:
-            with self._keep_parts():  # the earlier session stays if this one is refused
-                self._session = self._start(client, datamodule, stage, loads, settings, previous)
-        else:
+        replaces = previous is None and self._session is not None
+        # the earlier session stays if this one is refused
+        with self._keep_parts() if replaces else nullcontext():
             self._session = self._start(client, datamodule, stage, loads, settings, previous)
 
     @contextmanager

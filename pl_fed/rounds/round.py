@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -251,7 +251,7 @@ class RoundRunner:
         self._measure_attack(uploads, notes.attack)
         row, unsent = self.client.row("global").data, self.client.unsent_positions
         never_received = row[unsent] if len(unsent) else None
-        report = self._merge(server, uploads, trained.proposed, num_rejected, hooks, notes)
+        report = self._merge(server, uploads, trained.proposed, num_rejected, hooks)
         if never_received is not None:  # not moved by noise, weight decay or forged uploads
             row[unsent] = never_received
         return report
@@ -284,7 +284,7 @@ class RoundRunner:
             hooks: Functions that are called within the round.
             notes: The numbers of the round.
         """
-        norms = []
+        moves: list[Report] = []
         has_failed = (trained.status == UploadStatus.FAILED).cpu()  # and has chosen no center
         for number in range(self.client.num_centers):
             is_own = group == number
@@ -302,11 +302,12 @@ class RoundRunner:
                 valid = trained.valid[is_own.to(trained.valid.device)]
                 moved = self._serve(self.server.member(number), part, valid, trained, hooks, notes)
             if moved is not None:
-                norms.append(torch.as_tensor(moved["train/update_norm"]))
-        if not norms:
+                moves.append(moved)
+        if not moves:
             return None
         self._update_body()
-        return {"train/update_norm": torch.stack(norms).norm()}
+        names = ("train/update_norm", "train/benign_distance")
+        return {name: _join_norms([moved[name] for moved in moves]) for name in names}
 
     def _update_body(self) -> None:
         """Let the algorithm change what all models share; with privacy, nothing is shared."""
@@ -561,7 +562,6 @@ class RoundRunner:
         proposed: list[str],
         num_rejected: int,
         hooks: RoundHooks,
-        notes: "_Notes",
     ) -> Report:
         """Merge the valid uploads, and move the global model and the server's states.
 
@@ -571,11 +571,10 @@ class RoundRunner:
             proposed: Names of the server states with a proposal of any client.
             num_rejected: The number of broken uploads that were left out, for an error.
             hooks: Functions that are called within the round.
-            notes: The numbers of the round.
         """
         share = uploads.share
         if self.privacy is not None:
-            return self._merge_privately(self.privacy, server, uploads, hooks, notes)
+            return self._merge_privately(self.privacy, server, uploads, hooks)
         uploads = uploads.normalize(self.client, server.aggregator)
         factor = mean_factor(self.client, len(share.cohort))
         reported: list[tuple[Tensor, Tensor]] = []
@@ -598,10 +597,9 @@ class RoundRunner:
             ) from error
         benign = ~self.byzantine_clients.is_byzantine[share.cohort]
         distance = uploads.distance_to_benign_mean(update, benign, server.aggregator, factor)
-        notes("benign_distance", distance)
         weights = uploads.find_weights(server.aggregator, reported)
         uploads.update_server_states(self.client, self._server_states, proposed, weights)
-        return {"train/update_norm": row_norm(update)}
+        return {"train/update_norm": row_norm(update), "train/benign_distance": distance}
 
     def _adopt_lone_model(self, trained: TrainedCohort) -> None:
         """Make the model of the only client w^{t+1}, where it is that but for rounding.
@@ -623,7 +621,6 @@ class RoundRunner:
         server: Server,
         uploads: Uploads,
         hooks: RoundHooks,
-        notes: "_Notes",
     ) -> Report:
         """Move the global model by noisy means of clipped uploads; nothing else is released."""
         clip_norm, share = privacy.clip_norm, uploads.share
@@ -643,9 +640,9 @@ class RoundRunner:
         if not benign.all():  # otherwise it is the effect of clipping and noise
             factor = mean_factor(self.client, len(share.cohort))
             distance = uploads.distance_to_benign_mean(update, benign, server.aggregator, factor)
-        notes("benign_distance", distance)
         return {
             "train/update_norm": row_norm(update),
+            "train/benign_distance": distance,
             **privacy.report(clip_norm),
         }
 
@@ -654,6 +651,13 @@ class RoundRunner:
         share, states = trained.valid_states()
         share.store_states(self.states.store, states)
         self.states.count_round(share.cohort)
+
+
+def _join_norms(norms: Sequence[Tensor | float]) -> Tensor:
+    """Return the norm of all parts of a row from the norms of the parts; NaN ones are left out."""
+    known = torch.stack([torch.as_tensor(norm).double() for norm in norms])
+    known = known[~known.isnan()]
+    return known.norm() if len(known) else known.new_tensor(math.nan)
 
 
 class _Notes:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from pl_fed.attacks import Attack
 from pl_fed.clients import IFCA
 from pl_fed.data import FederatedData
 from pl_fed.models import LinearSVM
+from pl_fed.rounds.uploads import Uploads
 
 SIZES = [9, 20, 12, 16, 7, 11]
 STEPS = 3
@@ -243,3 +245,15 @@ def test_first_centers_do_not_depend_on_the_default_dtype():
         finally:
             torch.set_default_dtype(torch.float32)
     assert torch.equal(*draws)
+
+
+@pytest.mark.parametrize(("distances", "expected"), [((3.0, 4.0), 5.0), ((math.nan, 4.0), 4.0)])
+def test_distance_from_the_benign_mean_is_that_of_all_centers_together(
+    monkeypatch, distances, expected
+):
+    values = iter(distances)
+    monkeypatch.setattr(Uploads, "distance_to_benign_mean", lambda *_: next(values))
+    client = IFCA(seeded(mlp), optimizer=sgd(0.1))
+    monkeypatch.setattr(IFCA, "choose_centers", lambda self, client: client.ids % 2)
+    outcome = run_rounds(client, shared_out(classes([4, 4, 4, 4])), rounds=1)
+    assert float(outcome.reports[0]["train/benign_distance"]) == expected
