@@ -132,3 +132,30 @@ def test_next_chunk_is_prefetched_during_training(monkeypatch):
             *(third[2:], next_cohort[:2]),
         ]
     )
+
+
+class OfTwoRounds(Uniform):
+    """A sampler that has cohorts for two rounds."""
+
+    def draw_round(self, round, num_clients, sizes, generator):
+        assert round < 2
+        return super().draw_round(round, num_clients, sizes, generator)
+
+
+def test_last_round_reads_no_samples_of_a_round_after_the_run(tmp_path):
+    federation = pl_fed.Federation(
+        OfTwoRounds(2), storage=pl_fed.StorageOptions(memory=0, folder=tmp_path / "rows"), seed=0
+    )
+    client = Ditto(seeded(lambda: MLP(4, [], 3)), optimizer=sgd(0.1))
+    trainer = pl_fed.Trainer(
+        federation,
+        max_epochs=2,
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        logger=False,
+    )
+    trainer.fit(client, shared_out(classes([5] * 4)))
+    assert trainer.current_epoch == 2

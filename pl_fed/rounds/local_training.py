@@ -362,7 +362,8 @@ class LocalTraining:
             clients: The clients of the round's next chunk; ``None`` for its last chunk.
         """
         if clients is None:
-            if not (self.states.store.on_disk or self.states.data.mapped):
+            is_last = 0 < self.settings.rounds <= round + 1
+            if is_last or not (self.states.store.on_disk or self.states.data.mapped):
                 return
             cohort, round = self.draw_cohort(round + 1), round + 1
             next_chunks = self._split_cohort(cohort, round)

@@ -279,7 +279,7 @@ def swap_test(
     observed = float((statistic(before) - statistic(after)).mean())
     scale = max(float(np.abs(statistic(values)).max()) for values in (before, after))
     bound = abs(observed) - _TOLERANCE * scale
-    source = np.random.default_rng(seed) if isinstance(seed, int) else seed
+    source = np.random.default_rng(seed) if isinstance(seed, int | np.integer) else seed
     extreme = 0
     for size in split_draws(draws, before.size):
         swap = source.random((size, *before.shape)) < 0.5

@@ -210,6 +210,7 @@ def test_swaps_are_those_of_the_full_enumeration():
     assert forth.statistic == -back.statistic
     assert swap_test(first, second, deviation) == forth
     assert swap_test(first, second, deviation, seed=np.random.default_rng(0)) == forth
+    assert swap_test(first, second, deviation, seed=np.int64(0)) == forth
 
 
 def test_swaps_of_means_flip_signs():
