@@ -389,6 +389,7 @@ class Federation(Configurable):
         self._check(trial, datamodule)
         session = self._build_session(client, datamodule, settings, previous)
         if stage == "fit":
+            session.states.forget_triggered_samples()
             self._try_parts(session, trial)
             if session.rounds.privacy is not None:
                 session.rounds.privacy.plan(settings.rounds)

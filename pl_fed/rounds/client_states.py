@@ -163,13 +163,15 @@ class ClientStates:
         """The processes that share the clients."""
         return self.settings.processes
 
+    def forget_triggered_samples(self) -> None:
+        """Make samples with a trigger anew, for a fit: its rounds number the trigger's versions."""
+        self._trigger_data = TriggeredData()
+
     def renew(self, data: ClientData, settings: RunSettings) -> None:
         """Continue in another stage; the data of the same clients may be loaded again.
 
-        Kept features are computed again under another precision. So are samples with a trigger: a
-        later fit reaches the trigger's versions, its rounds, again.
+        Kept features are computed again under another precision.
         """
-        self._trigger_data = TriggeredData()
         kind = self.client.row("global").example.device.type
         if settings.autocast_dtype(kind) != self.settings.autocast_dtype(kind):
             self._data = None

@@ -73,8 +73,8 @@ def test_qsgd_rounds_to_the_neighbouring_levels_with_the_variance_of_the_paper(r
     rows = torch.tensor([row], dtype=torch.float64)
     received, _ = send(QSGD(levels), rows)
     norm = float(rows.norm())
-    if norm < 1e-30:
-        assert not received.any()
+    if norm < 1e-30:  # it is sent as 0 or, if float32 has it, by its level
+        assert (received.abs() <= norm * (1 + 1e-6)).all()
         return
     places = levels * rows.abs() / norm
     sent = levels * received.abs() / norm
