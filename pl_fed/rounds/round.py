@@ -655,9 +655,9 @@ class RoundRunner:
 
 def _join_norms(norms: Sequence[Tensor | float]) -> Tensor:
     """Return the norm of all parts of a row from the norms of the parts; NaN ones are left out."""
-    known = torch.stack([torch.as_tensor(norm).double() for norm in norms])
-    known = known[~known.isnan()]
-    return known.norm() if len(known) else known.new_tensor(math.nan)
+    numbers = torch.stack([torch.as_tensor(norm).double() for norm in norms])
+    numbers = numbers[~numbers.isnan()]
+    return numbers.norm() if len(numbers) else numbers.new_tensor(math.nan)
 
 
 class _Notes:
