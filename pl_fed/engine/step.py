@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Objective
@@ -139,7 +138,7 @@ class LocalStep:
         model_dim, _, *other_dims = self._client_dims
         with torch.enable_grad():  # of the sum of all clients' losses
             leaves = _require_gradients(stack.leaves)
-            with self.settings.autocast(), _OwnEmbeddings():
+            with self.settings.autocast(), _own_embeddings():
                 outputs = torch.vmap(self.function, in_dims=(model_dim, *other_dims))(
                     leaves, *others
                 )
@@ -225,7 +224,7 @@ class LocalStep:
                     gradients = differentiate_loss(outputs["loss"], leaves)
                 return gradients, {name: value.detach() for name, value in outputs.items()}
 
-            embeddings = _OwnEmbeddings() if self.size is not None else nullcontext()
+            embeddings = _own_embeddings() if self.size is not None else nullcontext()
             with self.settings.autocast(), embeddings:
                 return self.function(  # type: ignore[return-value]
                     tensors, batch, index, draw, rows, read=differentiate
@@ -338,38 +337,41 @@ def read_updates(objective: Objective, optimizer: torch.optim.Optimizer) -> list
     return [SgdUpdate.from_group(group) for group in optimizer.param_groups]
 
 
-class _OwnEmbeddings(TorchFunctionMode):
-    """Own embeddings: keeps the embeddings of a stack within each client's own table.
+@contextmanager
+def _own_embeddings() -> Iterator[None]:
+    """Keep the embeddings of a stack within each client's own table.
 
     ``torch.vmap`` joins all clients' tables. Then an id beyond a table reads, and trains, a row of
     another client: its embedding is NaN here, and breaks the upload of its own client alone. And
     only the first client's padding row would be without a gradient.
+
+    Layers and functions call ``torch.embedding`` by this name. A ``TorchFunctionMode`` would add a
+    tenth to the time of a stack of small nets.
     """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _EMBEDDINGS:
-            return func(*args, **(kwargs or {}))
-        arguments = {**dict(zip(_EMBEDDINGS[func], args)), **(kwargs or {})}
-        name = "indices" if func is torch.embedding else "input"
-        ids, rows = arguments[name], len(arguments["weight"])
-        own_ids = ids.clamp(0, rows - 1)
-        result = func(**{**arguments, name: own_ids})
-        padding = arguments.get("padding_idx")
-        if padding is not None and (padding >= 0 or func is not torch.embedding):
-            is_padding = ids == padding % rows
-            result = torch.where(is_padding[..., None], result.detach(), result)
-        return torch.where((ids == own_ids)[..., None], result, torch.nan)
+    torch.embedding = _embed_by_own_table
+    try:
+        yield
+    finally:
+        torch.embedding = _embed
 
 
-_EMBEDDINGS = {
-    nn.functional.embedding: (
-        *("input", "weight", "padding_idx", "max_norm"),
-        *("norm_type", "scale_grad_by_freq", "sparse"),
-    ),
-    torch.embedding: ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse"),
-}
-"""Names of the arguments of embeddings. In ``torch.embedding``, a negative padding index means no
-padding."""
+_embed = torch.embedding
+
+
+def _embed_by_own_table(
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int | torch.SymInt = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Return embeddings as ``torch.embedding``, of ids beyond the table as NaN."""
+    own_ids = indices.clamp(0, len(weight) - 1)
+    vectors = _embed(weight, own_ids, padding_idx, scale_grad_by_freq, sparse)
+    if padding_idx >= 0:  # -1 stands for no padding
+        is_padding = (indices == padding_idx)[..., None]
+        vectors = torch.where(is_padding, vectors.detach(), vectors)
+    return torch.where((indices == own_ids)[..., None], vectors, torch.nan)
 
 
 def read_options(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, Tensor]:
