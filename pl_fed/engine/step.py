@@ -348,7 +348,7 @@ def _own_embeddings() -> Iterator[None]:
     Layers and functions call ``torch.embedding`` by this name. A ``TorchFunctionMode`` would add a
     tenth to the time of a stack of small nets.
     """
-    torch.embedding = _embed_by_own_table
+    torch.embedding = _embed_own_ids
     try:
         yield
     finally:
@@ -358,7 +358,7 @@ def _own_embeddings() -> Iterator[None]:
 _embed = torch.embedding
 
 
-def _embed_by_own_table(
+def _embed_own_ids(
     weight: Tensor,
     indices: Tensor,
     padding_idx: int | torch.SymInt = -1,
@@ -369,7 +369,7 @@ def _embed_by_own_table(
     own_ids = indices.clamp(0, len(weight) - 1)
     vectors = _embed(weight, own_ids, padding_idx, scale_grad_by_freq, sparse)
     if padding_idx >= 0:  # -1 stands for no padding
-        is_padding = (indices == padding_idx)[..., None]
+        is_padding = indices.eq(padding_idx)[..., None]
         vectors = torch.where(is_padding, vectors.detach(), vectors)
     return torch.where((indices == own_ids)[..., None], vectors, torch.nan)
 
