@@ -348,7 +348,7 @@ def _own_embeddings() -> Iterator[None]:
     Layers and functions call ``torch.embedding`` by this name. A ``TorchFunctionMode`` would add a
     tenth to the time of a stack of small nets.
     """
-    torch.embedding = _embed_own_ids
+    torch.embedding = _read_own_rows
     try:
         yield
     finally:
@@ -358,7 +358,7 @@ def _own_embeddings() -> Iterator[None]:
 _embed = torch.embedding
 
 
-def _embed_own_ids(
+def _read_own_rows(
     weight: Tensor,
     indices: Tensor,
     padding_idx: int | torch.SymInt = -1,
