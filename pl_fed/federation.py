@@ -372,15 +372,10 @@ class Federation(Configurable):
         settings: RunSettings,
         previous: Session | None,
     ) -> Session:
-        """Return a session after all checks: see :meth:`setup`.
+        """Return a session after all checks.
 
-        Args:
-            client: The algorithm.
-            datamodule: The data.
-            stage: ``fit``, ``validate``, ``test`` or ``predict``.
-            loads: Whether the trainer loads a checkpoint after the setup.
-            settings: The trainer's settings.
-            previous: The previous session of the same client and the same clients' data.
+        ``previous`` is the previous session of the same client and the same clients' data; the
+        other arguments are those of :meth:`setup`.
         """
         data = datamodule.clients
         if previous is None:

@@ -147,15 +147,5 @@ def test_last_round_reads_no_samples_of_a_round_after_the_run(tmp_path):
         OfTwoRounds(2), storage=pl_fed.StorageOptions(memory=0, folder=tmp_path / "rows"), seed=0
     )
     client = Ditto(seeded(lambda: MLP(4, [], 3)), optimizer=sgd(0.1))
-    trainer = pl_fed.Trainer(
-        federation,
-        max_epochs=2,
-        default_root_dir=tmp_path,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        logger=False,
-    )
-    trainer.fit(client, shared_out(classes([5] * 4)))
-    assert trainer.current_epoch == 2
+    fit(tmp_path, client, federation, rounds=2)
+    assert federation.session.states.participation.sum() == 2 * 2

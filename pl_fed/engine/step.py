@@ -337,6 +337,9 @@ def read_updates(objective: Objective, optimizer: torch.optim.Optimizer) -> list
     return [SgdUpdate.from_group(group) for group in optimizer.param_groups]
 
 
+_embed = torch.embedding
+
+
 @contextmanager
 def _own_embeddings() -> Iterator[None]:
     """Keep the embeddings of a stack within each client's own table.
@@ -353,9 +356,6 @@ def _own_embeddings() -> Iterator[None]:
         yield
     finally:
         torch.embedding = _embed
-
-
-_embed = torch.embedding
 
 
 def _read_own_rows(

@@ -33,9 +33,8 @@ class ModelRunner:
     """Model runner: runs the global model and the personal models on the clients' samples.
 
     The global model sees samples of several clients in one batch, unless it mixes the samples of a
-    batch. Personal models of several
-    clients run at once under ``torch.vmap`` if this is faster: on a GPU, and on a CPU if no
-    convolution is trained.
+    batch. Personal models of several clients run at once under ``torch.vmap`` if this is faster: on
+    a GPU, and on a CPU if no convolution is trained.
 
     Args:
         client: The algorithm.

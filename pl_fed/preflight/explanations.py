@@ -8,6 +8,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from pl_fed.text import find_code_line
+from pl_fed.trees import Tree, leaves
 
 
 def call_or_explain(
@@ -42,6 +43,16 @@ def call_or_explain(
         line = "" if explains_own else find_code_line(error)
         place = f" ({line})" if line else ""
         raise ValueError(f"{expected} failed: {reason}{place}") from error
+
+
+def list_shapes(tree: Tree) -> str:
+    """Return the shapes of the tensors of a tree in words.
+
+    Example:
+        >>> list_shapes((torch.zeros(2, 3), torch.zeros(2)))
+        '[2, 3], [2]'
+    """
+    return ", ".join(str(list(leaf.shape)) for leaf in leaves(tree))
 
 
 def _is_own(error: BaseException) -> bool:

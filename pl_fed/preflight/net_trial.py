@@ -18,7 +18,7 @@ from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.metrics.named import metric_arguments
 from pl_fed.nets.modes import evaluation_mode
-from pl_fed.preflight.explanations import call_or_explain
+from pl_fed.preflight.explanations import call_or_explain, list_shapes
 from pl_fed.preflight.module_trial import find_module_facts
 from pl_fed.preflight.trial import Trial
 from pl_fed.random import fork_all_generators, fork_torch_rng
@@ -156,8 +156,9 @@ def _try_loss(client: Client, outputs: Tree, targets: Tree) -> Tensor:
     """Return the loss; refuse a criterion that fails, or does not return one number."""
     is_real = isinstance(targets, Tensor) and targets.is_floating_point()
     loss = call_or_explain(
-        f"Expected argument `criterion` to take outputs of shape {_shapes(outputs)} and targets of"
-        f" shape {_shapes(targets)} ({', '.join(str(leaf.dtype) for leaf in leaves(targets))}"
+        f"Expected argument `criterion` to take outputs of shape {list_shapes(outputs)} and targets"
+        f" of shape {list_shapes(targets)} ("
+        f"{', '.join(str(leaf.dtype) for leaf in leaves(targets))}"
         f"{', where class ids are integers' if is_real else ''}) but {client.task.name}",
         lambda: client.task.batch_loss(outputs, targets),
         remedies=_TARGET_REMEDIES,
@@ -182,7 +183,7 @@ def _try_metrics(client: Client, outputs: Tree, targets: Tree) -> None:
             )
         call_or_explain(
             f"Expected the metric `{key}` of the task {name} to take outputs of shape"
-            f" {_shapes(outputs)} and targets of shape {_shapes(targets)} but that",
+            f" {list_shapes(outputs)} and targets of shape {list_shapes(targets)} but that",
             lambda: metric.update(  # noqa: B023
                 *metric_arguments(metric, *client.task.metric_inputs(outputs, targets))  # noqa: B023
             ),
@@ -204,10 +205,6 @@ def _check_single_number(name: str, metric: Any) -> None:
             f"Expected the metric `{name}` to give one number for a client but got {shape}: set,"
             " for example, its argument `average: macro`."
         )
-
-
-def _shapes(tree: Tree) -> str:
-    return ", ".join(str(list(leaf.shape)) for leaf in leaves(tree))
 
 
 _INPUT_REMEDIES = {

@@ -15,8 +15,8 @@ from pl_fed.clients.features import compute_batch_features
 from pl_fed.data.client_data import ClientData, integers_to_floats
 from pl_fed.engine.base import LocalSettings
 from pl_fed.engine.own_samples import OwnSamples
-from pl_fed.preflight.explanations import call_or_explain
-from pl_fed.trees import leaves, select, tree_map
+from pl_fed.preflight.explanations import call_or_explain, list_shapes
+from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
 _SPREAD = 64  # samples of a trial of evaluation steps
@@ -92,9 +92,8 @@ class Trial:
         augment, inputs = self.augment, batch.inputs
         if augment is None:
             return batch
-        shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves(inputs))
         augmented = call_or_explain(
-            f"Expected argument `augment` to take inputs of shape {shapes} but that",
+            f"Expected argument `augment` to take inputs of shape {list_shapes(inputs)} but that",
             lambda: augment(inputs),
         )
         return batch._replace(inputs=augmented)
