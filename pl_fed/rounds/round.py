@@ -655,7 +655,7 @@ class RoundRunner:
 
 def _join_norms(norms: Sequence[Tensor | float]) -> Tensor:
     """Return the norm of all parts of a row from the norms of the parts; NaN ones are left out."""
-    numbers = torch.stack([torch.as_tensor(norm).double() for norm in norms])
+    numbers = torch.tensor([float(norm) for norm in norms], dtype=torch.float64)
     numbers = numbers[~numbers.isnan()]
     return numbers.norm() if len(numbers) else numbers.new_tensor(math.nan)
 
