@@ -16,9 +16,9 @@ from unittest import mock
 import torch
 from lightning.pytorch import Trainer
 
-import pl_fed.federation
 from pl_fed.clients import Client
 from pl_fed.data.client_data import ClientData
+from pl_fed.federation import set_up
 from pl_fed.preflight.step_facts import StepFacts
 from pl_fed.types import Population
 
@@ -96,11 +96,9 @@ def equal_trials_shared():
     """Let federations with equal algorithms and data share their trials of local steps."""
     with ExitStack() as stack:
         for name in TRIALS:
-            function = getattr(pl_fed.federation, name)
+            function = getattr(set_up, name)
             if not isinstance(function, SharedTrial):
-                stack.enter_context(
-                    mock.patch.object(pl_fed.federation, name, SharedTrial(function))
-                )
+                stack.enter_context(mock.patch.object(set_up, name, SharedTrial(function)))
         yield
 
 
@@ -113,9 +111,7 @@ def trials_skipped():
     """
     with ExitStack() as stack:
         for name, result in TRIALS.items():
-            stack.enter_context(
-                mock.patch.object(pl_fed.federation, name, lambda *_, result=result: result)
-            )
+            stack.enter_context(mock.patch.object(set_up, name, lambda *_, result=result: result))
         yield
 
 

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,67 +25,25 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.client_rounds import COMPRESSION
 from pl_fed.compressors import Compressor
 from pl_fed.configurable import Configurable
-from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
-from pl_fed.distributed.processes import Processes
 from pl_fed.distributed.work_share import gather_states, select_home_states
 from pl_fed.engine import EngineChoice, EngineOptions
-from pl_fed.evaluation.adaptation import Adaptation
-from pl_fed.evaluation.client_sample import ClientSample
-from pl_fed.evaluation.monitor import Monitor, Tables
+from pl_fed.evaluation.monitor import Tables
 from pl_fed.evaluation.smoothing import Smoothing
+from pl_fed.federation.set_up import SessionSetup
 from pl_fed.functional.client_figures import read_figures
 from pl_fed.metrics import ClientMetrics
 from pl_fed.metrics.named import name_metrics
-from pl_fed.nets.weights import fit_names, read_weights
-from pl_fed.preflight.compression_rules import check_compression
-from pl_fed.preflight.net_trial import find_net_facts, try_attacks, try_features
-from pl_fed.preflight.privacy_rules import check_privacy, find_participation
-from pl_fed.preflight.round_trial import try_round
-from pl_fed.preflight.rules import (
-    check_accumulation,
-    check_attacks,
-    check_class_counts,
-    check_engine,
-    check_group_counts,
-    check_held_out_clients,
-    check_mean,
-    check_own_batches,
-    check_predict,
-    check_samples,
-    check_server_step,
-    check_upload_factors,
-    check_validation_loss,
-    check_votes,
-    describe_unused_groups,
-    warn_of_scaled_images,
-    warn_of_untrained_parts,
-)
-from pl_fed.preflight.step_facts import StepFacts
-from pl_fed.preflight.step_rules import (
-    describe_missing_loss,
-    describe_reset_buffers,
-    describe_shared_values,
-    refuse_changes,
-)
-from pl_fed.preflight.step_trial import explain_smallest_minibatch, find_step_facts
-from pl_fed.preflight.trial import Trial
 from pl_fed.privacy import DifferentialPrivacy
-from pl_fed.random import key
 from pl_fed.rounds.byzantine_clients import ByzantineClients
-from pl_fed.rounds.central_evaluation import CentralEvaluation
 from pl_fed.rounds.client_matching import ClientRecords, find_matching
-from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.federated_evaluation import (
-    FederatedEvaluation,
     ModelSelection,
     UntrainedModels,
 )
-from pl_fed.rounds.held_out_clients import HeldOutClients, HeldOutStates
 from pl_fed.rounds.identity import (
     CHECKPOINT_FORMAT,
-    check_equal_data,
     check_identity,
     check_model_identity,
     check_optimizer_identity,
@@ -94,20 +51,17 @@ from pl_fed.rounds.identity import (
     has_identity,
     optimizer_identity,
 )
-from pl_fed.rounds.privacy import RoundPrivacy, build_privacy, load_privacy
-from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
+from pl_fed.rounds.privacy import RoundPrivacy, load_privacy
+from pl_fed.rounds.round import Report, RoundHooks
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.small_cohorts import SmallCohortRule
 from pl_fed.rounds.storage import StorageOptions
-from pl_fed.rounds.upload_channel import UploadChannel
 from pl_fed.samplers import Sampler, Uniform
-from pl_fed.state import ClientStore, keep_freed_memory
+from pl_fed.state import ClientStore
 from pl_fed.systems import Systems
-from pl_fed.tasks import LightningTask
-from pl_fed.tasks.directions import Directions, describe_directions
-from pl_fed.types import Population
+from pl_fed.tasks.directions import Directions
 
 
 class Federation(Configurable):
@@ -348,7 +302,8 @@ class Federation(Configurable):
         replaces = previous is None and self._session is not None
         # the earlier session stays if this one is refused
         with self._keep_parts() if replaces else nullcontext():
-            self._session = self._start(client, datamodule, stage, loads, settings, previous)
+            setup = SessionSetup(self, client, datamodule, settings, previous)
+            self._session = setup.run(stage, loads)
 
     @contextmanager
     def _keep_parts(self) -> Iterator[None]:
@@ -363,170 +318,6 @@ class Federation(Configurable):
             self.byzantine_clients.load_state_dict(attacks)
             raise
 
-    def _start(
-        self,
-        client: Client,
-        datamodule: FederatedData,
-        stage: str,
-        loads: bool,
-        settings: RunSettings,
-        previous: Session | None,
-    ) -> Session:
-        """Return a session after all checks.
-
-        ``previous`` is the previous session of the same client and the same clients' data; the
-        other arguments are those of :meth:`setup`.
-        """
-        data = datamodule.clients
-        if previous is None:
-            self._begin(client, data, loads, settings.processes)
-        trial = self._prepare_client(client, datamodule, settings)
-        self._check(trial, datamodule)
-        session = self._build_session(client, datamodule, settings, previous)
-        if stage == "fit":
-            session.states.forget_triggered_samples()
-            self._try_parts(session, trial)
-            if session.rounds.privacy is not None:
-                session.rounds.privacy.plan(settings.rounds)
-        client.check(data, client.population)
-        if stage == "fit":
-            keep_freed_memory()
-        if stage == "fit" or session.trains_held_out:
-            self._try_steps(session, trial)
-        evaluator = session.evaluation.evaluator
-        self.byzantine_clients.set_net(evaluator.copy_global_model)
-        return session
-
-    def _begin(self, client: Client, data: ClientData, loads: bool, processes: Processes) -> None:
-        """Set the weights with which a new session begins, and draw its Byzantine clients."""
-        if processes.size > 1:
-            identity = federation_identity(client, data, self.seed)
-            check_equal_data(processes.gather_objects(identity))
-        if self.initial_model is not None and not loads:
-            _set_weights(client, self.initial_model)
-        own_samples = None if self.privacy is None else data.train.samples
-        self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed, own_samples)
-
-    def _try_steps(self, session: Session, trial: Trial) -> None:
-        """Try the local steps of the algorithm, and let the session expect what they change."""
-        try_round(trial)
-        facts = self._find_step_facts(trial, session.rounds.batch_rule)
-        trial.client.draws_globally = facts.draws_globally
-        trial.client.reads_optimizer = facts.reads_optimizer
-        session.rounds.local_training.watch.expect(facts)
-
-    def _prepare_client(
-        self, client: Client, datamodule: FederatedData, settings: RunSettings
-    ) -> Trial:
-        """Set all that set-up sets in an algorithm and its task: settings, then facts.
-
-        :meth:`_try_steps` adds two facts about local steps: ``client.draws_globally`` and
-        ``client.reads_optimizer``.
-
-        Returns:
-            The algorithm with its samples, for further trials.
-        """
-        data = datamodule.clients
-        client.population = Population(
-            data.num_clients,
-            self._count_expected_uploads(data.num_clients),
-            int(data.train.sizes.sum()),
-            cohort_varies=not self.sampler.has_fixed_size or self._systems_change_cohorts,
-        )
-        client.keeps_optimizer_state = self.engine.keep_optimizer_state
-        client.compressor = self.compression
-        client.choose_task(data.targets, data.num_classes)
-        task = client.task
-        task.further_metrics, task.directions = self.further_metrics, self.directions
-        if isinstance(task, LightningTask):
-            task.entries = data.entries
-        check_own_batches(client, data, self.byzantine_clients.attacks_on_data)
-        warn_of_scaled_images(client, data)
-        trial = Trial(client, data, datamodule.augment, settings.local)
-        facts = find_net_facts(trial)
-        client.takes_integers = facts.takes_integers
-        if isinstance(task, LightningTask):
-            task.facts = facts.module
-        else:
-            task.averages_samples = facts.averages_samples
-        return replace(trial, takes_integers=facts.takes_integers)
-
-    def _count_expected_uploads(self, num_clients: int) -> int:
-        """Return the expected number of uploads in a round, without late clients and dropouts.
-
-        Raises:
-            ValueError: If the server would wait for more uploads than the sampler draws clients.
-        """
-        drawn = self.sampler.size_of_cohort(num_clients)
-        if self.systems is None or self.systems.take_first is None:
-            return drawn
-        if self.systems.take_first > drawn:
-            raise ValueError(
-                "Expected argument `federation.systems.take_first` to be at most the number of"
-                f" drawn clients, {drawn}, but got {self.systems.take_first}: set a larger"
-                " `federation.sampler.cohort_size`."
-            )
-        return self.systems.take_first
-
-    @property
-    def _systems_change_cohorts(self) -> bool:
-        return self.systems is not None and self.systems.changes_cohorts
-
-    def _check(self, trial: Trial, datamodule: FederatedData) -> None:
-        """Refuse an algorithm, data, attacks and aggregators that do not fit together."""
-        client, data, aggregator = trial.client, trial.data, self.server.aggregator
-        self.directions.check(client.task.metric_names())
-        Monitor.from_name(self.monitor, client.task, client.count_classes(data))
-        check_validation_loss(client, self.monitor)
-        check_class_counts(client, data)
-        if self.smoothing is not None:
-            check_votes(client, data)
-        check_predict(client)
-        check_samples(data, aggregator, self.evaluate_clients)
-        check_group_counts(client, data, aggregator)
-        if sentence := describe_unused_groups(client, data):
-            rank_zero_info(sentence)
-        check_held_out_clients(client, datamodule.held_out)
-        check_mean(client, aggregator, self.server.only_adds)
-        check_upload_factors(client, aggregator)
-        warn_of_untrained_parts(client, aggregator)
-        check_server_step(aggregator, self.server.only_adds)
-        if self.compression is not None:
-            check_compression(self.compression, client, aggregator)
-        try_features(trial)
-        check_attacks(client, data, self.byzantine_clients.attacks_on_data)
-        if self.privacy is not None:
-            check_privacy(
-                self.privacy,
-                client,
-                datamodule,
-                self.sampler,
-                aggregator,
-                self.adversary,
-                self.systems,
-            )
-
-    def _find_step_facts(self, trial: Trial, batch_rule: BatchRule) -> StepFacts:
-        """Return what local steps change; refuse what passes from one client to the next."""
-        facts = find_step_facts(trial, batch_rule.batch_size)
-        refuse_changes(facts)
-        if fault := explain_smallest_minibatch(trial, batch_rule):
-            if self.on_client_error == "raise" and self.privacy is None:
-                raise ValueError(fault)
-            rank_zero_warn(f"{fault} Without it, pl_fed leaves these clients out.")
-        if sentence := describe_shared_values(facts):
-            rank_zero_warn(sentence)
-        task, net = trial.client.task, type(trial.client.global_model).__name__
-        directions = task.metric_directions()
-        for sentence in (
-            describe_directions(directions) if task.runs_steps and directions else None,
-            describe_reset_buffers(facts),
-            describe_missing_loss(net, task.has_loss("val"), bool(directions)),
-        ):
-            if sentence is not None:
-                rank_zero_info(sentence)
-        return facts
-
     def _note_spent_privacy(self, privacy: RoundPrivacy | None) -> None:
         """Note the privacy step of a replaced session, if it has spent budget."""
         if privacy is not None and privacy.rounds:
@@ -537,197 +328,6 @@ class Federation(Configurable):
         continued = None if previous is None else previous.rounds.privacy
         if self._spent_privacy is not None and self._spent_privacy is not continued:
             self._spent_privacy.check_nothing_spent()
-
-    def _try_parts(self, session: Session, trial: Trial) -> None:
-        """Run the aggregator, the attacks and the engine on a few numbers before training."""
-        rounds = session.rounds
-        rounds.try_aggregator()
-        if sentence := rounds.describe_small_cohorts():
-            rank_zero_info(sentence)
-        try_attacks(trial, self.byzantine_clients.attacks_on_data)
-        check_accumulation(trial.client, trial.settings.batches_per_step)
-        check_engine(trial.client, rounds.batch_rule, trial.data, self.engine.name)
-
-    def _build_session(
-        self,
-        client: Client,
-        datamodule: FederatedData,
-        settings: RunSettings,
-        previous: Session | None,
-    ) -> Session:
-        """Return a new session, with the states of the previous session if there is one.
-
-        The results of an evaluation stay until the next one, unless the data are loaded again.
-
-        Args:
-            client: The algorithm.
-            datamodule: The data.
-            settings: The trainer's settings.
-            previous: The previous session of the same client and the same clients' data.
-        """
-        data = datamodule.clients
-        previous_evaluation = None
-        if previous is not None and data is previous.states.loaded:
-            previous_evaluation = previous.evaluation
-        if previous is None:
-            self.server.reset()
-            states = ClientStates(client, data, self.server, settings, self.storage)
-        else:
-            states = previous.states
-            states.renew(data, settings)
-        batch_rule = settings.build_batch_rule(datamodule)
-        adaptation = self._build_adaptation(client, datamodule, self.byzantine_clients, self.seed)
-        sample = self._draw_sample(data)
-        evaluation = FederatedEvaluation(
-            states,
-            self.engine_choice,
-            self.byzantine_clients,
-            settings,
-            batch_rule,
-            adaptation,
-            self.model_selection,
-            self.monitor,
-            self.untrained_models,
-            sample,
-            self.figures,
-            self.smoothing,
-            self.seed,
-            before=previous_evaluation,
-        )
-        privacy = self._build_privacy(states, previous)
-        channel = None
-        if self.compression is not None:
-            channel = UploadChannel(self.compression, client, self.seed)
-        rounds = RoundRunner(
-            states,
-            datamodule,
-            self.sampler,
-            self.server,
-            self.byzantine_clients,
-            self.engine_choice,
-            evaluation.evaluator,
-            settings,
-            batch_rule,
-            max_rejected=self.max_rejected,
-            seed=self.seed,
-            small_cohort=self.small_cohort,
-            privacy=privacy,
-            leaves_out=self.on_client_error == "leave_out",
-            systems=self.systems,
-            channel=channel,
-            traffic=None if previous is None else previous.rounds.traffic,
-        )
-        if rounds.systems is not None and previous is not None:
-            before = previous.rounds.systems
-            rounds.systems.seconds = 0.0 if before is None else before.seconds
-        previous_held_out = None
-        if previous_evaluation is not None and previous is not None and previous.held_out:
-            previous_held_out = previous.held_out.evaluation
-        held_out = self._build_held_out(datamodule, rounds, previous_held_out)
-        datamodule.limit_validation(_list_sampled(evaluation, held_out))
-        central = self._build_central(client, datamodule, states, evaluation, settings)
-        return Session(client, datamodule, states, evaluation, rounds, central, held_out)
-
-    def _build_central(
-        self,
-        client: Client,
-        datamodule: FederatedData,
-        states: ClientStates,
-        evaluation: FederatedEvaluation,
-        settings: RunSettings,
-    ) -> CentralEvaluation | None:
-        """Return the evaluation on the server's samples; ``None`` without samples or model."""
-        data = datamodule.central_data
-        if data is None:
-            return None
-        if "global" not in client.evaluated:
-            rank_zero_info(
-                f"pl_fed leaves out `data.central`: {type(client).__name__} has no global model to"
-                " evaluate on it."
-            )
-            return None
-        return CentralEvaluation(
-            data, states, self.byzantine_clients, evaluation.evaluator, settings
-        )
-
-    def _build_adaptation(
-        self,
-        client: Client,
-        datamodule: FederatedData,
-        byzantine_clients: ByzantineClients,
-        seed: int,
-    ) -> Adaptation | None:
-        """Return the adaptation of an algorithm's personal models, or ``None`` without one."""
-        if client.adaptation is None:
-            return None
-        return Adaptation(
-            client, client.adaptation, seed, byzantine_clients.poison, datamodule.augment
-        )
-
-    def _draw_sample(self, data: ClientData) -> ClientSample | None:
-        """Return the clients that validations evaluate; ``None`` for all clients."""
-        if self.evaluate_clients is None:
-            return None
-        return ClientSample.draw(self.evaluate_clients, data.val.sizes, self.seed)
-
-    def _build_held_out(
-        self, datamodule: FederatedData, rounds: RoundRunner, before: FederatedEvaluation | None
-    ) -> HeldOutClients | None:
-        """Return the evaluation of the held-out clients, or ``None`` if all clients train.
-
-        Args:
-            datamodule: The data.
-            rounds: The rounds of the training clients.
-            before: The previous evaluation of the same held-out clients, or ``None``.
-        """
-        data, settings, client = datamodule.held_out, rounds.settings, rounds.client
-        if data is None:
-            return None
-        seed = key(self.seed, "held-out clients")
-        corruption = copy.deepcopy(self.adversary.corruption)  # its state is that of the rounds
-        benign_clients = ByzantineClients(Adversary(corruption=corruption))
-        benign_clients.setup(data.num_clients, data.num_classes, seed)
-        states = HeldOutStates(rounds.states, data, self.server, settings, self.storage)
-        evaluation = FederatedEvaluation(
-            states,
-            self.engine_choice,
-            benign_clients,
-            settings,
-            rounds.batch_rule,
-            self._build_adaptation(client, datamodule, benign_clients, seed),
-            self.model_selection,
-            self.monitor,
-            sample=self._draw_sample(data),
-            figures=self.figures,
-            before=before,
-        )
-        return HeldOutClients(
-            states,
-            evaluation,
-            self.engine_choice,
-            benign_clients,
-            datamodule.augment,
-            settings,
-            rounds.batch_rule,
-            rounds.local_training.watch,
-            seed,
-            self.held_out_rounds,
-            rounds.local_training.leaves_out,
-        )
-
-    def _build_privacy(self, states: ClientStates, previous: Session | None) -> RoundPrivacy | None:
-        """Return the privacy step; that of the previous session has spent a part of the budget."""
-        if self.privacy is None:
-            return None
-        num_clients = states.loaded.num_clients
-        spent = None if previous is None else previous.rounds.privacy
-        if spent is not None:
-            participation = find_participation(self.privacy, self.sampler, num_clients)
-            denominator = self.sampler.size_of_cohort(num_clients)
-            if spent.is_budget_of(self.privacy, participation, denominator):
-                return spent
-        agree = states.processes.select_first
-        return build_privacy(self.privacy, self.sampler, num_clients, self.seed, agree)
 
     @property
     def session(self) -> Session:
@@ -1029,32 +629,6 @@ class Federation(Configurable):
         if self.byzantine_clients.is_byzantine.any():
             rank_zero_info("The Byzantine clients are drawn anew among the present clients.")
         return state, matching.new
-
-
-def _list_sampled(
-    evaluation: FederatedEvaluation, held_out: HeldOutClients | None
-) -> Tensor | None:
-    """Return the ids of the clients that validations evaluate; ``None`` for all clients."""
-    if evaluation.sample is None:
-        return None
-    ids = evaluation.list_evaluated_clients("val")
-    if held_out is None:
-        return ids
-    num_training = evaluation.states.loaded.num_clients
-    return torch.cat([ids, num_training + held_out.evaluation.list_evaluated_clients("val")])
-
-
-def _set_weights(client: Client, path: Path) -> None:
-    """Give all models of an algorithm the weights in a file.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file has no weights, or those of another net.
-    """
-    weights = fit_names(read_weights(path), client.global_model, path)
-    for name in client.models:
-        client.model(name).load_state_dict(weights)
-    rank_zero_info(f"The models begin with the weights in {path}.")
 
 
 def _check_sections(adversary: object, engine: object, storage: object) -> None:
