@@ -1,5 +1,6 @@
 """The guarantees of private runs, and the guarantee of all of them together."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -8,6 +9,8 @@ from pl_fed.reports.run import Run
 
 _EPSILON = "privacy/epsilon"
 _NOISE_SEED = "federation.privacy.noise_seed"
+_DATASET = "data.dataset"
+_PLACES = (".path", ".folder", ".dataset")  # arguments of data sources that name the data
 
 
 def describe_guarantees(runs: Sequence[Run]) -> Iterator[str]:
@@ -62,6 +65,19 @@ def _read_option(run: Run, name: str) -> float | None:
 
 
 def _name_dataset(run: Run) -> str:
-    """Return the data set in the run's config, without its partition into clients."""
-    flat = configs.flatten(run.config)
-    return repr(sorted((k, str(v)) for k, v in flat.items() if k.startswith("data.dataset")))
+    """Return the data set in the run's config, without its partition into clients.
+
+    Of pl_fed's own classes, only the place of the data counts: other columns or classes of one file
+    are data of the same clients, and so is a data set that another run downloaded.
+    """
+    options = {
+        key.removeprefix(_DATASET): value
+        for key, value in configs.flatten(run.config).items()
+        if key == _DATASET or key.startswith(f"{_DATASET}.")
+    }
+    if str(options.get("", "")).startswith("pl_fed."):
+        options = {k: v for k, v in options.items() if not k or k.startswith(_PLACES)}
+    for key in _PLACES:
+        if isinstance(options.get(key), str):
+            options[key] = os.path.normpath(options[key])
+    return repr(sorted((key, str(value)) for key, value in options.items()))

@@ -32,5 +32,25 @@ def test_guarantees_of_runs_on_one_data_set_add_up(tmp_path):
     assert "ε = 3.5 at δ = 0.03," in composed
 
 
+def test_runs_that_read_one_data_set_in_other_ways_add_up(tmp_path):
+    """The download, the columns and the spelling of a path do not change whose data it is."""
+    fashion, table = (f"pl_fed.data.{name}" for name in ("FashionMNIST", "Table"))
+    runs = [
+        (1.0, 1e-3, read_by(fashion, download=True)),
+        (2.0, 1e-3, read_by(fashion, root="/data")),
+        (4.0, 1e-3, read_by(table, path="./people.csv", target="income")),
+        (8.0, 1e-3, read_by(table, path="people.csv", target="age", inputs=["city"])),
+        (16.0, 1e-3, read_by(table, path="others.csv", target="age")),
+    ]
+    *_, images, people = describe(tmp_path, runs)
+    assert "ε = 3 at" in images
+    assert "ε = 12 at" in people
+
+
+def read_by(class_path, **arguments):
+    """Return the options of a data source in a config."""
+    return {"data.dataset": {"class_path": class_path, "init_args": arguments}}
+
+
 def test_single_runs_have_no_composed_guarantee(tmp_path):
     assert len(describe(tmp_path, [(3.0, 1e-2, DIGITS), (8.0, 1e-5, DIABETES)])) == 2
