@@ -53,11 +53,11 @@ class NearestNeighborMixing(ByzantineCount, PreAggregator):
         byzantine = self.resolve_num_byzantine(context)
         self.require_uploads(uploads, byzantine + 1)
         num_nearest = len(uploads) - byzantine
-        distances = squared_distances(context.sum(gram_matrix(uploads)))
-        by_client = context.clients.to(distances.device).argsort(stable=True)
-        nearest = by_client[distances[:, by_client].argsort(dim=1, stable=True)[:, :num_nearest]]
+        by_client = context.clients.to(uploads.device).argsort(stable=True)
+        distances = squared_distances(context.sum(gram_matrix(uploads, by_client)))
+        nearest = by_client[distances.argsort(dim=1, stable=True)[:, :num_nearest]]
         shares = torch.zeros_like(distances).scatter_(1, nearest, 1 / num_nearest)
-        rows = linear_combinations(uploads, shares)
+        rows = linear_combinations(uploads, shares[by_client.argsort()])
         return PreparedUploads(rows, weights, context.mix_clients())
 
     def breakdown(self, num_uploads: int, next_breakdown: Callable[[int], int]) -> int:

@@ -71,6 +71,17 @@ def test_mixing_breaks_ties_by_the_smallest_client_ids():
         assert prepare(NearestNeighborMixing(), uploads, now)[0].tolist() == [expected]
 
 
+def test_order_of_uploads_decides_no_tie_of_mixing():
+    """Distances to the zero row are equal but for the last bits of clipped lengths."""
+    uploads = torch.nn.functional.normalize(random_uploads(12, "none"))
+    uploads[3] = 0
+    mixed = prepare(NearestNeighborMixing(), uploads, context(12, 2))
+    for seed in range(5):
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(seed))
+        now = replace(context(12, 2), clients=order)
+        assert_close(prepare(NearestNeighborMixing(), uploads[order], now), mixed[order])
+
+
 @every_attack
 @pytest.mark.parametrize(("n", "byzantine"), [(5, 1), (10, 2), (10, 7), (23, 4)])
 def test_mixing_equals_numpy(attack, n, byzantine):
