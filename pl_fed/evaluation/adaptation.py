@@ -22,6 +22,8 @@ class Adaptation(ObjectiveTraining):
         seed: The seed of the federation.
         poison: Returns the functions that change the data of clients, for client ids and a round.
         augment: Applied to the inputs of each minibatch.
+        leaves_out: Whether a client that raises an exception is evaluated without an adaptation;
+            otherwise the exception ends the run.
 
     Raises:
         ValueError: If the objective trains another model.
@@ -34,6 +36,7 @@ class Adaptation(ObjectiveTraining):
         seed: int,
         poison: Poison,
         augment: Callable[[Tensor], Tensor] | None,
+        leaves_out: bool = False,
     ) -> None:
         if objective.trained != ("personal",):
             raise ValueError(
@@ -41,4 +44,5 @@ class Adaptation(ObjectiveTraining):
                 f" alone but got {', '.join(objective.trained) or 'none'}."
             )
         place = "the adaptation before an evaluation, {clients}"
-        super().__init__(client, objective, key(seed, "adaptation"), poison, augment, place)
+        seed = key(seed, "adaptation")
+        super().__init__(client, objective, seed, poison, augment, place, leaves_out)

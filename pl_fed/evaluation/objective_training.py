@@ -1,6 +1,7 @@
 """Local training by an objective beside that of the local steps: adaptation and preparation."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.choice import EngineChoice, Workload
+from pl_fed.engine.failed_clients import find_failed
+from pl_fed.text import describe_error
 from pl_fed.types import Batch
 
 Poison = Callable[[Tensor, int], Mapping[int, Callable[[Batch], Batch]]]
@@ -30,6 +33,8 @@ class ObjectiveTraining:
         augment: Applied to the inputs of each minibatch.
         place: The stage of the run, for the note of an error, with the fields ``{round}`` and
             ``{clients}``.
+        leaves_out: Whether a client that raises an exception keeps the models that it starts from;
+            otherwise the exception ends the run.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class ObjectiveTraining:
         poison: Poison,
         augment: Callable[[Tensor], Tensor] | None,
         place: str,
+        leaves_out: bool = False,
     ) -> None:
         self.client = client
         self.objective = objective
@@ -47,6 +53,8 @@ class ObjectiveTraining:
         self.poison = poison
         self.augment = augment
         self.place = place
+        self.leaves_out = leaves_out
+        self._has_warned = False
         self._engine: EngineChoice | None = None
         self._device: torch.device | None = None  # the device of the engine
 
@@ -104,13 +112,59 @@ class ObjectiveTraining:
                     settings=settings,
                 )
                 engine = self._choose_engine(round_engine, workload)
-                for positions in active_positions.split(engine.size or 1):
+
+                def train(positions: Tensor) -> ClientRound:
                     chunk = load_chunk(positions)
                     engine.run(self.client, optimizer, chunk)
+                    return chunk.round
+
+                for positions in active_positions.split(engine.size or 1):
+                    try:
+                        trained = train(positions)
+                    except Exception as error:
+                        positions = self._leave_out(train, positions, clients, error)
+                        if not len(positions):
+                            continue
+                        trained = train(positions)
                     for name in models:
-                        start.models[name][positions] = chunk.round.models[name]
+                        start.models[name][positions] = trained.models[name]
         finally:
             self.client.train(training)
+
+    def _leave_out(
+        self,
+        train: Callable[[Tensor], ClientRound],
+        positions: Tensor,
+        clients: Tensor,
+        error: Exception,
+    ) -> Tensor:
+        """Return the positions of a chunk after an exception; another client replaces a failed one.
+
+        A stack then keeps its shape, and the others their numbers. No position is left if all fail.
+
+        Args:
+            train: Trains clients, by their positions.
+            positions: The positions of the chunk's clients, int64.
+            clients: The ids of all clients, int64 [clients].
+            error: The exception of the chunk.
+
+        Raises:
+            Exception: The exception if memory was short, or if it ends the run.
+        """
+        if not self.leaves_out or isinstance(error, torch.OutOfMemoryError):
+            raise error
+        failed = find_failed(train, positions, error)
+        if not self._has_warned:
+            self._has_warned = True
+            ids, first = clients[[*failed]].tolist(), next(iter(failed.values()))
+            warnings.warn(
+                f"In {self.place.format(round=0, clients=f'clients {ids}')} keep the models that"
+                f" they start from, because of an exception ({describe_error(first)}). This"
+                " warning appears once.",
+                stacklevel=2,
+            )
+        runs = torch.tensor([position not in failed for position in positions.tolist()])
+        return torch.where(runs, positions, positions[runs][0]) if runs.any() else positions[:0]
 
     def count_steps(
         self, data: ClientData, clients: Tensor, rule: BatchRule

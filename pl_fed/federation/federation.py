@@ -86,7 +86,8 @@ class Federation(Configurable):
         on_client_error: What happens if the local work of a client raises an exception, for example
             because a file of its data is broken. ``"raise"`` ends the run, with the client, the
             round and the step; ``"leave_out"`` counts the client as broken. With privacy it is
-            always left out: the end of the run would tell that the client took part.
+            always left out: the end of the run would tell that the client took part. A client that
+            fails in the adaptation before an evaluation is evaluated without it.
         engine: Options of the engine, which runs the local steps.
         storage: Options for the clients' states between rounds.
         model_selection: The data that choose each client's ``hybrid`` model (FLAME, section IV):

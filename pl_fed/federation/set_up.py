@@ -375,11 +375,16 @@ class SessionSetup:
         self, byzantine_clients: ByzantineClients, seed: int
     ) -> Adaptation | None:
         """Return the adaptation of an algorithm's personal models, or ``None`` without one."""
-        client = self.client
+        client, federation = self.client, self.federation
         if client.adaptation is None:
             return None
         return Adaptation(
-            client, client.adaptation, seed, byzantine_clients.poison, self.datamodule.augment
+            client,
+            client.adaptation,
+            seed,
+            byzantine_clients.poison,
+            self.datamodule.augment,
+            federation.on_client_error == "leave_out" or federation.privacy is not None,
         )
 
     def _draw_sample(self, data: ClientData) -> ClientSample | None:

@@ -23,6 +23,7 @@ from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import Chunk, EngineChoice, Workload
 from pl_fed.engine.base import name_clients
 from pl_fed.engine.choice import TRIED_CLIENTS
+from pl_fed.engine.failed_clients import find_failed
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.nets.rows import finite_rows, usable_rows
@@ -272,7 +273,7 @@ class LocalTraining:
         if not self.leaves_out:
             raise error
         train = partial(self._train, work)
-        failed = _find_failed(train, positions, error)
+        failed = find_failed(train, positions, error)
         own.errors |= {int(work.share.clients[place]): failed[place] for place in failed}
         others = torch.tensor([position not in failed for position in positions.tolist()])
         self._leave_out(work, [positions])
@@ -627,34 +628,6 @@ def _complete_steps(chunk: Chunk, means: dict[str, Tensor]) -> dict[str, Tensor]
         return means
     is_idle = numbers_on(means["loss"], idle, torch.bool)
     return {name: values.masked_fill(is_idle, 0) for name, values in means.items()}
-
-
-def _find_failed(
-    train: Callable[[Tensor], ChunkResults], positions: Tensor, error: Exception
-) -> dict[int, Exception]:
-    """Return the exceptions of the clients of a chunk that fail alone, by their positions.
-
-    Args:
-        train: Trains clients, by their positions.
-        positions: The positions of the clients in the chunk.
-        error: The exception of the chunk.
-
-    Raises:
-        Exception: The exception of the chunk if no client fails alone.
-    """
-    if len(positions) == 1:
-        return {int(positions): error}
-    failed: dict[int, Exception] = {}
-    for position in positions.tolist():
-        try:
-            train(torch.tensor([position]))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as own_error:
-            failed[position] = own_error
-    if not failed:
-        raise error
-    return failed
 
 
 @contextmanager

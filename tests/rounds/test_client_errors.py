@@ -4,15 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from equal_trials import trials_skipped
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
-from pl_fed import DifferentialPrivacy
+from pl_fed import DifferentialPrivacy, EngineOptions, Federation
 from pl_fed.aggregators import QFFL, FairFed
-from pl_fed.clients import IFCA, Ditto, FedAvg, FedBN
+from pl_fed.clients import IFCA, Ditto, FedAvg, FedBN, Finetuning
 from pl_fed.engine.batched import StackedRunner
 from pl_fed.rounds.broken_clients import NonFiniteLossError
-from pl_fed.samplers import Poisson
+from pl_fed.samplers import All, Poisson
 
 SIZES = [8, 8, 12, 5]
 FAILING = 2
@@ -112,14 +114,19 @@ def test_failing_client_harms_only_itself(place, engine, chunk_size):
     assert [report["train/rejected"] for report in outcome.reports] == [1, 1]
 
 
-def run_with_ids(net, ids, engine, **settings):
-    """Run a federation whose client 2 has some ids as inputs."""
+def make_ids(ids):
+    """Return data of a federation whose client 2 has some ids as inputs."""
     inputs = torch.randint(0, 4, (sum(SIZES), 4), generator=torch.Generator().manual_seed(1))
     inputs[sum(SIZES[:FAILING]) :][: SIZES[FAILING]] = ids
     arrays = classes(SIZES)
     groups = torch.arange(len(arrays)) % 2
-    data = shared_out(replace(arrays, inputs=inputs, groups=groups))
-    return run_rounds(FedAvg(seeded(net), optimizer=sgd(0.1)), data, engine=engine, **settings)
+    return shared_out(replace(arrays, inputs=inputs, groups=groups))
+
+
+def run_with_ids(net, ids, engine, **settings):
+    """Run a federation whose client 2 has some ids as inputs."""
+    client = FedAvg(seeded(net), optimizer=sgd(0.1))
+    return run_rounds(client, make_ids(ids), engine=engine, **settings)
 
 
 @pytest.mark.slow
@@ -145,6 +152,30 @@ def test_id_beyond_an_embedding_reaches_no_other_clients_table(ids, engine):
         stacked = run_with_ids(Embeds, ids, engine)
     assert [report["train/rejected"] for report in stacked.reports] == [1, 1]
     assert stacked.distance(alone) < 1e-12
+
+
+def adapt_with_ids(ids, engine, **settings):
+    """Return the personal models after the adaptation without a round, [4, d], and w."""
+    client = Finetuning(seeded(Indexes), optimizer=sgd(0.1))
+    federation = Federation(All(), engine=EngineOptions(engine), seed=0, **settings)
+    with trials_skipped():
+        federation.setup(client, make_ids(ids), "test")
+    models = federation.models_of(torch.arange(len(SIZES)), "personal")
+    rows = [parameters_to_vector(net.parameters()).detach() for net in models]
+    return torch.stack(rows), client.row("global").data
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_client_that_fails_in_the_adaptation_is_evaluated_without_it(engine):
+    expected, w = adapt_with_ids(1, engine)
+    with pytest.warns(UserWarning, match=r"clients \[2\] keep the models .* of an exception \("):
+        adapted, _ = adapt_with_ids(9, engine, on_client_error="leave_out")
+    assert torch.equal(adapted[FAILING], w)
+    others = torch.arange(len(SIZES)) != FAILING
+    torch.testing.assert_close(adapted[others], expected[others])
+    assert not torch.equal(expected[FAILING], w)
+    with pytest.raises((IndexError, RuntimeError)):
+        adapt_with_ids(9, engine)
 
 
 def test_too_many_failures_end_the_run_with_the_exception():
