@@ -138,7 +138,7 @@ def _search_lambda(
         expected = context.num_byzantine if context.simulate_merge else copies
         neighbours = max(1, len(reference) + copies - expected - 2)
         lam = _lambda_bound(distances, squares, num_signs, neighbours, copies)
-        while lam >= _MIN_LAMBDA:
+        while _MIN_LAMBDA <= lam < math.inf:  # infinite if the mean of the uploads overflows
             to_forged = squares + 2 * lam * products + lam**2 * num_signs  # ‖x_i + λ s‖²
             if _krum_picks_forged(distances, to_forged, neighbours, copies):
                 return lam
