@@ -77,7 +77,7 @@ class Mimic(Attack):
 
 def _furthest_position(rows: Tensor, ids: Tensor) -> int:
     """Return the position of the row furthest along the first principal direction of all rows."""
-    mean = mean_row(rows)
+    mean = mean_row(rows).nan_to_num(0.0, 0.0, 0.0)  # if it overflows, 0 is a centre, too
     products = gram_matrix(rows, centre=mean)
     coefficients = torch.linalg.eigh(products).eigenvectors[:, -1]  # c in z = Σ c_i (x_i − mean)
     projections = products @ coefficients + inner_products(rows, mean, mean) @ coefficients

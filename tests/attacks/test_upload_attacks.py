@@ -460,6 +460,11 @@ def test_fang_against_krum_with_equal_uploads_copies_the_upload():
     assert Fang().forge(honest, table([3, 3]), omniscient_context(honest, 1)).tolist() == [[0, 0]]
 
 
+def test_mimic_copies_a_client_if_the_mean_of_honest_uploads_overflows():
+    honest, context = torch.tensor([[2e38], [3e38], [0.1]]), RoundContext(observed=torch.arange(3))
+    assert torch.equal(Mimic().forge(honest, torch.zeros(1, 1), context), honest[1:2])
+
+
 def test_search_against_krum_ends_if_the_mean_of_honest_uploads_overflows(monkeypatch):
     trials = iter(range(2000))
     monkeypatch.setattr("pl_fed.attacks.fang._krum_picks_forged", lambda *_: next(trials) < 0)
