@@ -28,8 +28,8 @@ def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> 
     """
     if steps is not None and epochs is not None:
         raise ValueError(
-            f"Expected only one of `{prefix}_steps` and `{prefix}_epochs` but got both:"
-            f" {steps} and {epochs}."
+            f"Expected only one of `model.{prefix}_steps` and `model.{prefix}_epochs` to be given"
+            f" but got {steps} and {epochs}: set the other to null."
         )
     for name, value in ((f"{prefix}_steps", steps), (f"{prefix}_epochs", epochs)):
         if value is not None:

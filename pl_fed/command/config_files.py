@@ -205,7 +205,7 @@ def name_engine(arguments: Sequence[str]) -> list[str]:
         if name != option:
             continue
         value = value or next(iter(named[position + 1 : position + 2]), "")
-        if value.isidentifier() and not _is_file(value):
+        if value.isidentifier() and value != "null" and not _is_file(value):
             named[position] = word.replace(option, f"{option}.name", 1)
     return named
 

@@ -120,8 +120,9 @@ def _check_section(
         elif isinstance(value, dict):
             got = f"the class_path {value['class_path']}"
             refuse(place, "be a mapping of arguments without a class_path", got)
-        elif value is not None:
+        else:
             got = f"{shorten(value)}{_suggest_new_path(place)}"
+            got = "null: leave it out for its defaults" if value is None else got
             refuse(place, "be a mapping of arguments, or a YAML file that holds one,", got)
 
 
@@ -163,6 +164,7 @@ def _suggest_new_path(path: str) -> str:
 def _check_value(kind: Any, value: Any, path: str, default: Any = None) -> None:
     """Check the value of an argument; its default may name a class."""
     if value is None:
+        _check_null(kind, path, default)
         return
     if isinstance(value, Option) and value.text is None:
         refuse(path, "be followed by a value", "none")
@@ -180,6 +182,12 @@ def _check_value(kind: Any, value: Any, path: str, default: Any = None) -> None:
         if not bases:
             refuse_type(kind, value, path)
         _check_class(bases, skipped, _read_class(bases, value, path), path, default)
+
+
+def _check_null(kind: Any, path: str, default: Any) -> None:
+    """Refuse null for an argument whose type and default do not allow it."""
+    if default is not None and not fits(kind, Option("null", "null")):
+        refuse_type(kind, "null", path)
 
 
 def _read_class(bases: tuple[type, ...], value: Any, path: str) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def test_default_work_on_head_and_body(settings, head, personal):
     [
         ({"head_steps": 0}, "`head_steps` to be at least 1 but got 0"),
         ({"head_epochs": -1}, "`head_epochs` to be at least 1 but got -1"),
-        ({"head_steps": 1, "head_epochs": 1}, "only one of `head_steps` and `head_epochs` but got"),
+        ({"head_steps": 1, "head_epochs": 1}, "only one of `model.head_steps` and"),
         ({"head_steps": 5}, "same unit but got 5 steps on the head and 1 epochs on the body"),
         ({"head_epochs": 2, "local_steps": 3}, "got 2 epochs on the head and 3 steps on the body"),
         ({"own": ["7"]}, "`own` to list names among"),

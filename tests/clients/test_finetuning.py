@@ -98,7 +98,7 @@ def test_both_solvers_of_ditto_find_the_same_solution():
     [
         ({"finetune_lr": -1.0}, "`finetune_lr` to be at least 0, and finite, but got -1.0"),
         ({"finetune_steps": -1}, "`finetune_steps` to be at least 1 but got -1"),
-        ({"finetune_epochs": 1, "finetune_steps": 0}, "only one of `finetune_steps` and"),
+        ({"finetune_epochs": 1, "finetune_steps": 0}, "only one of `model.finetune_steps`"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, match):

@@ -240,6 +240,22 @@ REFUSED = {
         [f"{MODEL}.optimizer.foreach=null"],
         "`model.optimizer.foreach` to be set to null in a config file but got",
     ),
+    "null for a section": (
+        ["--federation=null"],
+        "`federation` to be a mapping of arguments, or a YAML file that holds one, but got null: ",
+    ),
+    "null for a section within a section": (
+        ["--federation.engine=null"],
+        "`federation.engine` to be a mapping of arguments, or a YAML file that holds one, but got",
+    ),
+    "null for a number": (
+        ["--data.val_fraction=null"],
+        "`data.val_fraction` to be of type float but got null.",
+    ),
+    "null for a choice in a section": (
+        ["--federation.engine.name=null"],
+        "'stacked', 'one_by_one_compiled', 'stacked_compiled' but got null.",
+    ),
     "no value": ([f"{MODEL}.lam="], "`model.lam` to be of type float but got ''."),
     "no argument": (["--model.lam"], "`model.lam` to be followed by a value but got none."),
     "numbers for a section": (
@@ -342,7 +358,10 @@ REFUSED = {
         "`federation.server_optimizer` to build an optimizer but that failed: Invalid learning"
         " rate: -1.0",
     ),
-    "steps and epochs": ([f"{MODEL}.local_epochs=2"], "only one of `local_steps` and `local_epoch"),
+    "steps and epochs": (
+        [f"{MODEL}.local_epochs=2"],
+        "only one of `model.local_steps` and `model.local_epoch",
+    ),
     "batch size": (["--data.batch_size=0"], "`data.batch_size` to be at least 1 but got 0"),
     "too few for Krum": (
         ["--federation.aggregator=Krum", f"{ADVERSARY}.expected=8"],
