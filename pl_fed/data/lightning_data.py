@@ -246,8 +246,9 @@ class LightningData(DataSource):
 
     def _select(self, loader: Any) -> Any:
         """Return the data set of a loader, or the samples that its sampler selects."""
-        if isinstance(loader.sampler, SubsetRandomSampler):
-            return Subset(loader.dataset, [int(index) for index in loader.sampler.indices])
+        sampler = _find_sampler(loader)
+        if isinstance(sampler, SubsetRandomSampler):
+            return Subset(loader.dataset, [int(index) for index in sampler.indices])
         return loader.dataset
 
     def _warn_of_samplers(self, loaders: Mapping[int, Any]) -> None:
@@ -260,12 +261,11 @@ class LightningData(DataSource):
                 " `train_dataloader` does not."
             )
         for part, loader in loaders.items():
-            sampler = loader.sampler
-            if isinstance(sampler, SubsetRandomSampler):
-                continue
-            usual = isinstance(sampler, RandomSampler | SequentialSampler | DistributedSampler)
-            if isinstance(sampler, RandomSampler):
-                usual = not sampler.replacement and sampler.num_samples == len(loader.dataset)
+            sampler = _find_sampler(loader)
+            usual = isinstance(sampler, DistributedSampler | SubsetRandomSampler)
+            if isinstance(sampler, RandomSampler | SequentialSampler):
+                repeats = getattr(sampler, "replacement", False)
+                usual = not repeats and len(sampler) == len(loader.dataset)
             if not usual or type(loader.batch_sampler) is not BatchSampler:
                 other = loader.batch_sampler if usual else sampler
                 rank_zero_warn(
@@ -292,6 +292,12 @@ class LightningData(DataSource):
                 f"Expected `{hook}` of {self.name} to run without a Trainer but got"
                 f" {type(error).__name__}: {first_line(error)}."
             ) from error
+
+
+def _find_sampler(loader: Any) -> Any:
+    """Return the sampler of a dataloader, which may be that of its own batch sampler."""
+    batches = loader.batch_sampler
+    return batches.sampler if type(batches) is BatchSampler else loader.sampler
 
 
 def _find_minibatches(loader: Any) -> tuple[int, bool] | None:

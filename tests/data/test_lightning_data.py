@@ -149,6 +149,10 @@ def test_subset_sampler_selects_samples():
     index = [5, 3, 8]
     arrays = LightningData(WithSampler(lambda _: SubsetRandomSampler(index))).load()
     assert arrays.split.tolist() == [0] * 3 + [1] * 20 + [2] * 30
+    module = WithSampler(None)
+    sampler = BatchSampler(SubsetRandomSampler(index), 2, False)
+    module.train_dataloader = lambda: DataLoader(module.train, batch_sampler=sampler)
+    assert LightningData(module).load().split.tolist() == arrays.split.tolist()
 
 
 def test_another_sampler_is_ignored_with_a_warning():
@@ -165,6 +169,15 @@ def test_another_sampler_is_ignored_with_a_warning():
     )
     with pytest.warns(UserWarning, match="ignores the sampler Own of `train_dataloader`"):
         assert len(LightningData(module).load()) == 130
+    sampler = WeightedRandomSampler([1.0] * len(module.train), 10)
+    for batches in (
+        BatchSampler(sampler, 4, False),
+        BatchSampler(SequentialSampler([3]), 4, False),
+    ):
+        module.train_dataloader = lambda b=batches: DataLoader(module.train, batch_sampler=b)
+        words = f"ignores the sampler {type(batches.sampler).__name__} of `train_dataloader`"
+        with pytest.warns(UserWarning, match=words):
+            assert len(LightningData(module).load()) == 130
     module.train_dataloader = lambda: DataLoader(
         module.train, batch_sampler=BatchSampler(RandomSampler(module.train), 4, False)
     )
