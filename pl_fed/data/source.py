@@ -56,7 +56,8 @@ class Arrays:
         group_names: Names of the groups 0..G-1; without names they are numbers.
 
     Raises:
-        TypeError: If inputs, targets, ``client`` or ``split`` are no tensors.
+        TypeError: If inputs, targets, ``client`` or ``split`` are no tensors, or inputs are
+            complex.
         ValueError: If there is no sample, a tensor does not have one row per sample, a number is
             NaN or infinite, an id is out of range, or a name is no text in UTF-8.
 
@@ -140,6 +141,12 @@ class Arrays:
             kind = foreign_leaf(getattr(self, name))
             if kind is not None:
                 raise TypeError(_expect_tensor(name, kind))
+        for leaf in leaves(self.inputs):
+            if leaf.is_complex():
+                raise TypeError(
+                    f"Expected `inputs` to be real numbers or integers but got {leaf.dtype}, whose"
+                    " imaginary part would be lost: convert them by torch.view_as_real."
+                )
 
     def _check_targets(self) -> None:
         if not isinstance(self.targets, Tensor) or self.targets.is_floating_point():

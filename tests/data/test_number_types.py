@@ -158,6 +158,12 @@ def test_large_integers_are_not_rounded(dtype):
         run_rounds(FedAvg(net, optimizer=sgd(0.0)), data, 1, torch.float32)
 
 
+def test_complex_inputs_are_refused():
+    """Only their real parts would reach the net."""
+    with pytest.raises(TypeError, match=r"real numbers or integers but got torch.complex64, whose"):
+        Arrays(torch.ones(2, 1, dtype=torch.complex64), torch.tensor([0, 1]), num_classes=2)
+
+
 def test_integers_above_63_bits_are_refused():
     huge = torch.from_numpy(np.array([[2**63], [1]], np.uint64))
     with pytest.raises(ValueError, match=r"^Expected `inputs` to be integers below 2\^63"):
