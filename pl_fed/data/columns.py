@@ -395,7 +395,7 @@ def _build_split(table: Any, name: str) -> Tensor:
 def _encode(table: Any, name: str) -> tuple[np.ndarray, list[str]]:
     """Return the id of each row's value, int64 [rows], and the values in sorted order as text.
 
-    Missing values have an id of their own, the last.
+    Missing values have an id of their own, the last. In a CSV file, missing text is empty.
     """
     import pyarrow as pa
     from pyarrow import compute
@@ -405,6 +405,8 @@ def _encode(table: Any, name: str) -> tuple[np.ndarray, list[str]]:
         _refuse(table, name, "categories", "leave it out by `exclude`")
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         column = column.cast(pa.string())
+        is_empty = compute.equal(compute.utf8_trim_whitespace(column), "")
+        column = compute.if_else(is_empty.fill_null(True), None, column)
     values = column.unique().drop_null().sort()
     ids = (
         compute.index_in(column, value_set=values)

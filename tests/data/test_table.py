@@ -138,6 +138,14 @@ def test_missing_categories_are_a_category(write_table):
     assert arrays.inputs.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 0, 1]]
 
 
+def test_missing_text_of_a_csv_file_is_the_last_category(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text("job,ill\nnurse,0\n,1\nbaker,0\n ,1")
+    for settings in ({}, {"categories": {"job": ["baker", "nurse"]}}):
+        arrays = Table(str(path), "ill", inputs=["job"], ids=["job"], **settings).load()
+        assert arrays.inputs.flatten().tolist() == [1, 2, 0, 2]
+
+
 def test_given_integers_are_categories_of_a_real_column(tmp_path):
     """pandas writes a column of integers with a missing value as real numbers."""
     path = save_parquet(tmp_path, age=[2.0, 1.0, None, 1.5])
