@@ -157,6 +157,12 @@ def number_owners(owners: Sequence[Any]) -> tuple[Tensor, list[str] | None]:
                 f" {value!r}."
             )
     if all(isinstance(value, int) for value in values):
+        largest = max(values, key=abs, default=0)
+        if abs(largest) >= 2**63:
+            raise ValueError(
+                "Expected argument `client` to give integers of less than 64 bits, or texts, but"
+                f" got {largest}: give such ids as text."
+            )
         return torch.tensor(values, dtype=torch.int64), None
     names, ids = np.unique([str(value) for value in values], return_inverse=True)
     return torch.from_numpy(ids).to(torch.int64), names.tolist()

@@ -205,6 +205,7 @@ class HuggingFace(DataSource):
                         f"Expected column {name!r} to hold numbers but got text: encode it before,"
                         " by `dataset.map` or `dataset.class_encode_column`."
                     )
+                _check_no_date(dataset, name)
         if not inputs:
             raise ValueError(
                 f"Expected a column of inputs but got none (columns: {', '.join(columns)}): encode"
@@ -341,6 +342,17 @@ def _holds_row_numbers(dataset: Any, name: str) -> bool:
 
 
 _TEXTS = ("string", "large_string")
+_DATES = ("date", "time", "duration")  # the beginnings of the types
+
+
+def _check_no_date(dataset: Any, name: str) -> None:
+    """Raise ``ValueError`` for a column of dates, times or durations."""
+    kind = _type_of(dataset.features[name]) or ""
+    if kind.startswith(_DATES):
+        raise ValueError(
+            f"Expected column {name!r} to hold numbers, or text for `client`, but got {kind}:"
+            " convert it before, by `dataset.map`, or leave it out by `inputs`."
+        )
 
 
 def _type_of(feature: Any) -> str | None:
@@ -355,17 +367,20 @@ def _restore_type(name: Any, value: Any, kind: str | None) -> Any:
     """Return a tensor in the type of its column; datasets gives int64 for all integers.
 
     Raises:
-        ValueError: If an integer is missing: datasets gives NaN, and no integer is NaN.
+        ValueError: If a value is missing: datasets gives NaN for an integer, and otherwise `None`.
     """
     dtype = getattr(torch, kind or "", None)
-    if not isinstance(value, Tensor) or not isinstance(dtype, torch.dtype):
-        return value
-    if value.is_floating_point() and not dtype.is_floating_point and bool(value.isnan().any()):
+    is_missing = value is None
+    if isinstance(value, Tensor) and isinstance(dtype, torch.dtype):
+        is_real = value.is_floating_point() and not dtype.is_floating_point
+        is_missing = is_real and bool(value.isnan().any())
+        value = value if is_missing else value.to(dtype)
+    if is_missing:
         raise ValueError(
             f"Expected column {name!r} to hold a value in each row but got a missing one: fill it"
             " in by `dataset.map`, or remove its row by `dataset.filter`"
         )
-    return value.to(dtype)
+    return value
 
 
 def _check_plain(datasets: Any, dataset: Any) -> None:

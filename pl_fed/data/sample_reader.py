@@ -100,9 +100,8 @@ class SampleReader:
             raise
         if hasattr(kind, "_fields") or is_dataclass(kind):
             entries = replace(entries, kind=kind)
-        joined = Samples(
-            inputs, targets, labels, None if None in owners else owners, entries=entries
-        )
+        has_owners = callable(self.roles.client) or any(owner is not None for owner in owners)
+        joined = Samples(inputs, targets, labels, owners if has_owners else None, entries=entries)
         for leaf in joined.leaves:
             if leaf.shape[:1] != (len(samples),):
                 raise UnstackableError(

@@ -1,6 +1,7 @@
 """Data sets of Hugging Face, from memory and from disk."""
 
 import sys
+from datetime import date
 
 import numpy as np
 import pytest
@@ -317,6 +318,20 @@ def test_parts_with_other_columns_are_refused_by_name():
         ValueError, match=r"^Expected column 'label' to have one type .* ClassLabel"
     ):
         HuggingFace(parts).load()
+
+
+def test_dates_and_missing_values_are_refused_by_column():
+    values = {"x": [0.5, 1.5], "z": [True, False], "owner": ["a", "b"], "label": [0, 1]}
+    for column, value, words in (
+        ("z", date(2026, 1, 2), "numbers, or text for `client`, but got date32: convert"),
+        ("owner", date(2026, 1, 2), "numbers, or text for `client`, but got date32: convert"),
+        ("z", None, "a value in each row but got a missing one: fill it in"),
+        ("owner", None, "a value in each row but got a missing one: fill it in"),
+    ):
+        column_values = [value or values[column][0], value]
+        dataset = datasets.Dataset.from_dict({**values, column: column_values})
+        with pytest.raises(ValueError, match=f"^Expected column '{column}' to hold {words}"):
+            HuggingFace(dataset, "owner").load()
 
 
 @pytest.mark.parametrize("kind", ["int64", "int32", "uint8"])

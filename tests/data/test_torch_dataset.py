@@ -350,6 +350,9 @@ RAGGED = [(torch.ones(2), 0), (torch.ones(3), 1)]
         (ROWS, {"client": "site"}, ValueError, "`client` to be the key .* of list .* got 'site'"),
         (ROWS, {"client": [1]}, ValueError, "owner for each of 2 samples but got 1 owners"),
         (ROWS, {"client_fn": lambda sample: 0.5}, ValueError, "integer or a text .* but got 0.5"),
+        (ROWS, {"client_fn": lambda sample: sample[1] or None}, ValueError, "a text .* got None"),
+        ([(1.0, 0, "a"), (2.0, 1, None)], {"client": 2}, ValueError, "each sample but got None"),
+        (ROWS, {"client": [1, 2**70]}, ValueError, "less than 64 bits, or texts, but got 11805"),
         (
             [(torch.ones(1), 0)] * 256 + [(torch.ones(1).double(), 0)],
             {},
