@@ -210,8 +210,11 @@ def _check_single_number(name: str, metric: Any) -> None:
 _INPUT_REMEDIES = {
     "'indices'": ": inputs are floating-point numbers, so call an embedding with x.long()",
 }
+_CLASS_IDS = ": to use real-valued targets as class ids, call targets.long() in the criterion"
 _TARGET_REMEDIES = {
-    "Long": ": to use real-valued targets as class ids, call targets.long() in the criterion",
+    "to be Long": _CLASS_IDS,
+    "type Long": _CLASS_IDS,
+    "got Long": ": give several labels of a sample as floating-point numbers",
 }
 
 _MAX_SAMPLES, _BATCH = 512, 16

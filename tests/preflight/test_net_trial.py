@@ -162,6 +162,19 @@ def test_real_targets_are_accepted(shape):
     try_net(Ditto(net.double(), criterion=nn.MSELoss()), data)
 
 
+@table_test(
+    ("targets", "remedy"),
+    [
+        (torch.ones(20, 2, dtype=torch.int64), "give several labels of a sample as floating-point"),
+        (torch.rand(20), "to use real-valued targets as class ids, call targets.long()"),
+    ],
+)
+def test_remedy_of_targets_of_another_type_fits_the_type(targets, remedy):
+    data = make_clients(torch.rand(20, 4), targets, 0)
+    with pytest.raises(ValueError, match=re.escape(remedy)):
+        try_net(Ditto(nn.Linear(4, 2)), data)
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_class_ids_that_broadcast_over_outputs_are_refused():
     """Outputs [2, 2] and class ids [2] broadcast in a batch of two, and in no other."""
