@@ -165,9 +165,13 @@ def _config_paths(config: object, prefix: str = "") -> Iterator[str]:
 
 
 def _suggest_config(section: str, arguments: Sequence[str]) -> str:
-    """Suggest the command in the first line of a config that is only one layer of several."""
+    """Suggest the config of a run, or the command of a config that is one layer of several."""
     configs = find_configs()
-    for name in _config_files(arguments):
+    for name in _values_of(arguments, "--ckpt_path"):
+        for folder in (Path(name), Path(name).parent.parent):  # a run, or a file in checkpoints/
+            if (folder / "config.yaml").is_file():
+                return f"put the config of the run first: --config {folder / 'config.yaml'}"
+    for name in _values_of(arguments, "--config", "-c"):
         path = Path(name)
         try:
             text = (path if path.is_file() else configs[name]).read_text(encoding="utf-8")
@@ -181,23 +185,28 @@ def _suggest_config(section: str, arguments: Sequence[str]) -> str:
     return f"put a config with the section {section} first, for example --config {_QUICKSTART}"
 
 
-def _config_files(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the config files of a command line."""
+def _values_of(arguments: Sequence[str], *names: str) -> Iterator[str]:
+    """Yield the values of an option, by each of its names."""
     for position, argument in enumerate(arguments):
-        if argument in ("--config", "-c"):
+        name, equals, value = argument.partition("=")
+        if argument in names:
             yield from arguments[position + 1 : position + 2]
-        elif argument.startswith("--config="):
-            yield argument.removeprefix("--config=")
+        elif equals and name in names:
+            yield value
 
 
 def _suggest_file(path: Path, arguments: Sequence[str]) -> str:
     """Suggest a config with a similar name, by its path or, if a name was typed, by its name."""
     folders = (Path("configs"), path.parent)
     files = {
-        file.stem: str(_relative(file)) for folder in folders for file in folder.glob("*.yaml")
+        file.stem: str(_relative(file))
+        for folder in folders
+        for file in folder.glob("*.yaml")
+        if file.is_file()
     }
     names = {name: name for name in find_configs()}
-    texts = names | files if path.name not in _config_files(arguments) else files | names
+    typed = {*_values_of(arguments, "--config", "-c")}
+    texts = files | names if path.name in typed else names | files
     similar = difflib.get_close_matches(path.stem, texts, n=1)
     if not similar:
         return f"`{program_name()} list configs` lists the names of configs"

@@ -70,6 +70,19 @@ def test_hint_for_a_partial_config_is_the_command_of_its_first_line(tmp_path):
     assert other == f"{expected} --config quickstart"
 
 
+def test_hint_for_a_checkpoint_without_a_config_is_the_config_of_its_run(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    message = "Expected argument `data.dataset` and `model` to be set but got none."
+    place = tmp_path / "checkpoints" / "last.ckpt"
+    commands = (["--ckpt_path", str(tmp_path)], [f"--ckpt_path={place}"])
+    for command in commands:
+        assert "--config quickstart" in find_hint(message, ["test", *command])
+    (tmp_path / "config.yaml").touch()
+    for command in commands:
+        expected = f"put the config of the run first: --config {tmp_path / 'config.yaml'}"
+        assert find_hint(message, ["test", *command]) == expected
+
+
 def test_hint_for_a_layer_by_name_is_a_command_with_names():
     message = "Expected argument `data.dataset` to be set but got none."
     hint = find_hint(message, ["fit", "--config", "ditto"])
