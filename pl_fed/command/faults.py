@@ -185,7 +185,7 @@ def _check_value(kind: Any, value: Any, path: str, default: Any = None) -> None:
 
 
 def _check_null(kind: Any, path: str, default: Any) -> None:
-    """Refuse null for an argument whose type and default do not allow it."""
+    """Refuse null for an argument if its type and default do not allow it."""
     if default is not None and not fits(kind, Option("null", "null")):
         refuse_type(kind, "null", path)
 

@@ -295,7 +295,7 @@ class LightningData(DataSource):
 
 
 def _find_sampler(loader: Any) -> Any:
-    """Return the sampler of a dataloader, which may be that of its own batch sampler."""
+    """Return the sampler of a dataloader, or of its own batch sampler."""
     batches = loader.batch_sampler
     return batches.sampler if type(batches) is BatchSampler else loader.sampler
 
