@@ -473,7 +473,11 @@ def _read_numbers(table: Any, name: str) -> np.ndarray:
         )
     if types.is_boolean(kind):
         column = column.cast(pa.int8())
-    numbers: np.ndarray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    try:
+        numbers: np.ndarray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        remedy = "add it to `ids` if it holds names, or leave it out by `exclude`"
+        _refuse(table, name, "integers that float64 does not round, up to 2^53,", remedy)
     _check_finite(name, numbers)
     return numbers
 

@@ -138,6 +138,13 @@ def test_missing_categories_are_a_category(write_table):
     assert arrays.inputs.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 0, 1]]
 
 
+def test_integers_that_would_be_rounded_are_refused_by_column(tmp_path):
+    path = save_parquet(tmp_path, age=[2**53 + 1, 1, 2, 3])
+    words = r"column 'age' to hold integers that float64 does not round, up to 2\^53, but got int64"
+    with pytest.raises(ValueError, match=words):
+        Table(path, "ill", inputs=["age"]).load()
+
+
 def test_missing_text_of_a_csv_file_is_the_last_category(tmp_path):
     path = tmp_path / "jobs.csv"
     path.write_text("job,ill\nnurse,0\n,1\nbaker,0\n ,1")
