@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pl_fed.federation import Federation
+from pl_fed.files import replace_file
 
 
 class EngineReport(Callback):
@@ -49,6 +50,7 @@ class EngineReport(Callback):
         }
         if self.folder is not None and not getattr(trainer, "fast_dev_run", False):
             text = json.dumps(report, indent=1) + "\n"
-            (self.folder / "engine.json").write_text(text, encoding="utf-8")
+            with replace_file(self.folder / "engine.json") as temporary:
+                temporary.write_text(text, encoding="utf-8")
         for logger in trainer.loggers:
             logger.log_hyperparams({"engine": report})

@@ -11,8 +11,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.configurable import add_defaults, class_record, default_arguments, plain_value
 from pl_fed.federation import Federation
-from pl_fed.plain_yaml import dump_yaml, load_yaml
-from pl_fed.reports.configs import PYTHON_CONFIG, find_differences, list_changes
+from pl_fed.files import replace_file
+from pl_fed.plain_yaml import dump_yaml
+from pl_fed.reports.configs import PYTHON_CONFIG, find_differences, list_changes, read_config
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # may be raised
 _HEADER = "# Describes the objects of a run from Python, for reports: no config for a fit.\n"
@@ -54,11 +55,11 @@ class PythonConfig(Callback):
         if has_config or is_dry_run or not trainer.is_global_zero:
             return
         path, config = self.folder / PYTHON_CONFIG, self._describe(pl_module)
-        if path.is_file() and (trained := trainer.global_step):
-            earlier = self.folder / f"config_to_round_{trained}.yaml"
-            # beside it, the other one belongs to an attempt without a saved round
-            source = earlier if earlier.is_file() else path
-            before = load_yaml(source.read_text(encoding="utf-8"))
+        trained = trainer.global_step
+        earlier = self.folder / f"config_to_round_{trained}.yaml"
+        # beside it, the other one belongs to an attempt without a saved round
+        source = earlier if earlier.is_file() else path
+        if trained and (before := read_config(source)):  # unless it was damaged
             before = add_defaults(before, config, self._defaults())
             changes = find_differences([before, config])
             if changes.keys() - _LENGTHS:
@@ -71,7 +72,8 @@ class PythonConfig(Callback):
             else:
                 earlier.unlink(missing_ok=True)  # the arguments are the same again
         text = _HEADER + dump_yaml(config)
-        path.write_text(text, encoding="utf-8")
+        with replace_file(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
     def _defaults(self) -> dict[str, Any]:
         """Return the defaults of the sections without a class path."""

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
@@ -16,7 +15,7 @@ from pl_fed.callbacks.python_config import KEPT_OPTIONS
 from pl_fed.command.run_files import CONFIG
 from pl_fed.files import replace_file
 from pl_fed.plain_yaml import load_yaml
-from pl_fed.reports.configs import find_differences, flatten, list_changes
+from pl_fed.reports.configs import find_differences, flatten, list_changes, read_config
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # a resume may raise
 _PROCESSES = ("trainer.devices", "trainer.num_nodes", "trainer.strategy")
@@ -85,7 +84,7 @@ class SaveAndLogConfig(SaveConfigCallback):
         """Describe the differences of this config from a config file, other than its length."""
         config = self._plain_config()
         changes = _differences(
-            _read_config(file) or config, config, lambda saved: add_defaults(saved, self.parser)
+            read_config(file) or config, config, lambda saved: add_defaults(saved, self.parser)
         )
         return "" if changes.keys() <= _LENGTHS else list_changes(changes)
 
@@ -150,7 +149,7 @@ def find_changes(file: Path, config: dict[str, Any], complete: Completion) -> st
     Returns:
         The differences, the first of them if there are many; empty if the configs match.
     """
-    saved = _read_config(file)
+    saved = read_config(file)
     if saved is None:
         return f"no readable {file.name}"
     changes = find_differences([saved, config])
@@ -174,7 +173,7 @@ def find_config_changes(file: Path, config: dict[str, Any], parser: LightningArg
     Returns:
         The differences, the first of them if there are many; empty if the configs match.
     """
-    saved = _read_config(file)
+    saved = read_config(file)
     if saved is None:
         return f"no readable {file.name}"
     changes = _differences(saved, config, lambda before: add_defaults(before, parser))
@@ -197,7 +196,7 @@ def find_model_changes(file: Path, config: dict[str, Any], complete: Completion)
     Returns:
         The differences, the first of them if there are many; empty without any.
     """
-    changes = _differences(_read_config(file) or config, config, complete)
+    changes = _differences(read_config(file) or config, config, complete)
     sections = ("model", "data", "federation", "seed_everything")
     listed = {key: change for key, change in changes.items() if key.startswith(sections)}
     return list_changes(listed, _MAX_CHANGES)
@@ -205,7 +204,7 @@ def find_model_changes(file: Path, config: dict[str, Any], complete: Completion)
 
 def is_longer(file: Path, config: dict[str, Any]) -> bool:
     """Return whether a config asks for more rounds, or another time, than that of a run."""
-    saved = _read_config(file) or {}
+    saved = read_config(file) or {}
     before, after = saved.get("trainer") or {}, config.get("trainer") or {}
     more_time = before.get("max_time") != after.get("max_time")
     return _count_rounds(after) > _count_rounds(before) or more_time
@@ -218,15 +217,6 @@ def _count_rounds(trainer: dict[str, Any]) -> float:
         (float(limit) for limit in limits if isinstance(limit, int) and limit >= 0),
         default=math.inf,
     )
-
-
-def _read_config(file: Path) -> dict[str, Any] | None:
-    """Return the config in a file; ``None`` if it cannot be read."""
-    try:
-        saved = load_yaml(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return saved if isinstance(saved, dict) else None
 
 
 def _differences(

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -101,6 +102,15 @@ def load(text: str) -> LoadedConfig | None:
     except (ValueError, yaml.YAMLError):  # unusual YAML: aliases, or quoted keys, for example
         values = load_yaml(text)
         return LoadedConfig([Section(values)]) if isinstance(values, dict) else None
+
+
+def read_config(file: Path) -> dict[str, Any] | None:
+    """Return the config in a file; ``None`` if it cannot be read, or holds none."""
+    try:
+        config = load_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return config if isinstance(config, dict) else None
 
 
 def _load_sections(text: str) -> list[Section]:

@@ -101,6 +101,18 @@ def test_resumed_run_with_other_arguments_keeps_the_earlier_config(tmp_path, lam
     assert not earlier_config.exists() or earlier_config.read_text(encoding="utf-8") == before
 
 
+@pytest.mark.parametrize("content", ["model: {class_path: [", "", "\0", "- model"])
+def test_run_with_a_damaged_config_resumes_without_a_comparison(tmp_path, content, monkeypatch):
+    run(tmp_path)
+    (tmp_path / FILE).write_text(content, encoding="utf-8")
+    warn = Mock()
+    monkeypatch.setattr(pl_fed.callbacks.python_config, "rank_zero_warn", warn)
+    run(tmp_path, rounds=2, lam=0.5, ckpt_path="last")
+    warn.assert_not_called()
+    config = yaml.safe_load((tmp_path / FILE).read_text(encoding="utf-8"))
+    assert config["model"]["init_args"]["lam"] == 0.5
+
+
 class Stop(Callback):
     """Stop: fails before a round, or before its validation."""
 
