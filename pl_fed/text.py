@@ -73,13 +73,15 @@ def format_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file by :func:`format_csv`, with the texts before :func:`csv_cell`.
 
+    The mark with which spreadsheets begin a file in UTF-8 is no part of the first column's name.
+
     Args:
         path: The file.
 
     Raises:
         OSError: If it cannot be read.
     """
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         return [
             {name: (text or "").removeprefix("'") for name, text in row.items() if name is not None}
             for row in csv.DictReader(file)

@@ -108,7 +108,7 @@ def _last_metrics(rows: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str
 
 def _read_names(path: Path, column: str) -> NDArray[np.str_]:
     """Return the texts in a column of a table."""
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         names = (row[column] for row in csv.DictReader(file))
         return np.array([name.removeprefix("'") for name in names])
 
@@ -116,7 +116,10 @@ def _read_names(path: Path, column: str) -> NDArray[np.str_]:
 def _read_summary(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    summary = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"Expected {path} to hold a JSON object but got none: {error}.") from None
     if not isinstance(summary, dict):
         raise ValueError(f"Expected {path} to hold a JSON object but got {summary!r}.")
     return summary

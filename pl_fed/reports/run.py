@@ -452,9 +452,13 @@ def _describe_damage(path: Path, rows: int, cells: int) -> list[str]:
 
 @contextmanager
 def _open_csv(path: Path) -> Iterator[TextIO]:
-    """Open a CSV file; text that cannot be decoded or parsed raises a :class:`NoFitError`."""
+    """Open a CSV file, also of a spreadsheet, which begins with a mark.
+
+    Raises:
+        NoFitError: If the text cannot be decoded or parsed.
+    """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             yield file
     except (UnicodeDecodeError, csv.Error):
         raise NoFitError(path.parent, f"{path.name} is not readable CSV") from None

@@ -112,8 +112,8 @@ def read_table(
     if not path.is_file():
         return {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            columns = next(csv.reader(file), [])
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            columns, *cells = [row for row in csv.reader(file) if row] or [[]]
         lines = read_csv(path)
     except (UnicodeDecodeError, csv.Error) as error:
         raise StudyError(
@@ -124,6 +124,11 @@ def read_table(
         raise StudyError(
             f"Expected {name} to be a table with the columns seed and status but got {path}, which"
             f" has {', '.join(columns) or 'none'}."
+        )
+    if cut := [number for number, row in enumerate(cells) if len(row) != len(columns)]:
+        raise StudyError(
+            f"Expected {name} to have {len(columns)} cells in each row but got {len(cells[cut[0]])}"
+            f" in row {cut[0]} of {path}: put the original back, or remove it."
         )
     axes = columns[: columns.index(SEED) + 1]
     rows = {}

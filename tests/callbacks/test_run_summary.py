@@ -274,6 +274,15 @@ def test_run_is_read_as_arrays(tmp_path):
     assert run.clients["rounds"].tolist() == [2, 2, 2, 2, 0]
     assert set(run.classes["class"]) <= {0, 1, 2}
     assert run.summary["metrics"]["test"]["global/loss"] == losses[2]
+    for name in ("metrics.csv", "per_client.csv", "per_class.csv"):  # saved by a spreadsheet
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    saved = pl_fed.read_run(tmp_path)
+    for table in ("metrics", "clients", "classes"):
+        np.testing.assert_equal(getattr(saved, table), getattr(run, table))
+    (tmp_path / "summary.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"summary\.json to hold a JSON object but got none"):
+        pl_fed.read_run(tmp_path)
 
 
 def test_run_without_a_test_has_no_clients(tmp_path):

@@ -298,3 +298,17 @@ def test_a_table_that_is_no_text_is_refused(tmp_path):
     table.write_bytes(b"algorithm,seed,status\n\x9a,0,done\n")
     with pytest.raises(StudyError, match=r"to be a table in UTF-8 but got .*results\.csv, which"):
         read_table(table)
+
+
+def test_a_table_of_a_spreadsheet_begins_with_a_mark(tmp_path):
+    """The first axis would have another name, and all rows be those of other cells."""
+    table = tmp_path / "results.csv"
+    table.write_text("algorithm,seed,status\nDitto,0,done\n", encoding="utf-8-sig")
+    assert list(read_table(table)) == [{("algorithm", "Ditto"), ("seed", "0")}]
+
+
+def test_a_table_that_was_cut_off_is_refused(tmp_path):
+    table = tmp_path / "results.csv"
+    table.write_text("algorithm,seed,status,loss,accuracy\nDitto,0,done,0.5,1\nFedAvg,0,done,0.")
+    with pytest.raises(StudyError, match="have 5 cells in each row but got 4 in row 1 of"):
+        read_table(table)
