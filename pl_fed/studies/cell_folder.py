@@ -1,6 +1,7 @@
 """The folder of a cell: its record, its state, and the results of its run."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -169,10 +170,22 @@ class CellFolder:
         return self.root.with_name(f"{self.root.name}_aside") / self.relative
 
     def move_aside(self) -> Path:
-        """Move the folder beside that of the study, and return its new place."""
+        """Move the folder beside that of the study, and return its new place.
+
+        The place is on another file system if the study's folder is a link or a mounted one.
+        """
         self.aside.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-        return self.path.rename(self.aside / stamp)
+        place = self.aside / stamp
+        try:
+            return self.path.rename(place)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        shutil.copytree(self.path, place, symlinks=True)
+        # a kill must not leave a part of the run in its place
+        shutil.rmtree(self.path.rename(self.path.with_name(f".{stamp}.tmp")))
+        return place
 
     def clear(self) -> None:
         """Remove the files of a run without a checkpoint, except its log."""

@@ -139,8 +139,16 @@ def _run(study: Study, options: argparse.Namespace, command: str) -> None:
     done = sum(status.state.is_result for status in before)
     print(f"{study.spec.name}: {len(before)} cells, {done} of them with results", flush=True)
     progress = Progress(len(before), done)
+    failed: list[CellStatus] = []
+
+    def show_and_collect(event: Event) -> None:
+        """Show an event, and collect the cells that get no further attempt."""
+        progress(event)
+        if event.status is not None and event.is_final and event.status.state is State.FAILED:
+            failed.append(event.status)
+
     try:
-        study.run(options.workers, options.only, progress)
+        study.run(options.workers, options.only, show_and_collect)
     except KeyboardInterrupt:
         progress.close()
         after = study.read_states(options.only)
@@ -154,7 +162,7 @@ def _run(study: Study, options: argparse.Namespace, command: str) -> None:
         progress.close()
     after = study.read_states(options.only)
     print(f"{describe_counts(after)}. The results are in {study.folder / RESULTS}.")
-    if failed := [status for status in after if status.state is State.FAILED]:
+    if failed:
         first = failed[0]
         print(
             format_error(

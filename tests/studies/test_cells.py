@@ -1,21 +1,28 @@
 """Cells: all combinations once, with names that are safe and tell them apart."""
 
+import errno
 import itertools
 import json
 import math
+import os
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pl_fed.plain_yaml import load_yaml
-from pl_fed.studies.cell_folder import CellFolder
+from pl_fed.studies import command
+from pl_fed.studies.cell_folder import CellFolder, State
 from pl_fed.studies.cells import Cell, expand, find_cell, folder_name
 from pl_fed.studies.changes import Change
+from pl_fed.studies.execution import Event
+from pl_fed.studies.inspection import CellStatus
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.selection import read_only
 from pl_fed.studies.spec import read_spec
+from pl_fed.studies.study import Study
 
 LABELS = st.lists(
     st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs"]), min_size=1).filter(
@@ -166,3 +173,45 @@ def test_selection_refuses_words_of_another_form():
     ):
         with pytest.raises(StudyError, match=part):
             read_only([word], spec.axes)
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EACCES])
+def test_a_run_moves_aside_also_to_another_file_system(tmp_path, monkeypatch, number):
+    """The folder of a study may be a link to a larger disk, and the place aside is none."""
+    folder, rename = CellFolder(tmp_path / "study", "algorithm=Ditto/seed=0"), Path.rename
+
+    def rename_on_one_disk(source, target):
+        if source.parent != Path(target).parent:
+            raise OSError(number, os.strerror(number))
+        return rename(source, target)
+
+    (folder.path / "checkpoints").mkdir(parents=True)
+    (folder.path / "summary.json").write_text("{}")
+    monkeypatch.setattr(Path, "rename", rename_on_one_disk)
+    if number != errno.EXDEV:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            folder.move_aside()
+        return
+    place = folder.move_aside()
+    assert place.parent == tmp_path / "study_aside/algorithm=Ditto/seed=0"
+    assert sorted(path.name for path in place.iterdir()) == ["checkpoints", "summary.json"]
+    assert list(folder.path.parent.iterdir()) == []
+
+
+def test_a_cell_that_failed_without_a_record_ends_the_command_with_1(tmp_path, monkeypatch, capsys):
+    """For example one whose folder cannot be made: its state is missing, and not failed."""
+    (tmp_path / "study.yaml").write_text("{name: a, base: quickstart}")
+
+    def fail(study, workers, only, report):
+        (cell,) = study.cells
+        folder = CellFolder(study.folder, cell.path)
+        for is_final in (False, True):
+            status = CellStatus(cell, folder, State.FAILED, "OSError: a link of another disk")
+            report(Event(status, is_final=is_final))
+
+    monkeypatch.setattr(Study, "run", fail)
+    with pytest.raises(SystemExit) as stop:
+        command.main([str(tmp_path / "study.yaml"), "--folder", str(tmp_path / "study")])
+    output = capsys.readouterr()
+    assert stop.value.code == 1
+    assert "got 1 that failed twice, first seed=0 (OSError: a link of another disk)" in output.err
