@@ -292,6 +292,9 @@ class Study:
             return
         if labels := self.list_labels_to_tune(only):
             self.tuner.run(lambda: self.open_runners(workers), labels, report or (lambda _: None))
+            trials = [item.trial for label in labels for item in self.tuner.trials[label]]
+            cells = [cell for trial in trials for cell in trial.cells]
+            self._remove_checkpoints(read_states(self.folder, cells))
             self.cells = self._expand()
 
     def list_labels_to_tune(self, only: Sequence[str] = ()) -> list[str]:

@@ -446,6 +446,22 @@ def test_labels_whose_cells_are_all_recorded_are_not_tuned(tmp_path, monkeypatch
     assert all("algorithm=FedAvg" in name for name in runs.ran)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_killed_tuning_leaves_no_checkpoints_of_finished_trials(tmp_path, monkeypatch, keeps):
+    """A kill may come after the last file of a trial, and before the end of its checkpoints."""
+    runs = Runs(monkeypatch)
+    options = {"folder": str(tmp_path), "keep_checkpoints": keeps}
+    study = Study.from_spec(read_spec({**STUDY, "tune": PLAN, "options": options}))
+    monkeypatch.setattr(study, "open_runners", lambda workers: NoPool())
+    study.tune()
+    checkpoint = study.folder / study.tuner.trials["Ditto"][3].trial.cells[1].path / "checkpoints"
+    checkpoint.mkdir()
+    count = len(runs.ran)
+    study.tune()
+    assert len(runs.ran) == count
+    assert checkpoint.exists() == keeps
+
+
 @pytest.mark.slow
 def test_tuned_study_from_the_command_line(tmp_path):
     content = {
