@@ -31,7 +31,7 @@ class SavedResults:
         # no import: the package is above this room
         versions = f"pl_fed {sys.modules['pl_fed'].__version__} ({_hash_source()})"
         self.title = f"{versions}, dp-accounting {version('dp-accounting')}: {title}"
-        root = os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "pl_fed"
+        root = os.environ.get(FOLDER_VARIABLE) or _home() / ".cache" / "pl_fed"
         digest = hashlib.sha256(self.title.encode()).hexdigest()[:24]
         self._path = Path(root) / "privacy" / f"{digest}.json"
         self._numbers = self._read()
@@ -71,6 +71,14 @@ class SavedResults:
         content = {"title": self.title, "numbers": self._numbers}
         with suppress(OSError), replace_file(self._path, is_shared=True) as temporary:
             temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _home() -> Path:
+    """Return the user's folder; a place without folders for a user whom the system lacks."""
+    try:
+        return Path.home()
+    except RuntimeError:  # in a container or a service with a number for a user
+        return Path(os.devnull)
 
 
 @cache

@@ -188,6 +188,18 @@ def test_results_without_a_writable_folder(tmp_path, monkeypatch):
     assert Accountant(Participation("any", 99, 5), 1e-5, "pld").epsilon(4.0, 3) > 0
 
 
+def test_results_of_a_user_without_a_home_stay_in_memory(monkeypatch):
+    """In a container or a service, the system may not know the user."""
+
+    def raise_unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("PL_FED_CACHE", raising=False)
+    monkeypatch.setattr(saved_results.Path, "home", raise_unknown)
+    results = saved_results.SavedResults("title")
+    assert [results.get("number", lambda value=value: value) for value in (1.0, 2.0)] == [1.0, 1.0]
+
+
 @pytest.mark.slow
 def test_number_of_rounds_within_a_budget():
     own = Accountant(Participation("without_replacement", 1000, 50), 1e-5)
