@@ -174,14 +174,14 @@ class Trainer(LightningTrainer):
             callbacks=[
                 *([RoundProgress(federation)] if shows_progress else []),
                 MovedFolder(),
+                WandbReport(self.run_dir),
+                RunSummary(federation, self.run_dir),  # removed before the row of a test
                 RoundMetrics(),
                 WandbAxis(),
                 Participation(federation),
                 PerClient(federation, self.run_dir),
                 EngineReport(federation, self.run_dir),
                 PythonConfig(federation, self.run_dir, kwargs),
-                WandbReport(self.run_dir),
-                RunSummary(federation, self.run_dir),
                 *user_callbacks,
             ],
             plugins=all_plugins,

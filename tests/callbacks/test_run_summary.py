@@ -20,6 +20,7 @@ from pl_fed.callbacks.run_summary import read_history, summarize_attack, write_j
 from pl_fed.callbacks.versions import read_commit
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Arrays, FederatedData
+from pl_fed.loggers import RunCSV
 from pl_fed.rounds.broken_clients import NonFiniteLossError
 from pl_fed.studies.cell_folder import iterate_numbers
 from pl_fed.tasks import Regression
@@ -283,6 +284,23 @@ def test_run_is_read_as_arrays(tmp_path):
     (tmp_path / "summary.json").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match=r"summary\.json to hold a JSON object but got none"):
         pl_fed.read_run(tmp_path)
+
+
+def test_a_finished_run_that_goes_on_is_unfinished_before_its_test_is_removed(
+    tmp_path, monkeypatch
+):
+    """Otherwise a kill between the two would leave a finished run without results of its test."""
+    trainer, client, data = fit(tmp_path)
+    trainer.test(client, data, verbose=False)
+    keep, stages = RunCSV.keep, []
+
+    def keep_and_look(logger, rounds=None):
+        stages.append((tmp_path / "summary.json").exists())
+        keep(logger, rounds)
+
+    monkeypatch.setattr(RunCSV, "keep", keep_and_look)
+    fit(tmp_path, rounds=3, ckpt_path="last")
+    assert stages == [False]
 
 
 def test_run_without_a_test_has_no_clients(tmp_path):
