@@ -141,7 +141,8 @@ def _prepare(folder: CellFolder, record: CellRecord, job: RunJob) -> str:
     """
     note = ""
     has_rounds = folder.read_summary() or folder.has_checkpoint
-    if has_rounds and folder.config.is_file() and (reason := _find_mismatch(folder, record, job)):
+    has_record = folder.config.is_file() or folder.read_record() is not None
+    if has_rounds and has_record and (reason := _find_mismatch(folder, record, job)):
         note = f"the earlier run is in {folder.move_aside()} ({reason})"
     if not (folder.read_summary() or folder.has_checkpoint):
         folder.clear()

@@ -106,17 +106,22 @@ def check_configs(root: Path, statuses: Sequence[CellStatus], pool: Pool) -> lis
 def _make_job(root: Path, members: Sequence[CellStatus]) -> CheckJob:
     """Return the job that checks the cells of one condition."""
     folders = {
-        status.cell.path: status.cell.seed
-        for status in members
-        if status.folder.config.is_file() and _has_other_inputs(status)
+        status.cell.path: status.cell.seed for status in members if _needs_comparison(status)
     }
     cell = members[0].cell
     return CheckJob(cell.condition, cell.change.words(), folders, str(root))
 
 
-def _has_other_inputs(status: CellStatus) -> bool:
+def _needs_comparison(status: CellStatus) -> bool:
+    """Return whether to compare the config of a run with that of its cell.
+
+    A run of other inputs whose config is lost differs.
+    """
     record = status.folder.read_record()
-    return record is None or record.digest != status.cell.digest
+    if record is not None and record.digest == status.cell.digest:
+        return False
+    has_run = status.state in (State.CHANGED, State.STOPPED)
+    return status.folder.config.is_file() or (record is not None and has_run)
 
 
 def _refuse_invalid(

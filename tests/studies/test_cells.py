@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from pl_fed.plain_yaml import load_yaml
 from pl_fed.studies import command
-from pl_fed.studies.cell_folder import CellFolder, State
+from pl_fed.studies.cell_folder import CellFolder, CellRecord, State, write_text
 from pl_fed.studies.cells import Cell, expand, find_cell, folder_name
 from pl_fed.studies.changes import Change
 from pl_fed.studies.execution import Event
-from pl_fed.studies.inspection import CellStatus
+from pl_fed.studies.inspection import CellStatus, check_configs, read_states
+from pl_fed.studies.jobs import CheckOutcome
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.selection import read_only
 from pl_fed.studies.spec import read_spec
@@ -215,3 +216,24 @@ def test_a_cell_that_failed_without_a_record_ends_the_command_with_1(tmp_path, m
     output = capsys.readouterr()
     assert stop.value.code == 1
     assert "got 1 that failed twice, first seed=0 (OSError: a link of another disk)" in output.err
+
+
+class ComparingPool:
+    """Comparing pool: finds that all configs differ."""
+
+    def map(self, jobs):
+        """Return each job with its outcome."""
+        return [(job, CheckOutcome(changes=dict.fromkeys(job.folders, "lost"))) for job in jobs]
+
+
+@pytest.mark.parametrize("digest", ["same", "other", None])
+def test_a_finished_run_of_other_inputs_whose_config_is_lost_is_no_result(tmp_path, digest):
+    (cell,) = Study("a", "quickstart", options={"folder": str(tmp_path)}).cells
+    folder = CellFolder(tmp_path, cell.path)
+    write_text(folder.path / "summary.json", json.dumps({"stage": "test"}))
+    if digest is not None:
+        own = cell.digest if digest == "same" else digest
+        folder.write_record(CellRecord("a", cell.name, {}, cell.seed, own))
+    (status,) = check_configs(tmp_path, read_states(tmp_path, [cell]), ComparingPool())
+    assert status.state is (State.CHANGED if digest == "other" else State.DONE)
+    assert status.reason == ("lost" if digest == "other" else "")
