@@ -73,7 +73,7 @@ def format_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file by :func:`format_csv`, with the texts before :func:`csv_cell`.
 
-    The mark with which spreadsheets begin a file in UTF-8 is no part of the first column's name.
+    The mark of a spreadsheet at the beginning of a file in UTF-8 is no part of a column's name.
 
     Args:
         path: The file.

@@ -74,7 +74,7 @@ class SavedResults:
 
 
 def _home() -> Path:
-    """Return the user's folder; a place without folders for a user whom the system lacks."""
+    """Return the user's folder; a place without folders if the system lacks the user."""
     try:
         return Path.home()
     except RuntimeError:  # in a container or a service with a number for a user

@@ -452,7 +452,7 @@ def _describe_damage(path: Path, rows: int, cells: int) -> list[str]:
 
 @contextmanager
 def _open_csv(path: Path) -> Iterator[TextIO]:
-    """Open a CSV file, also of a spreadsheet, which begins with a mark.
+    """Open a CSV file, also one with the mark of a spreadsheet at its beginning.
 
     Raises:
         NoFitError: If the text cannot be decoded or parsed.

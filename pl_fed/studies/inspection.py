@@ -115,7 +115,7 @@ def _make_job(root: Path, members: Sequence[CellStatus]) -> CheckJob:
 def _needs_comparison(status: CellStatus) -> bool:
     """Return whether to compare the config of a run with that of its cell.
 
-    A run of other inputs whose config is lost differs.
+    Without its config, a run of other inputs differs.
     """
     record = status.folder.read_record()
     if record is not None and record.digest == status.cell.digest:
