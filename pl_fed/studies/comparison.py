@@ -5,7 +5,7 @@ Seeds are independent of each other. The clients of a seed are not, so each run 
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from types import MappingProxyType
@@ -72,8 +72,12 @@ class Layout:
         return _join(row, self.condition_axes)
 
 
-def _join(row: Row, axes: Iterable[str]) -> str:
-    return ", ".join(str(row[axis]) for axis in axes) or EVERYTHING
+def _join(row: Row, axes: Sequence[str]) -> str:
+    """Return the name of a combination of labels; other combinations have other names."""
+    labels = [str(row[axis]) for axis in axes]
+    if len(labels) > 1:
+        labels = [f"({label})" if ", " in label else label for label in labels]
+    return ", ".join(labels) or EVERYTHING
 
 
 def arrange(axes: Sequence[Axis], compare: Comparison | None, rows: Sequence[Row]) -> Layout:
@@ -95,7 +99,8 @@ def arrange(axes: Sequence[Axis], compare: Comparison | None, rows: Sequence[Row
             refuse("compare.baseline", "have one label of each axis that it names", got)
     method_axes = tuple(name for name in names if name in labels) or tuple(names[:1])
     condition_axes = tuple(name for name in names if name not in method_axes)
-    baseline = ", ".join(labels[axis][0] for axis in method_axes) if labels else None
+    chosen = {axis: values[0] for axis, values in labels.items()}
+    baseline = _join(chosen, method_axes) if labels else None
     methods = _list_names(axes, method_axes, rows)
     if baseline is not None and baseline not in methods:
         refuse("compare.baseline", f"be one of the methods {', '.join(methods)}", baseline)
@@ -103,7 +108,7 @@ def arrange(axes: Sequence[Axis], compare: Comparison | None, rows: Sequence[Row
     return Layout(method_axes, condition_axes, methods, conditions, baseline)
 
 
-def _list_names(axes: Sequence[Axis], part: Iterable[str], rows: Sequence[Row]) -> tuple[str, ...]:
+def _list_names(axes: Sequence[Axis], part: Sequence[str], rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the names of the combinations of labels on some axes, in the order of their labels."""
     selected = [axis for axis in axes if axis.name in part]
     places = {

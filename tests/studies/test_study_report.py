@@ -591,6 +591,27 @@ def test_axes_named_like_columns_keep_their_labels(tmp_path):
     assert "rank_" in table[0]
 
 
+def test_labels_with_commas_are_not_mixed_up(tmp_path):
+    """The names of "x" with "y, z" and of "x, y" with "z" would both be "x, y, z"."""
+    axes = {
+        "algorithm": {"a": {"model.lam": 1.0}, "b": {}},
+        "first": {"x": {}, "x, y": {"x": 1}},
+        "second": {"z": {}, "y, z": {"y": 1}},
+    }
+    plan = {"metrics": [ACCURACY], "baseline": {"algorithm": "a", "first": "x, y"}}
+    study = Study("s", ["quickstart"], axes, 2, compare=plan, options={"folder": str(tmp_path)})
+    rows = [
+        {**c.values, "seed": c.seed, "status": "done", ACCURACY: place / 100}
+        for place, c in enumerate(study.cells)
+    ]
+    write_results(study.folder, rows)
+    comparison = compare(study)
+    assert comparison.layout.baseline == "a, (x, y)"
+    assert len(comparison.entries) == 8
+    without_baseline = arrange(study.spec.axes, None, rows)
+    assert without_baseline.conditions == ("x, z", "x, (y, z)", "(x, y), z", "(x, y), (y, z)")
+
+
 def test_latex_rows_that_begin_with_brackets_or_stars_are_text(tmp_path):
     """After a line break, LaTeX reads them as its arguments."""
     values = {(label, "none"): [0.5, 0.6] for label in ("[64, 32]", "*", "b")}
