@@ -69,11 +69,22 @@ def read_selection(path: str, value: Any, axes: Sequence[Axis]) -> Selection:
 
 
 def _find_label(value: Any, labels: Sequence[str]) -> str:
-    """Return the label that a value of YAML stands for: 1.0 is also the label ``1``."""
+    """Return the label that a value of YAML stands for: 0.1 is also the label ``0.10``."""
     if value is None:
         return "null"
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return format_value(value) if isinstance(value, float) and text not in labels else text
+    if isinstance(value, bool | str) or text in labels:
+        return text
+    text = format_value(value)
+    return text if text in labels else next((x for x in labels if _is_equal(x, value)), text)
+
+
+def _is_equal(label: str, number: float) -> bool:
+    """Return whether a label is a number in another form, such as ``1e-3`` of 0.001."""
+    try:
+        return float(label) == number
+    except ValueError:
+        return False
 
 
 def read_only(words: Sequence[str], axes: Sequence[Axis]) -> Selection:

@@ -13,6 +13,7 @@ from pl_fed.studies.plans import Choices, Interval
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.results import read_table
 from pl_fed.studies.spec import read_spec, read_spec_file
+from pl_fed.studies.yaml_texts import load_study
 
 DITTO = {"class_path": "pl_fed.clients.Ditto", "init_args": {"lam": 1}}
 STUDY = {
@@ -175,6 +176,9 @@ def test_number_of_a_selection_is_a_label_in_any_form():
     assert {cell.values["lr"] for cell in expand(spec)} == {"0.5"}
     spec = read_spec({**study, "axes": {"x": {"1.0": {}, "1": {}}}, "leave_out": [{"x": 1.0}]})
     assert {cell.values["x"] for cell in expand(spec)} == {"1"}, "a label as it stands comes first"
+    text = "{axes: {x: {1e-3: {}, 0.10: {}, 20.0: {}, 3: {}}}, leave_out: [{x: [1e-3, 0.10, 20]}]}"
+    spec = read_spec({**study, **load_study(text)})
+    assert {cell.values["x"] for cell in expand(spec)} == {"3"}
 
 
 TEXT = """
