@@ -50,9 +50,11 @@ def write_shares(board: Board) -> str:
             cells.append(" / ".join(map(number, values)))
         rows.append(cells)
     percents = " / ".join(f"{100 * share:g}" for share in shares)
+    seeds = [{row["seed"] for row in board.rows if float(row["share"]) == s} for s in shares]
+    numbers = " / ".join(str(len(seeds_of_share)) for seeds_of_share in seeds)
     text = (
-        f"Sound accuracy with {percents} % attackers. Defences that take the number of attackers"
-        " know it.\n"
+        f"Sound accuracy with {percents} % attackers, means over {numbers} seeds. Defences that"
+        " take the number of attackers know it.\n"
     )
     head = ["algorithm", "attack", *defences]
     return "\n".join(["## How many attackers are too many?\n", text, table(head, rows)])

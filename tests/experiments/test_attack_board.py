@@ -147,8 +147,9 @@ def test_worst_cases_of_several_seeds_by_hand():
 def test_other_shares_are_listed_in_order():
     many = {**row("FedAvg", "flips", "Mean", "0.4"), "share": "0.4"}
     few = {**row("FedAvg", "flips", "Mean", "0.7"), "share": "0.05"}
-    text = further_tables.write_shares(Board([*ROWS, many, few]))
-    assert "with 5 / 20 / 40 % attackers" in text
+    other_seed = {**row("FedAvg", "flips", "Mean", "0.6"), "seed": "1"}
+    text = further_tables.write_shares(Board([*ROWS, other_seed, many, few]))
+    assert "with 5 / 20 / 40 % attackers, means over 1 / 2 / 1 seeds." in text
     assert "| FedAvg | flips | 0.700 / 0.600 / 0.400 |" in text
     assert further_tables.write_shares(Board(ROWS)) == ""
 
