@@ -465,7 +465,8 @@ def _rank(
         seed for entry in entries.values() for seed in (*entry.values, *entry.diverged)
     )
     complete = [s for s in seeds if all(s in results[m, c] for m in methods for c in conditions)]
-    left_out = len(seeds) - len(complete)
+    planned = {*seeds, *(seed for entry in entries.values() for seed in entry.unfinished)}
+    left_out = len(planned) - len(complete)
     if len(complete) < 2:
         return None, left_out
     mean_ranks = [

@@ -203,6 +203,17 @@ def test_a_missing_seed_is_counted_and_leaves_pairs_that_both_have(tmp_path):
     assert "1 seed with missing runs left out" in page
 
 
+def test_seeds_without_any_result_are_left_out_of_ranks(tmp_path):
+    for count, complete in ((1, 2), (2, None)):
+        status = {(*key, seed): "missing" for key in VALUES for seed in range(count)}
+        comparison = compare(make_study(tmp_path, status=status))
+        assert comparison.incomplete_seeds == count
+        assert (comparison.ranks and comparison.ranks.friedman.blocks) == complete
+    assert "fewer than two seeds are complete. 2 seeds with" in " ".join(
+        make_metric_table(comparison, "name").notes
+    )
+
+
 def test_conditions_without_results_bound_the_worst_case(tmp_path):
     status = {("Ditto", "labels", seed): "failed" for seed in range(3)}
     study = make_study(tmp_path, status=status)
