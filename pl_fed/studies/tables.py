@@ -43,11 +43,14 @@ _WORDS = ("backslash", "asciitilde", "asciicircum", "bar")
 _SYMBOLS = (
     r"± \pm|− -|≤ \le|≥ \ge|< <|> >|→ \to|∞ \infty|× \times|· \cdot|⁺ ^{+}|⁻ ^{-}|α \alpha|β \beta"
     r"|γ \gamma|δ \delta|Δ \Delta|ε \varepsilon|η \eta|λ \lambda|μ \mu|ρ \rho|σ \sigma|τ \tau"
+    r"|ζ \zeta|θ \theta|κ \kappa|ν \nu|ξ \xi|π \pi|φ \phi|χ \chi|ψ \psi|ω \omega|Γ \Gamma|Θ \Theta"
+    r"|Λ \Lambda|Π \Pi|Σ \Sigma|Φ \Phi|Ψ \Psi|Ω \Omega|≠ \ne|≈ \approx"
 )
 _LATEX = {
     **{letter: rf"\{letter}" for letter in "&%$#_{}"},
     **{letter: rf"\text{name}{{}}" for letter, name in zip("\\~^|", _WORDS)},
     **{item[0]: f"${item[2:]}$" for item in _SYMBOLS.split("|")},
+    **{digit: f"$_{number}$" for number, digit in enumerate("₀₁₂₃₄₅₆₇₈₉")},
     **{letter: f"{{{letter}}}" for letter in "[]*"},  # after a line break they are its arguments
     "–": "--",
     "…": r"\dots{}",

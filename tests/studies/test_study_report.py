@@ -351,6 +351,7 @@ def test_latex_has_booktabs_equal_columns_and_no_bare_symbols(tmp_path):
     assert r"a\_0 \& 0\% & " in text
     assert r"0.55 $\pm$ 0.64" in text
     assert escape_latex("{~^\\}") == r"\{\textasciitilde{}\textasciicircum{}\textbackslash{}\}"
+    assert escape_latex("θ₁ ≥ ω, λ ≠ 2") == r"$\theta$$_1$ $\ge$ $\omega$, $\lambda$ $\ne$ 2"
 
 
 def test_wide_latex_tables_are_split_and_long_ones_turned(tmp_path):
