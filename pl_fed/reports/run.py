@@ -106,14 +106,20 @@ class Run:
 
         A test metric over trained clients is the metric over all clients if each took part.
         """
-        if metric not in self.metrics and metric.startswith("test/") and _TRAINED in metric:
-            is_same = "rounds" in self.clients and not self.untrained_clients
-            metric = metric.replace(_TRAINED, "") if is_same else metric
+        metric = self._find_logged_name(metric)
         return self.table.last(metric)[1] if metric in self.metrics else None
+
+    def _find_logged_name(self, metric: str) -> str:
+        """Return the metric that has the value of another one; held-out clients never train."""
+        is_over_trained = metric.startswith("test/") and _TRAINED in metric
+        if metric in self.metrics or not is_over_trained or metric.startswith("test/held_out/"):
+            return metric
+        is_same = "rounds" in self.clients and not self.untrained_clients
+        return metric.replace(_TRAINED, "") if is_same else metric
 
     def is_undefined(self, metric: str) -> bool:
         """Return whether a test metric is undefined, as for a model that has diverged."""
-        part, _, name = metric.partition("/")
+        part, _, name = self._find_logged_name(metric).partition("/")
         metrics = self.summary.get("metrics")
         values = metrics.get(part) if isinstance(metrics, Mapping) else None
         return isinstance(values, Mapping) and name in values and values[name] is None

@@ -313,5 +313,24 @@ def test_metrics_over_trained_clients_default_to_those_over_all(tmp_path):
     assert run.final("test/personal/accuracy_trained_std") == run.final(
         "test/personal/accuracy_std"
     )
+    rows = read_table(folder / "metrics.csv")
+    write_table(folder / "metrics.csv", [*rows[:-1], rows[-1] | {"test/held_out/global/loss": 1}])
+    held_out = read_run(folder)
+    assert held_out.final("test/held_out/global/loss") == 1
+    assert held_out.final("test/held_out/global/loss_trained") is None, "they never train"
     change_columns(folder, rounds=[1, 1, 0, 2])
     assert read_run(folder).final("test/personal/accuracy_trained") is None
+
+
+def test_undefined_metrics_are_undefined_over_trained_clients(tmp_path):
+    """Else the mean over trained clients would be that of the other seeds."""
+    folder = write_run(tmp_path / "run")
+    change_columns(folder, rounds=[1, 1, 2, 2])
+    summary = {"metrics": {"test": {"personal/accuracy": None}}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    rows = [
+        {k: v for k, v in row.items() if k != "test/personal/accuracy"}
+        for row in read_table(folder / "metrics.csv")
+    ]
+    write_table(folder / "metrics.csv", rows)
+    assert read_run(folder).is_undefined("test/personal/accuracy_trained")
