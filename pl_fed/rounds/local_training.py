@@ -506,7 +506,7 @@ class LocalTraining:
                     self.states.data, "val", chunk.clients, model, models
                 )
                 end.validation_scores[model] = scores.to(models.parameters)
-        end.step_means = dict(metrics)
+        end.step_means = dict(metrics) if chunk.batches.max_steps else _ZeroMeans(metrics)
         with _note_errors(chunk.batches.round, chunk.clients, "end_round"):
             uploads, new_states = client.run_end_round(end)
         usable = _UsableRows(len(chunk.clients), end.broadcast.parameters)
@@ -638,6 +638,13 @@ def _note_errors(round: int, clients: Tensor, hook: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"In round {round}, {name_clients(clients)}, `{hook}`.")
         raise
+
+
+class _ZeroMeans(dict[str, Tensor]):
+    """Zero means: the step means of clients without a step, 0 under any name."""
+
+    def __missing__(self, name: str) -> Tensor:
+        return torch.zeros_like(self["loss"])
 
 
 class _UsableRows:

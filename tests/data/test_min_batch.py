@@ -8,7 +8,7 @@ from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
 
-from pl_fed.clients import Ditto, FedAvg
+from pl_fed.clients import APFL, Ditto, FedAvg
 from pl_fed.data.batches import BatchRule, LocalWork
 
 
@@ -55,6 +55,14 @@ def test_stacked_clients_take_the_same_minibatches():
     data = shared_out(classes([1, 9, 12, 6]), min_batch=2)
     client = Ditto(seeded(mlp), optimizer=sgd(0.1))
     assert run_rounds(client, data).distance(run_rounds(client, data, engine="stacked")) < 1e-12
+
+
+def test_means_over_steps_are_0_if_no_client_of_a_chunk_takes_a_step():
+    data = shared_out(classes([1, 9, 12]), min_batch=2)
+    client = APFL(seeded(mlp), optimizer=sgd(0.1), alpha=0.4, alpha_lr=0.5)
+    outcome = run_rounds(client, data, chunk_size=1)
+    assert outcome.states["alpha"][0] == 0.4
+    assert outcome.distance(run_rounds(client, data, chunk_size=3)) < 1e-12
 
 
 def test_smallest_minibatch_is_at_most_the_batch_size():
