@@ -258,6 +258,7 @@ class Federation(Configurable):
         self.figures = read_figures(statistics)
         self.seed = global_seed() if seed is None else seed
         self._session: Session | None = None
+        self._trains = False  # whether the session is that of a fit
         self._spent_privacy: RoundPrivacy | None = None  # of a replaced session
 
     def setup(
@@ -305,6 +306,7 @@ class Federation(Configurable):
         with self._keep_parts() if replaces else nullcontext():
             setup = SessionSetup(self, client, datamodule, settings, previous)
             self._session = setup.run(stage, loads)
+        self._trains = stage == "fit"
 
     @contextmanager
     def _keep_parts(self) -> Iterator[None]:
@@ -613,6 +615,8 @@ class Federation(Configurable):
                 " but got one of others: its budget is that of its clients; start a new run."
             )
         matching = find_matching(state, data)
+        if self._trains:
+            matching.check_aggregator(self.server.aggregator)
         state = matching.convert(state, client)
         rank_zero_info(matching.describe())
         if (warning := matching.warn_of_parts()) is not None:

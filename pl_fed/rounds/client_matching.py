@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pl_fed.aggregators.base import Aggregator
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.text import escape_controls
@@ -156,6 +157,13 @@ class ClientMatching:
         return (self.places < 0).nonzero().flatten()
 
     @property
+    def renumbered(self) -> Tensor:
+        """The ids of the data's clients that were another client's in the checkpoint, int64."""
+        ids = torch.arange(len(self.places))
+        is_other = (self.places >= 0) | (ids < len(self.saved.sizes))
+        return (is_other & (self.places != ids)).nonzero().flatten()
+
+    @property
     def missing(self) -> Tensor:
         """The places in ``saved`` of the clients that the data lack, int64."""
         is_missing = torch.ones(len(self.saved.sizes), dtype=torch.bool)
@@ -185,6 +193,16 @@ class ClientMatching:
                 f" with {int(grown.sum()):+d} samples."
             )
         return " ".join(sentences)
+
+    def check_aggregator(self, aggregator: Aggregator) -> None:
+        """Refuse an aggregator with a memory of clients by ids that belong to other clients now."""
+        if aggregator.remembers_clients and len(self.renumbered):
+            raise ValueError(
+                f"Expected a checkpoint whose clients have the same ids for the aggregator"
+                f" {type(aggregator).__name__}, which remembers clients by id, but got other ids of"
+                f" {self.present.describe(self.renumbered)}: give new clients names behind those of"
+                " earlier ones, or start a new run."
+            )
 
     def warn_of_parts(self) -> str | None:
         """Return a warning if earlier training samples may be test samples now, or ``None``."""
@@ -236,11 +254,12 @@ class ClientMatching:
         """Refuse algorithms with a server that keeps something of each client, or loses a mean."""
         name = type(client).__name__
         others = len(self.new) or len(self.missing)
-        if others and client.new_client_reason:
+        if client.new_client_reason and (others or len(self.renumbered)):
             raise ValueError(
                 f"Expected a checkpoint of the same clients for {name} but got one with"
                 f" {self.saved.describe(self.missing)} others and without"
-                f" {self.present.describe(self.new)}: {client.new_client_reason}."
+                f" {self.present.describe(self.new)}, and other ids of"
+                f" {self.present.describe(self.renumbered)}: {client.new_client_reason}."
             )
         if len(self.missing) and client.mean_of == "clients":
             raise ValueError(

@@ -8,6 +8,7 @@ from small_federations import Given, Only, classes, mlp, sections, seeded, sgd
 
 import pl_fed
 from pl_fed import Federation
+from pl_fed.aggregators import AFL, FoolsGold, Mean
 from pl_fed.clients import FLAME, Ditto, FedAvg, FedRep, Finetuning, Mocha, Scaffold
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays
@@ -240,9 +241,31 @@ def test_other_clients_are_refused_where_nothing_matches(tmp_path):
         with pytest.raises(ValueError, match=match):
             fit(tmp_path / "c", client, other, 2, last, **settings)
     _, last = fit(tmp_path / "m", make(Mocha), data, 1)
-    match = r"same clients for Mocha but got one with 0 others and without 1 \(dan\)"
+    match = r"same clients for Mocha but got one with 0 others and without 1 \(dan\), and"
     with pytest.raises(ValueError, match=match):
         fit(tmp_path / "n", make(Mocha), data_of(*NAMES[:4]), 2, last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "aggregator"), [(Mocha, Mean), (FedAvg, AFL), (FedAvg, FoolsGold)]
+)
+def test_other_ids_are_refused_where_the_server_knows_clients_by_id(tmp_path, kind, aggregator):
+    _, last = fit(tmp_path / "a", make(kind), data_of("ann", "bob"), 1, aggregator=aggregator())
+    with pytest.raises(ValueError, match=r"other ids of 2 \(bob, ann\)"):
+        fit(tmp_path / "b", make(kind), data_of("bob", "ann"), 2, last, aggregator=aggregator())
+    if kind is FedAvg:
+        first, behind = data_of("cy", "ann", "bob"), data_of("ann", "bob", "cy")
+        with pytest.raises(ValueError, match=r"other ids of 3 \(cy, ann, bob\)"):
+            fit(tmp_path / "c", make(kind), first, 2, last, aggregator=aggregator())
+        fit(tmp_path / "d", make(kind), behind, 2, last, aggregator=aggregator())
+        trainer = pl_fed.Trainer(
+            Federation(All(), aggregator=aggregator(), seed=0, match_clients=True),
+            run_dir=tmp_path / "e",
+            precision="64-true",
+            **PLAIN,
+        )
+        trainer.test(make(kind), first, last, verbose=False)  # merges no uploads
 
 
 @pytest.mark.slow
