@@ -31,6 +31,7 @@ from pl_fed.engine.step import (
     read_updates,
 )
 from pl_fed.engine.tracing import plain_attributes
+from pl_fed.nets.calls import READS_OWN_WEIGHTS
 from pl_fed.nets.gradient_hooks import have_gradient_hooks, list_step_hooks
 from pl_fed.random import fork_all_generators, fork_torch_rng, key, read_global_state
 from pl_fed.text import first_line
@@ -364,6 +365,9 @@ class PreparedStep:
                         "`loss.backward()` has other gradients than torch.autograd.grad, as for"
                         " activation checkpoints with use_reentrant=True"
                     )
+                seed(0)
+                if self.step.reads_own_weights(self.buffers.state, inputs):
+                    raise CannotCompileError(READS_OWN_WEIGHTS)
         if changed:
             raise CannotCompileError(f"training changes a buffer of the net ({changed[0]})")
         # later eager steps may read other rows; in mixed precision it has been traced with all rows

@@ -10,6 +10,7 @@ from pl_fed.clients.base import Client
 from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings, restore_buffers
 from pl_fed.engine.batched import BatchedRunner, StackedRunner, StepInputs, drop_unsupported_mask
 from pl_fed.engine.step import have_same_gradients
+from pl_fed.nets.calls import READS_OWN_WEIGHTS
 from pl_fed.nets.modes import BATCH_NORMS
 from pl_fed.optimizers import BoxSGD
 from pl_fed.random import fork_torch_rng
@@ -70,6 +71,7 @@ def check_stackable(
         runner = StackedRunner(settings, len(chunk.clients))
         with fork_torch_rng(client.device), restore_buffers(client) as changed:
             loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
+            reads_own = _reads_own_weights(client, optimizer, chunk, runner)
             agrees = settings.casts(client.device) or _agrees_with_one(
                 client, optimizer, chunk, runner
             )
@@ -81,8 +83,23 @@ def check_stackable(
         raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
     if not all(torch.allclose(loss, other, rtol=1e-3, equal_nan=True) for other in other_losses):
         raise CannotStackError("the loss of `training_step` depends on masked samples")
+    if reads_own:
+        raise CannotStackError(READS_OWN_WEIGHTS)
     if not agrees:
         raise CannotStackError("a stack has other gradients than its first client alone")
+
+
+def _reads_own_weights(
+    client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, runner: BatchedRunner
+) -> bool:
+    """Return whether a stack reads the modules' weights: see :func:`reads_own_weights`."""
+    rows = chunk.round.readable_rows()
+    prepared = runner.prepare(client, optimizer, chunk, rows)
+    with torch.no_grad():
+        prepared.buffers.load(chunk.round.models, rows)
+        batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
+        inputs = StepInputs(prepared, optimizer, chunk).build_stack(0, batch)
+        return prepared.step.reads_own_weights(prepared.buffers.state, inputs)
 
 
 def _agrees_with_one(

@@ -14,6 +14,7 @@ from pl_fed.devices import to_device
 from pl_fed.engine.base import Clipping, LocalSettings, are_close, expand_to
 from pl_fed.engine.step_function import StepFunction
 from pl_fed.engine.tracing import loosen_views, trace
+from pl_fed.nets.calls import reads_own_weights
 from pl_fed.trees import clone, select
 
 Tensors = dict[str, dict[str, Tensor]]
@@ -171,6 +172,11 @@ class LocalStep:
         else:
             arguments = _Arguments.collect(state, inputs)
         return self._client_gradients(*arguments, accumulates=True)[0]
+
+    def reads_own_weights(self, state: dict[str, Any], inputs: dict[str, Any]) -> bool:
+        """Return whether the step reads the weights of the modules: see `reads_own_weights`."""
+        rows = [self.client.row(model).data for model in self.trained]
+        return reads_own_weights(rows, lambda: [*self.gradients(clone(state), inputs)])
 
     def _stack(self, state: dict[str, Any], inputs: dict[str, Any]) -> "_Arguments":
         """Return the arguments of all clients; no client of a stack has buffers of its own."""

@@ -17,7 +17,7 @@ from pl_fed.engine.own_samples import OwnSamples
 from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.engine.rule import trains_convolutions
 from pl_fed.evaluation.restored_values import RestoredValues
-from pl_fed.nets.calls import Net
+from pl_fed.nets.calls import READS_OWN_WEIGHTS, Net, reads_own_weights
 from pl_fed.nets.modes import mixes_samples
 from pl_fed.tasks import LightningTask
 from pl_fed.torch_internals import has_operator_modes
@@ -58,6 +58,7 @@ class ModelRunner:
         self.restored = restored
         self.stacked = stacked
         self._begin = begin
+        self._checked_models: set[str] = set()  # they can be called with other weights
         net = client.model("global")
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in net.modules())
         self._mixes_samples = mixes_samples(net)
@@ -229,11 +230,21 @@ class ModelRunner:
         stack = torch.vmap(
             lambda weights, inputs: task.predict(Net(module, weights), inputs), randomness="error"
         )
-        for table, valid in samples.padded_tables():
+
+        def predict(table: Tensor) -> Tree:
+            """Return the outputs of the first clients for samples by their ids."""
             weights = {name: tensor[: len(table)] for name, tensor in tensors.items()}
             flat_inputs = samples.data.inputs_of(table.flatten())
-            inputs = tree_map(lambda leaf: leaf.unflatten(0, table.shape), flat_inputs)  # noqa: B023
-            flat_outputs = tree_map(lambda leaf: leaf.flatten(0, 1), stack(weights, inputs))
+            return stack(
+                weights, tree_map(lambda leaf: leaf.unflatten(0, table.shape), flat_inputs)
+            )
+
+        for table, valid in samples.padded_tables():
+            if model not in self._checked_models:
+                if reads_own_weights([client.row(model).data], lambda: predict(table[:, :1])):  # noqa: B023
+                    raise RuntimeError(READS_OWN_WEIGHTS)
+                self._checked_models.add(model)
+            flat_outputs = tree_map(lambda leaf: leaf.flatten(0, 1), predict(table))
             position = valid.div(table.shape[1], rounding_mode="floor")
             yield position, table.flatten()[valid], gather(flat_outputs, valid)
 

@@ -1,11 +1,14 @@
 """Calls of a module with other tensors than its own."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+
+from pl_fed.trees import Tree, leaves
 
 
 @contextmanager
@@ -103,3 +106,38 @@ class Net:
         """Call the module with the tensors: see :func:`swap_tensors`."""
         with swap_tensors(self.module, self.tensors):
             return self.module(*args, **kwargs)
+
+
+READS_OWN_WEIGHTS = "the module also reads its parameters from a list, an object or a function"
+"""The reason why a module cannot be called with other tensors: see :func:`reads_own_weights`."""
+
+
+def reads_own_weights(rows: Sequence[Tensor], call: Callable[[], Tree]) -> bool:
+    """Return whether a call of modules with other tensors reads the modules' own weights, too.
+
+    A module may keep its parameters in a list, too, for example for a penalty. Other tensors do not
+    get there. In a second call the modules' own weights are NaN, which shows in the results.
+
+    Args:
+        rows: The own weights.
+        call: Calls the modules with other tensors, and returns the results.
+
+    Example:
+        >>> net = nn.Linear(1, 1, bias=False)
+        >>> other = {"weight": Tensor([[2.0]])}
+        >>> penalized = lambda: Net(net, other)(Tensor([[3.0]])) + weights[0]
+        >>> weights = [net.weight]
+        >>> reads_own_weights([net.weight.data], penalized)
+        True
+        >>> reads_own_weights([net.weight.data], lambda: Net(net, other)(Tensor([[3.0]])))
+        False
+    """
+    expected, own = leaves(call()), [row.clone() for row in rows]
+    try:
+        for row in rows:
+            row.data.fill_(torch.nan)  # counts no version: all is put back
+        actual = leaves(call())
+    finally:
+        for row, weights in zip(rows, own):
+            row.data.copy_(weights)
+    return any(not a.isnan().equal(b.isnan()) for a, b in zip(actual, expected, strict=True))

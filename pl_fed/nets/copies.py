@@ -101,9 +101,15 @@ def _keeps(function: Any, own: set[int], depth: int = 3) -> bool:
     """Return whether a function, or one in it, keeps an object with one of the ids."""
     if not isinstance(function, types.FunctionType) or not depth:
         return False
-    return any(
-        id(value) in own
-        or id(getattr(value, "__self__", None)) in own
-        or _keeps(value, own, depth - 1)
-        for value in function_values(function)
-    )
+    return any(_holds(value, own, depth) for value in function_values(function))
+
+
+def _holds(value: Any, own: set[int], depth: int) -> bool:
+    """Return whether a value is an object with one of the ids, or holds one."""
+    if id(value) in own or id(getattr(value, "__self__", None)) in own:
+        return True
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set) and depth:
+        return any(_holds(entry, own, depth - 1) for entry in value)
+    return _keeps(value, own, depth - 1)

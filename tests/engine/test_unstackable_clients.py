@@ -58,6 +58,18 @@ class OwnSGD(SGD):
     """An optimizer of the user."""
 
 
+class Penalized(nn.Module):
+    """A net whose outputs shrink with its weights, which it reads from a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+        self.weights = [*self.net.parameters()]
+
+    def forward(self, x):
+        return self.net(x) / (1 + 1e-3 * sum(weight.square().sum() for weight in self.weights))
+
+
 class IgnoresTheMask(FedAvg):
     def training_step(self, batch, batch_idx):
         return F.cross_entropy(self.global_model(batch.inputs), batch.targets)
@@ -114,6 +126,7 @@ CASES = {
     "Adafactor": (fedavg(mlp, lambda p: Adafactor(p, lr=0.01)), "whether Adafactor updates"),
     "Muon": (fedavg(without_bias, lambda p: Muon(p, lr=0.01)), "whether Muon updates"),
     "an optimizer of the user": (fedavg(mlp, lambda p: OwnSGD(p, lr=0.1)), "OwnSGD updates"),
+    "a list of weights": (fedavg(Penalized), "from a list, an object or a function"),
     "an objective that ignores the mask": (fedavg(mlp, kind=IgnoresTheMask), "depends on masked"),
     "Ditto with BatchNorm": (
         lambda: Ditto(

@@ -368,8 +368,22 @@ class Branching(nn.Module):
         return outputs if float(x.sum()) > -1e9 else -outputs
 
 
-def test_net_that_does_not_stack_is_evaluated_one_by_one_and_reported_once(caplog):
-    data, client = to_float64(make_clients()), Ditto(seeded(Branching))
+class Listed(nn.Module):
+    """A net that reads its weights from a list of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.layers = [(layer.weight, layer.bias) for layer in (self.first, self.last)]
+
+    def forward(self, x):
+        first, last = self.layers
+        return nn.functional.linear(nn.functional.linear(x, *first).tanh(), *last)
+
+
+@pytest.mark.parametrize("make", [Branching, Listed])
+def test_net_that_does_not_stack_is_evaluated_one_by_one_and_reported_once(caplog, make):
+    data, client = to_float64(make_clients()), Ditto(seeded(make))
     store = make_store(client)
     evaluator = make_evaluator(client, store, stacked=True)
     metrics = ClientMetrics(data.num_clients, data.num_classes)

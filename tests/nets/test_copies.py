@@ -138,6 +138,15 @@ def keep_in_another_function(net):
     net.run = lambda x: inner(x)
 
 
+def keep_as_default(net):
+    net.run = lambda x, layer=net.layer: layer(x)
+
+
+def keep_list_of_weights(net):
+    weights = [*net.parameters()]
+    net.run = lambda: sum(weight.square().sum() for weight in weights)
+
+
 def keep_in_hook(net):
     net.layer.register_forward_hook(lambda module, inputs, output: net.layer.weight.sum())
 
@@ -149,6 +158,8 @@ def keep_in_hook(net):
         (keep_layer_in_list, "steps"),
         (keep_method, "run"),
         (keep_in_another_function, "run"),
+        (keep_as_default, "run"),
+        (keep_list_of_weights, "run"),
         (keep_in_hook, "layer._forward_hooks"),
     ],
 )
