@@ -194,9 +194,16 @@ def _convert_reals(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 @cache
 def _count_arguments(kind: type, step: str) -> int:
-    """Return the number of arguments of a step: batch, batch_idx and dataloader_idx, in order."""
+    """Return the number of arguments of a step: batch, batch_idx and dataloader_idx, in order.
+
+    As in Lightning, a third parameter with a default has its default: it may be anything, such as
+    ``stage="val"``.
+    """
     _, *parameters = inspect.signature(getattr(kind, step)).parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return 2
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(parameter.kind in positional for parameter in parameters)
+    return sum(
+        parameter.kind in positional and (place < 2 or parameter.default is parameter.empty)
+        for place, parameter in enumerate(parameters)
+    )

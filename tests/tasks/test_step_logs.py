@@ -103,6 +103,22 @@ def test_names_of_the_round_are_refused(tmp_path, name):
         fit(logs_in_training(name), tmp_path)
 
 
+class SharesSteps(Stateful):
+    """Has one evaluation for both parts, whose third parameter is no ``dataloader_idx``."""
+
+    def validation_step(self, batch, batch_idx, stage="val"):
+        self.log(f"{stage}_x", 1.0)
+
+    def test_step(self, batch, batch_idx):
+        self.validation_step(batch, batch_idx, stage="test")
+
+
+def test_third_parameter_of_a_step_has_its_default():
+    task, batch = LightningTask(), Batch(torch.zeros(1, 4), torch.zeros(1))
+    values = [task.evaluate(SharesSteps().eval(), [batch], part)[1] for part in ("val", "test")]
+    assert values == [{"x": 1.0}, {"x": 1.0}]
+
+
 class LogsPlaces(Stateful):
     def validation_step(self, batch, batch_idx):
         self.log("a/dataloader_idx_0", 1.0)
