@@ -143,7 +143,8 @@ def _compile_with_graphs(graph: GraphModule, options: Mapping[str, Any]) -> Call
 
 def unwrap_module(module: Any) -> Any:
     """Return the module that ``torch.compile`` has wrapped, or ``None`` if it has not."""
-    return vars(module).get("_modules", {}).get("_orig_mod")
+    children = vars(module).get("_modules")
+    return children.get("_orig_mod") if isinstance(children, dict) else None  # none in TorchScript
 
 
 def unwrap_method(value: Any) -> Any:

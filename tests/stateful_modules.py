@@ -207,6 +207,28 @@ class ClampedWeights(Stateful):
         return self.loss(batch)
 
 
+class ScaledTanh(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.scale * x.tanh()
+
+
+@accepted
+class ScriptedParts(Stateful):
+    """Has an activation and a frozen teacher in TorchScript."""
+
+    def keep(self):
+        self.net[1] = torch.jit.script(ScaledTanh())
+        teacher = nn.Sequential(nn.Linear(4, 5), ScaledTanh(), nn.Linear(5, 3))
+        self.teacher = torch.jit.script(teacher.requires_grad_(False))
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) + functional.mse_loss(self(batch[0]), self.teacher(batch[0]))
+
+
 @accepted
 class PenalizedList(Stateful):
     """Keeps its weights in a list, too, for a penalty."""

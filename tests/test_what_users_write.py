@@ -263,6 +263,13 @@ def test_lazy_net_is_refused():
         fedavg(net=lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_trainable_torchscript_is_refused():
+    net = nn.Sequential(nn.Flatten(), torch.jit.script(nn.Linear(4, 3)))
+    with pytest.raises(ValueError, match=r"trainable parameters in TorchScript but got `1`: give"):
+        FedAvg(net)
+
+
 def test_augmentation_that_changes_the_shape_is_refused():
     data = FederatedData(
         Given(classes([8, 8], (2, 6, 6))), test_fraction=0.0, augment=[nn.AvgPool2d(2)]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
@@ -81,7 +82,8 @@ def check_net(net: nn.Module) -> None:
     Raises:
         TypeError: If the net is no module, a client, or a LightningModule with steps or hooks but
             without a ``training_step``.
-        ValueError: If the module optimizes manually or has hooks of local steps.
+        ValueError: If the module optimizes manually, has hooks of local steps, or has trainable
+            parameters in TorchScript.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(
@@ -109,7 +111,21 @@ def check_net(net: nn.Module) -> None:
             " module that it trains as `net`, its loss as `criterion` and its optimizer as"
             " `optimizer`."
         )
+    _check_scripts(net)
     _tell_of_frozen_layers(net)
+
+
+def _check_scripts(net: nn.Module) -> None:
+    """Refuse trainable parameters in TorchScript, whose copies cannot be trained."""
+    for path, part in net.named_modules():
+        if isinstance(part, torch.jit.ScriptModule) and any(
+            parameter.requires_grad for parameter in part.parameters()
+        ):
+            raise ValueError(
+                f"Expected argument `net` without trainable parameters in TorchScript but got"
+                f" `{path or type(net).__name__}`: give the module that `torch.jit.script` has"
+                " compiled, or set requires_grad=False to freeze it."
+            )
 
 
 def _tell_of_frozen_layers(net: nn.Module) -> None:

@@ -297,7 +297,7 @@ class OwnBuffers:
         The same holds for a buffer whose ``.data`` has been set: it then lies in no row.
         """
         for _, registered, name, buffer, own in self._places:
-            other = registered.get(name)
+            other = registered[name] if name in registered else None  # noqa: SIM401 (TorchScript)
             if other is buffer and buffer.data_ptr() == own.data_ptr():
                 continue
             if other is not None:
@@ -309,7 +309,8 @@ class OwnBuffers:
         """Put the buffers back with their own values, and return the names of the replaced ones."""
         replaced = []
         for full_name, registered, name, buffer, own in self._places:
-            if registered.get(name) is not buffer or buffer.data_ptr() != own.data_ptr():
+            other = registered[name] if name in registered else None  # noqa: SIM401 (TorchScript)
+            if other is not buffer or buffer.data_ptr() != own.data_ptr():
                 buffer.data = own
                 registered[name] = buffer
                 replaced.append(full_name)
