@@ -36,7 +36,7 @@ from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData, PartName, move_tree
 from pl_fed.functional.losses import RowDistance, squared_distance
 from pl_fed.nets.calls import Net
-from pl_fed.nets.copies import remove_compilation
+from pl_fed.nets.copies import detach_attributes, remove_compilation
 from pl_fed.nets.dropout import Draws, key_dropouts
 from pl_fed.nets.rows import (
     RowLayout,
@@ -206,6 +206,7 @@ class Client(Configurable, ClientRounds, ABC):
         self.local_schedule: LocalSchedule | None = None
         self.local_work = LocalWork(local_steps, local_epochs or 1)
         self.draws = Draws()
+        detach_attributes(net)
         trainable_parameters(net)  # raises if there are none
         key_dropouts(net, self.draws)
         count_as_numbers(net)

@@ -296,8 +296,9 @@ class OwnBuffers:
 
         The same holds for a buffer whose ``.data`` has been set: it then lies in no row.
         """
+        # the buffers of TorchScript have no `get`
         for _, registered, name, buffer, own in self._places:
-            other = registered[name] if name in registered else None  # noqa: SIM401 (TorchScript)
+            other: Any = registered[name] if name in registered else None  # noqa: SIM401
             if other is buffer and buffer.data_ptr() == own.data_ptr():
                 continue
             if other is not None:
@@ -309,7 +310,7 @@ class OwnBuffers:
         """Put the buffers back with their own values, and return the names of the replaced ones."""
         replaced = []
         for full_name, registered, name, buffer, own in self._places:
-            other = registered[name] if name in registered else None  # noqa: SIM401 (TorchScript)
+            other: Any = registered[name] if name in registered else None  # noqa: SIM401
             if other is not buffer or buffer.data_ptr() != own.data_ptr():
                 buffer.data = own
                 registered[name] = buffer

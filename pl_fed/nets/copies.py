@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from pl_fed.nets.fingerprints import function_values
@@ -65,6 +65,29 @@ def _restore_methods(module: nn.Module) -> list[str]:
         else:
             attributes[name] = method
     return restored
+
+
+def detach_attributes(net: nn.Module) -> None:
+    """Detach the tensors in attributes that layers compute from parameters, in place.
+
+    ``torch.nn.utils.weight_norm`` and ``prune`` have such weights, and compute them again before
+    each forward pass. Python copies no tensor with a graph.
+
+    Args:
+        net: The net.
+
+    Example:
+        >>> net = nn.Linear(1, 1)
+        >>> net.half = 0.5 * net.weight
+        >>> detach_attributes(net)
+        >>> net.half.is_leaf
+        True
+    """
+    for module in net.modules():
+        attributes = vars(module)
+        for name, value in attributes.items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                attributes[name] = value.detach()
 
 
 def find_own_function(module: nn.Module) -> str | None:

@@ -5,9 +5,10 @@ import warnings
 
 import pytest
 import torch
+from small_federations import classes, mlp, run_tried_rounds, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.nets.copies import find_own_function, remove_compilation
@@ -218,3 +219,25 @@ def test_parametrized_nets_are_copied():
     client = Ditto(nn.Sequential(net), lam=0.1)
     names = [name for name, _ in client.personal_model.named_parameters()]
     assert names == ["0.bias", *(f"0.parametrizations.weight.original{part}" for part in (0, 1))]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_weight_norm_by_a_hook_equals_the_parametrization(engine):
+    data, outcomes = shared_out(classes([8, 8, 8])), []
+    for normalize in (nn.utils.weight_norm, parametrizations.weight_norm):
+        net = seeded(mlp)
+        normalize(net[0])
+        client = Ditto(net, lam=0.1, optimizer=sgd(0.1))
+        outcomes.append(run_tried_rounds(client, data, engine=engine))
+    assert outcomes[0].distance(outcomes[1]) < 1e-10
+
+
+def test_pruned_nets_are_trained_within_their_mask():
+    net = seeded(mlp)
+    prune.l1_unstructured(net[0], "weight", 0.5)
+    mask, before = net[0].weight_mask, net[0].weight_orig.detach().clone()
+    client = Ditto(net, lam=0.1, optimizer=sgd(0.1))
+    outcome = run_tried_rounds(client, shared_out(classes([8, 8, 8])))
+    after = client.row("global").layout.views(outcome.w)["0.weight_orig"]
+    assert torch.equal((after != before.double()), mask.bool())
