@@ -1,14 +1,16 @@
 """Undoes the changes of an evaluation in modules and in generators of random numbers."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import kept_parts, lay_rows
+from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.nets.kept_values import Part, ValueGuard
+from pl_fed.nets.modes import renormalized_weights
 from pl_fed.preflight.step_rules import refuse_evaluation_changes
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
 
@@ -48,8 +50,10 @@ class RestoredValues:
             self._guard = ValueGuard(self._parts, self._list_loaded_buffers())
             options = OptionGuard.guard_trainer(self.client)
             self._changed_values.clear()
+            shortens = renormalized_weights(self.client.global_model)
             try:
-                yield
+                with ModelGuard(self.client, ["global"]) if shortens else nullcontext():
+                    yield
             finally:
                 self._changed_values |= {*self._guard.restore()}
                 self._has_changes |= bool(self._changed_values)

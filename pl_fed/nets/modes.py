@@ -28,6 +28,22 @@ def mixes_samples(net: nn.Module) -> bool:
     return any(layer.running_mean is None for layer in layers)
 
 
+def renormalized_weights(net: nn.Module) -> set[str]:
+    """Return the names of embeddings whose forward pass shortens long vectors, by ``max_norm``.
+
+    It does so in evaluation mode, too.
+
+    Example:
+        >>> sorted(renormalized_weights(nn.Sequential(nn.Embedding(3, 2, max_norm=1.0))))
+        ['0.weight']
+    """
+    return {
+        f"{name}.weight" if name else "weight"
+        for name, layer in net.named_modules()
+        if getattr(layer, "max_norm", None) is not None
+    }
+
+
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context that turns off autocast on a device."""
     if not torch.is_autocast_enabled(device.type):

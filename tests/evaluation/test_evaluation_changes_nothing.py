@@ -138,10 +138,23 @@ class GradientHookInEvaluation(Validated):
         return len(self.net[0].weight._backward_hooks)
 
 
+class ShortenedVectors(Validated):
+    """Has an embedding whose forward pass shortens its vectors."""
+
+    def keep(self):
+        self.table = nn.Embedding(4, 3, max_norm=0.1)
+
+    def factor(self):
+        return 1 + self.table.weight.square().sum()
+
+    def touch(self, stage):
+        return 1 + 0 * self.table(torch.arange(4)).sum()
+
+
 CHANGES = [
     *(CountInPlace, CountReplaced, CountByData, CountSet, CountAttribute, CountInLists),
     *(CountInSubmodule, NormInTrainingMode, DrawnGlobally, HookInEvaluation),
-    GradientHookInEvaluation,
+    *(GradientHookInEvaluation, ShortenedVectors),
 ]
 
 
