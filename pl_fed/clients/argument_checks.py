@@ -116,7 +116,7 @@ def check_net(net: nn.Module) -> None:
 
 
 def _check_scripts(net: nn.Module) -> None:
-    """Refuse trainable parameters in TorchScript, whose copies cannot be trained."""
+    """Refuse trainable parameters in TorchScript: a copy of them cannot be trained."""
     for path, part in net.named_modules():
         if isinstance(part, torch.jit.ScriptModule) and any(
             parameter.requires_grad for parameter in part.parameters()

@@ -10,7 +10,7 @@ from pl_fed.clients.kept_parts import kept_parts, lay_rows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.nets.kept_values import Part, ValueGuard
-from pl_fed.nets.modes import renormalized_weights
+from pl_fed.nets.modes import list_shortened_weights
 from pl_fed.preflight.step_rules import refuse_evaluation_changes
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
 
@@ -50,7 +50,7 @@ class RestoredValues:
             self._guard = ValueGuard(self._parts, self._list_loaded_buffers())
             options = OptionGuard.guard_trainer(self.client)
             self._changed_values.clear()
-            shortens = renormalized_weights(self.client.global_model)
+            shortens = list_shortened_weights(self.client.global_model)
             try:
                 with ModelGuard(self.client, ["global"]) if shortens else nullcontext():
                     yield

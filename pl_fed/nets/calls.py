@@ -116,7 +116,7 @@ def reads_own_weights(rows: Sequence[Tensor], call: Callable[[], Tree]) -> bool:
     """Return whether a call of modules with other tensors reads the modules' own weights, too.
 
     A module may keep its parameters in a list, too, for example for a penalty. Other tensors do not
-    get there. In a second call the modules' own weights are NaN, which shows in the results.
+    get there. In a second call the modules' own weights are NaN, and so are results that read them.
 
     Args:
         rows: The own weights.

@@ -28,13 +28,13 @@ def mixes_samples(net: nn.Module) -> bool:
     return any(layer.running_mean is None for layer in layers)
 
 
-def renormalized_weights(net: nn.Module) -> set[str]:
-    """Return the names of embeddings whose forward pass shortens long vectors, by ``max_norm``.
+def list_shortened_weights(net: nn.Module) -> set[str]:
+    """Return the names of embeddings with ``max_norm``.
 
-    It does so in evaluation mode, too.
+    Their forward pass shortens long vectors in place, in evaluation mode, too.
 
     Example:
-        >>> sorted(renormalized_weights(nn.Sequential(nn.Embedding(3, 2, max_norm=1.0))))
+        >>> sorted(list_shortened_weights(nn.Sequential(nn.Embedding(3, 2, max_norm=1.0))))
         ['0.weight']
     """
     return {

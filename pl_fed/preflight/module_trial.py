@@ -23,7 +23,7 @@ from pl_fed.metrics.client_metrics import (
     TRAINED_STATISTICS,
 )
 from pl_fed.nets.kept_values import Changes, KeptValues, Part, ValueGuard
-from pl_fed.nets.modes import evaluation_mode, renormalized_weights, training_mode
+from pl_fed.nets.modes import evaluation_mode, list_shortened_weights, training_mode
 from pl_fed.preflight.explanations import call_or_explain
 from pl_fed.preflight.step_rules import (
     describe_outside_values,
@@ -125,7 +125,7 @@ def _try_evaluations(
         guard.restore()
         parameters = changes.frozen_parameters | changes.trained_parameters
         parameters |= changes.replaced_parameters | changes.toggled
-        parameters -= renormalized_weights(net)  # an evaluation puts them back
+        parameters -= list_shortened_weights(net)  # an evaluation puts them back
         refuse_evaluation_changes(step, name, changes.attributes, options.restore(), parameters)
         if changes.outside:
             rank_zero_warn(describe_outside_values(step, name, sorted(changes.outside)))
