@@ -24,6 +24,7 @@ from pl_fed.types import Population
 
 # the result of each trial that finds nothing
 TRIALS = {
+    "find_own_reads": False,
     "try_round": None,
     "find_step_facts": StepFacts(),
     "explain_smallest_minibatch": None,

@@ -35,7 +35,7 @@ from pl_fed.configurable import Configurable
 from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData, PartName, move_tree
 from pl_fed.functional.losses import RowDistance, squared_distance
-from pl_fed.nets.calls import Net
+from pl_fed.nets.calls import READS_OWN_WEIGHTS, Net
 from pl_fed.nets.copies import detach_attributes, remove_compilation
 from pl_fed.nets.dropout import Draws, key_dropouts
 from pl_fed.nets.rows import (
@@ -90,6 +90,8 @@ class Client(Configurable, ClientRounds, ABC):
         task: The kind of learning problem; from set-up on that of the data, if none was given.
         takes_integers: Whether the net accepts integer inputs; otherwise they are converted to
             floating-point numbers. Determined before training.
+        reads_own_weights: Whether the net also reads its parameters from a list, an object or a
+            function, and so its own in place of other ones. Determined before training.
         global_model: The model w, sent by the server at the start of a round.
         personal_model: The model v_k of the client; it shares the frozen parameters.
         models: All models, by name. The module of model ``"x"`` is ``x_model``.
@@ -216,6 +218,7 @@ class Client(Configurable, ClientRounds, ABC):
         self._readable: Mapping[str, Any] = {}
         self.set_models({"global": Model()} if models is None else models)
         self.takes_integers = True
+        self.reads_own_weights = False
         own_task = choose_net_task(net, criterion, task)
         self._task_is_open = task is None
         self._task_data: tuple[Any, ...] = ()
@@ -572,7 +575,7 @@ class Client(Configurable, ClientRounds, ABC):
             return self.mean_loss(self.head_of("personal", features), batch)
         """
         module, head = self.model(model), self._head_name(model)
-        net = Net(module, dict(parameters)) if parameters else module
+        net = self.net_at(model, parameters) if parameters else module
         return record_features(module, head, lambda: self.task.predict(net, batch.inputs))
 
     def head_of(
@@ -679,6 +682,29 @@ class Client(Configurable, ClientRounds, ABC):
         row = self.row("global").data
         return move_tree(tree, row.device, row.dtype)
 
+    def net_at(self, model: str, tensors: Mapping[str, Tensor]) -> Net:
+        """Return a model to be called with other parameters and buffers in place of its own.
+
+        Args:
+            model: The name of the model.
+            tensors: Replacements by name; the model keeps its other tensors.
+
+        Raises:
+            ValueError: If the net reads its own parameters in place of the other ones. The trial
+                before training finds it.
+        """
+        self.check_other_weights()
+        return Net(self.model(model), dict(tensors))
+
+    def check_other_weights(self) -> None:
+        """Refuse a net that reads its own parameters in a call with other ones."""
+        if self.reads_own_weights:
+            raise ValueError(
+                f"Expected argument `net` to be called with other weights by {type(self).__name__}"
+                f" but {READS_OWN_WEIGHTS}: read them from the layers in each step, for example by"
+                " `self.parameters()`."
+            )
+
     def loss_at(self, model: str, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean loss of a model at other parameters, as a function of them.
 
@@ -688,7 +714,7 @@ class Client(Configurable, ClientRounds, ABC):
                 other parameters.
             batch: The client's minibatch.
         """
-        return self.task.loss(Net(self.model(model), dict(parameters)), batch)
+        return self.task.loss(self.net_at(model, parameters), batch)
 
     def gradient_at(
         self, model: str, parameters: Mapping[str, Tensor], batch: Batch

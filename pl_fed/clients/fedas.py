@@ -39,7 +39,6 @@ from pl_fed.clients.fedper import FedPer
 from pl_fed.clients.heads import find_head, require_body
 from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData
-from pl_fed.nets.calls import Net
 from pl_fed.nets.rows import trainable_parameters
 from pl_fed.trees import Tree, tree_map
 from pl_fed.types import Batch, Population
@@ -160,7 +159,7 @@ class FedAS(FedPer):
         def compute_loss(parameters: dict[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
             """Return the loss of one sample."""
             inputs, targets = (tree_map(lambda t: t[None], tree) for tree in (inputs, targets))
-            outputs = self.task.predict(Net(self.model("personal"), parameters), inputs)
+            outputs = self.task.predict(self.net_at("personal", parameters), inputs)
             return self.sample_losses(outputs, targets)[0]
 
         def square_gradient(inputs: Tree, targets: Tree) -> Tensor:

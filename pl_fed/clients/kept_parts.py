@@ -38,6 +38,7 @@ _CLIENT = (
             *("draws", "population", "task", "optimizer", "lr_scheduler"),
             *("adaptation", "preparation"),
             *("trained", "evaluated", "validated", "takes_integers", "local_work"),
+            "reads_own_weights",
             "_task_is_open",
         )
     )

@@ -26,7 +26,6 @@ from pl_fed.functional.divergences import (
     symmetrized_divergence,
     weighted_squared_distance,
 )
-from pl_fed.nets.calls import Net
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.trees import Tree, describe, select
 from pl_fed.types import Batch, Population
@@ -132,14 +131,14 @@ class Pulled(Client, ABC):
             buffers = layout.views(self.read("broadcast.statistics"))
         with evaluation_mode(net):
             if self.regularizer == "kl":
-                model = Net(net, {**centre, **buffers})
+                model = self.net_at("global", {**centre, **buffers})
                 return self.task.predict(model, batch.inputs).detach()
 
             def sample_loss(
                 parameters: Mapping[str, Tensor], inputs: Tree, targets: Tree
             ) -> Tensor:
                 """Return the loss of one sample at some parameters."""
-                model = Net(net, {**parameters, **buffers})
+                model = self.net_at("global", {**parameters, **buffers})
                 outputs = self.task.predict(model, select(inputs, None))
                 return self.sample_losses(outputs, select(targets, None))[0]
 

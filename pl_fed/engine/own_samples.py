@@ -57,8 +57,12 @@ class OwnSamples:
             round: The clients, with their models and rows.
             function: The function of a minibatch of ONE client.
             part: ``train``, ``val`` or ``test``.
+
+        Raises:
+            ValueError: If the net reads its own parameters in place of those of a client.
         """
         client, pass_ = self.client, _Pass(self, round, function, part)
+        client.check_other_weights()
         with (
             torch.no_grad(),
             full_precision(client.device),

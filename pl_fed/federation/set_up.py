@@ -19,7 +19,7 @@ from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.nets.weights import fit_names, read_weights
 from pl_fed.preflight.compression_rules import check_compression
-from pl_fed.preflight.net_trial import find_net_facts, try_attacks, try_features
+from pl_fed.preflight.net_trial import find_net_facts, find_own_reads, try_attacks, try_features
 from pl_fed.preflight.privacy_rules import check_privacy, find_participation
 from pl_fed.preflight.round_trial import try_round
 from pl_fed.preflight.rules import (
@@ -139,8 +139,8 @@ class SessionSetup:
     def _prepare_client(self) -> Trial:
         """Set all that set-up sets in an algorithm and its task: settings, then facts.
 
-        :meth:`_try_steps` adds two facts about local steps: ``client.draws_globally`` and
-        ``client.reads_optimizer``.
+        :meth:`_try_steps` adds facts about local steps: ``client.reads_own_weights``,
+        ``client.draws_globally`` and ``client.reads_optimizer``.
 
         Returns:
             The algorithm with its samples, for further trials.
@@ -241,6 +241,7 @@ class SessionSetup:
 
     def _try_steps(self, session: Session, trial: Trial) -> None:
         """Try the local steps of the algorithm, and let the session expect their changes."""
+        trial.client.reads_own_weights = find_own_reads(trial)
         try_round(trial)
         facts = self._find_step_facts(trial, session.rounds.batch_rule)
         trial.client.draws_globally = facts.draws_globally

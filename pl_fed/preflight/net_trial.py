@@ -17,6 +17,7 @@ from pl_fed.clients.kept_parts import restore_values
 from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.metrics.named import metric_arguments
+from pl_fed.nets.calls import Net, reads_own_weights
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.preflight.explanations import call_or_explain, list_shapes
 from pl_fed.preflight.module_trial import find_module_facts
@@ -83,6 +84,33 @@ def find_net_facts(trial: Trial) -> NetFacts:
         if isinstance(client.task, LightningTask):
             return _try_module(trial, client.task, optimizer)
         return _try_net(trial)
+
+
+def find_own_reads(trial: Trial) -> bool:
+    """Return whether the net reads its own parameters in a call with other ones.
+
+    Such a net keeps them in a list, an object or a function, too. A net whose loss fails is left to
+    the trial of the local steps.
+    """
+    client, index = trial.client, trial.data.train.index[:2]
+    if not len(index):
+        return False
+    row = client.row("global")
+    net = Net(client.global_model, row.layout.views(row.data.clone()))
+    with (
+        torch.enable_grad(),
+        fork_all_generators(),
+        evaluation_mode(client),
+        restore_values(client),
+        trial.settings.autocast(),
+    ):
+        batch = trial.load_minibatch(index)
+        try:
+            return reads_own_weights([row.data], lambda: client.task.loss(net, batch))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            return False
 
 
 def _try_kept_states(client: Client, optimizer: torch.optim.Optimizer) -> None:

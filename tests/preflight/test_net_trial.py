@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from lightning import LightningModule
-from small_federations import classes, mlp, reals, run_tried_rounds, shared_out
+from small_federations import classes, mlp, reals, run_tried_rounds, seeded, sgd, shared_out
 from stateful_modules import Stateful
 from tables import table_test
 from torch import nn
 
 from pl_fed import Federation, clients
-from pl_fed.clients import Ditto, FedAvg
+from pl_fed.clients import Ditto, FedAS, FedAvg, FedRep, KNNPer
 from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
@@ -281,3 +281,26 @@ def test_augmentation_that_fails_is_named():
     data = shared_out(classes([6, 6]), augment=[nn.Linear(5, 5)])
     with pytest.raises(ValueError, match=r"`augment` to take inputs of shape \[2, 4\] but that fa"):
         Federation(All(), seed=0).setup(FedAvg(mlp()), data, "fit")
+
+
+class Listed(nn.Module):
+    """A net whose outputs shrink with its weights, which it reads from a list or from its layer."""
+
+    def __init__(self, lists):
+        super().__init__()
+        self.body, self.head, self.lists = nn.Linear(4, 5), nn.Linear(5, 3), lists
+        self.weights = [self.body.weight]
+
+    def forward(self, x):
+        (weight,) = self.weights if self.lists else (self.body.weight,)
+        return self.head(self.body(x).tanh() / (1 + weight.square().sum()))
+
+
+@pytest.mark.parametrize("kind", [FedAS, FedRep, KNNPer])
+def test_algorithms_that_call_a_net_with_other_weights_refuse_one_that_reads_its_own(kind):
+    """The list would keep the net's own weights, also one by one."""
+    data = shared_out(classes([6, 8]))
+    run_tried_rounds(kind(seeded(lambda: Listed(lists=False)), optimizer=sgd(0.1)), data)
+    refused = kind(seeded(lambda: Listed(lists=True)), optimizer=sgd(0.1))
+    with pytest.raises(ValueError, match=f"other weights by {kind.__name__} but .* from a list"):
+        run_tried_rounds(refused, data)
