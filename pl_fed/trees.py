@@ -53,6 +53,19 @@ def clone(tree: Tree) -> Tree:
     return tree_map(Tensor.clone, tree)
 
 
+def read_versions(tree: Tree) -> list[tuple[int, int]]:
+    """Return what tells whether the tensors of a tree are replaced or changed in place meanwhile.
+
+    Example:
+        >>> batch = {"x": torch.zeros(1)}
+        >>> before = read_versions(batch)
+        >>> batch["x"] += 1
+        >>> read_versions(batch) == before
+        False
+    """
+    return [(id(leaf), leaf._version) for leaf in leaves(tree)]
+
+
 def foreign_leaf(tree: Tree) -> str | None:
     """Return the type of the first leaf other than a tensor, or empty branch; ``None`` without any.
 

@@ -43,7 +43,9 @@ _CLIENT = (
         )
     )
 )
-_TASK = frozenset((*vars(LightningTask()), "further_metrics", "directions", "averages_samples"))
+_TASK = frozenset(
+    (*vars(LightningTask()), "further_metrics", "directions", "averages_samples", "changes_inputs")
+)
 
 
 class _PlainMetric(Metric):

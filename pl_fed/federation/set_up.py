@@ -172,6 +172,7 @@ class SessionSetup:
             task.facts = facts.module
         else:
             task.averages_samples = facts.averages_samples
+            task.changes_inputs = facts.changes_inputs
         return replace(trial, takes_integers=facts.takes_integers)
 
     def _count_expected_uploads(self, num_clients: int) -> int:

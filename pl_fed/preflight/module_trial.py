@@ -39,7 +39,7 @@ from pl_fed.tasks.lightning_task import choose_stage
 from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.tasks.step_logs import StepLogs, name_metrics
-from pl_fed.trees import describe
+from pl_fed.trees import describe, read_versions
 from pl_fed.types import Batch
 
 
@@ -213,6 +213,7 @@ def _try_training(
     """Run ``training_step``, and return the names that it logs."""
     facts = ModuleFacts(logged_names={"train": {}}, needs_training_mode=needs_training_mode)
     task, loss = _copy_task(task, facts), None
+    versions = read_versions((batch.inputs, batch.targets))
     mode = training_mode(net) if needs_training_mode else nullcontext()
     with task.training_logs(0) as logs, mode, torch.enable_grad():
         try:
@@ -222,6 +223,7 @@ def _try_training(
                 f"`training_step` of {type(net).__name__} returned None for the first minibatch, so"
                 " pl_fed skips such steps as Lightning does: return the loss if that is not wanted."
             )
+    facts = replace(facts, changes_batch=read_versions((batch.inputs, batch.targets)) != versions)
     values = logs.get(id(net), {})
     names = name_metrics({"train": tuple(values)})["train"]
     for logged_name, name in names.items():

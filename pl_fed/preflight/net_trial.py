@@ -26,7 +26,7 @@ from pl_fed.random import fork_all_generators, fork_torch_rng
 from pl_fed.tasks import LightningTask
 from pl_fed.tasks.metric_values import local_metrics
 from pl_fed.tasks.module_facts import ModuleFacts
-from pl_fed.trees import Tree, count_samples, describe, leaves, select
+from pl_fed.trees import Tree, count_samples, describe, leaves, read_versions, select
 from pl_fed.types import Batch, ClientContext
 
 
@@ -37,11 +37,13 @@ class NetFacts:
     Attributes:
         takes_integers: Whether the net takes integer inputs.
         averages_samples: Whether the loss of a batch is the mean of one loss for each sample.
+        changes_inputs: Whether the net changes its inputs in place.
         module: The facts about a LightningModule's steps.
     """
 
     takes_integers: bool
     averages_samples: bool = False
+    changes_inputs: bool = False
     module: ModuleFacts = field(default_factory=ModuleFacts)
 
 
@@ -150,13 +152,13 @@ def _try_net(trial: Trial) -> NetFacts:
     task.check_inputs(data.inputs)
     batch = trial.first_samples()
     try:
-        outputs = _predict(trial, batch)
+        outputs, changes_inputs = _predict(trial, batch)
     except ValueError:
         if all(leaf.is_floating_point() for leaf in leaves(batch.inputs)):
             raise
         trial = replace(trial, takes_integers=False)
         batch = trial.first_samples()
-        outputs = _predict(trial, batch)
+        outputs, changes_inputs = _predict(trial, batch)
     task.check_targets(data.targets, data.num_classes)
     task.check_outputs(outputs, batch.targets, data.num_classes)
     loss = _try_loss(client, outputs, batch.targets)
@@ -164,20 +166,27 @@ def _try_net(trial: Trial) -> NetFacts:
         task.check_loss(client.global_model, batch.inputs, batch.targets, loss)
     _try_metrics(client, outputs, batch.targets)
     with fork_torch_rng(client.device):
-        return NetFacts(trial.takes_integers, _averages_samples(trial, outputs))
+        averages_samples = _averages_samples(trial, outputs)
+    return NetFacts(trial.takes_integers, averages_samples, changes_inputs)
 
 
-def _predict(trial: Trial, batch: Batch) -> Tree:
-    """Return the net's outputs for a batch, augmented if ``augment`` is set."""
+def _predict(trial: Trial, batch: Batch) -> tuple[Tree, bool]:
+    """Return the net's outputs for a batch, and whether the net changes its inputs in place.
+
+    The batch is augmented if ``augment`` is set.
+    """
     client, net = trial.client, trial.client.global_model
     with fork_torch_rng(batch.device):
         inputs = trial.augment_batch(batch).inputs
-    return call_or_explain(
+    versions = read_versions(inputs)
+    outputs = call_or_explain(
         f"Expected argument `net` to take inputs of shape {describe(inputs)} but"
         f" {type(net).__name__}",
         lambda: client.task.predict(net, inputs),
         remedies=_INPUT_REMEDIES,
     )
+    # a task of an earlier fit gives a copy
+    return outputs, client.task.changes_inputs or read_versions(inputs) != versions
 
 
 def _try_loss(client: Client, outputs: Tree, targets: Tree) -> Tensor:

@@ -13,7 +13,7 @@ from torchmetrics import Metric, MetricCollection
 from pl_fed.configurable import Configurable
 from pl_fed.functional.losses import averages_samples, masked_mean
 from pl_fed.tasks.directions import Directions, metric_direction
-from pl_fed.trees import Tree, leaves, select
+from pl_fed.trees import Tree, clone, leaves, select
 from pl_fed.types import Batch
 
 _NO_LOGS: AbstractContextManager[Any] = nullcontext({})
@@ -34,6 +34,8 @@ class Task(Configurable, ABC):
         averages_samples: Whether the loss of a batch is the mean of the losses of its samples.
             pl_fed tests it on the clients' data before training. If it is not, pl_fed calls
             :meth:`batch_loss` on batches without padding.
+        changes_inputs: Whether the net changes its inputs in place, and so gets a copy of them: the
+            next model has the same minibatch. Determined before training.
         runs_steps: Whether the module has steps of its own (:class:`pl_fed.tasks.LightningTask`),
             which replace losses, metrics and predictions of outputs.
         class_dim: The dimension of the classes in the outputs of a task with classes.
@@ -50,6 +52,7 @@ class Task(Configurable, ABC):
     """
 
     averages_samples: bool = True
+    changes_inputs: bool = False
     runs_steps: bool = False
     class_dim: int = 1
     further_metrics: Mapping[str, Metric] = {}
@@ -70,6 +73,8 @@ class Task(Configurable, ABC):
         Returns:
             A tensor [batch, ...], or a tuple or dict of tensors.
         """
+        if self.changes_inputs:
+            inputs = clone(inputs)
         if isinstance(inputs, dict):
             return net(**inputs)
         if isinstance(inputs, tuple | list):

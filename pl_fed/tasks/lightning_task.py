@@ -29,7 +29,7 @@ from pl_fed.tasks.one_process import one_process
 from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.tasks.step_logs import StepLogs, name_metrics, strip_stage
 from pl_fed.text import first_line
-from pl_fed.trees import Tree, describe, leaves, select
+from pl_fed.trees import Tree, clone, describe, leaves, select
 from pl_fed.types import Batch, SampleEntries
 
 BatchStructure = Literal["pair", "joint"]
@@ -131,7 +131,10 @@ class LightningTask(Task):
 
     def _call(self, net: Callable[..., Any], step: str, batch: Batch, batch_idx: Any) -> Any:
         """Return the result of a step on a batch."""
-        example = self.build_batch(batch.inputs, batch.targets)
+        inputs, targets = batch.inputs, batch.targets
+        if self.facts.changes_batch:  # the next model has the same minibatch
+            inputs, targets = clone(inputs), clone(targets)
+        example = self.build_batch(inputs, targets)
         if not isinstance(self.entries, OwnBatches):
             return call_step(net, step, example, batch_idx)
         return call_step(net, step, example, batch_idx, batch.device, self.entries.datamodule)

@@ -18,6 +18,8 @@ class ModuleFacts:
         step_names: The names that ``training_step`` logs; ``None`` before the trial.
         needs_training_mode: Whether ``training_step`` fails in evaluation mode, as that of a net
             with auxiliary outputs does.
+        changes_batch: Whether ``training_step`` changes the tensors of its batch in place: each
+            step gets a copy.
     """
 
     measures: Mapping[str, bool | None] = field(default_factory=dict)
@@ -26,3 +28,4 @@ class ModuleFacts:
     loss_parts: frozenset[str] = frozenset(("val", "test"))
     step_names: tuple[str, ...] | None = None
     needs_training_mode: bool = False
+    changes_batch: bool = False

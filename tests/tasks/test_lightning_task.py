@@ -30,7 +30,7 @@ from lit_modules import (
     LitTemplate,
     LitTokens,
 )
-from small_federations import mlp, run_tried_rounds, seeded, sgd, shared_out
+from small_federations import classes, mlp, run_tried_rounds, seeded, sgd, shared_out
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryAUROC
@@ -551,3 +551,44 @@ def test_logged_numbers_of_python_are_on_the_device_of_the_loss():
     assert {name: value.device.type for name, value in values.items()} == {
         "number": "meta", "recon": "meta", "missing": "meta"
     }  # fmt: skip
+
+
+class Doubles(lightning.LightningModule):
+    """A frozen layer and a trained one, of doubled inputs."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+        self.stem, self.head = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.stem(x.mul_(2) if self.in_place else x * 2))
+
+
+class DoublesInStep(Doubles):
+    """The same as a module with a step of its own."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("kind", [Ditto, PFedMe])
+@pytest.mark.parametrize(
+    ("net", "engine"),
+    [(Doubles, "one_by_one"), (Doubles, "stacked"), (DoublesInStep, "one_by_one")],
+)
+def test_net_that_changes_its_inputs_in_place_changes_no_other_model(kind, net, engine):
+    """The next model, or the next step on a minibatch, has the samples of the data."""
+    data = shared_out(classes([6, 8]))
+    options = {} if net is DoublesInStep else {"optimizer": sgd(0.1)}
+    fresh, changed = (
+        run_tried_rounds(
+            kind(seeded(functools.partial(net, in_place)), **options), data, engine=engine
+        )
+        for in_place in (False, True)
+    )
+    assert fresh.distance(changed) == 0
