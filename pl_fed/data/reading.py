@@ -3,9 +3,11 @@
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.text import escape_controls
 
@@ -50,7 +52,7 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of an ``.npz`` file by name.
 
-    Integers become int64, except in the inputs ``x``. Floating-point types larger than float64
+    A warning names an array that is left out and has almost the name of an optional one. Integers become int64, except in the inputs ``x``. Floating-point types larger than float64
     become float64, because torch lacks them.
 
     Args:
@@ -72,6 +74,13 @@ def read_npz(
                     arrays = ", ".join(file.files) or "none"
                     raise ValueError(f"Expected {path} to hold an array `{name}` but got {arrays}.")
             names = [name for name in (*required, *optional) if name in file.files]
+            missing = [name for name in optional if name not in names]
+            for name in file.files:
+                if name not in names and (similar := get_close_matches(name, missing, n=1)):
+                    rank_zero_warn(
+                        f"pl_fed does not read the array `{name}` of {path}: name it"
+                        f" `{similar[0]}` if it is meant as that."
+                    )
             return {name: _convert(name, file[name], name in texts) for name in names}
 
 

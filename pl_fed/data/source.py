@@ -171,7 +171,8 @@ class Arrays:
                 " point."
             )
         description = f"class ids from 0 to below `num_classes` ({self.num_classes})"
-        _check_ids("targets", self.targets, range(self.num_classes), description)
+        hint = ": leave out samples without a class" if int(self.targets.min()) < 0 else ""
+        _check_ids("targets", self.targets, range(self.num_classes), description, hint)
 
     def __len__(self) -> int:
         return count_samples(self.inputs)
@@ -324,4 +325,4 @@ def _check_ids(
     smallest, largest = int(ids.min()), int(ids.max())
     if smallest not in allowed or largest not in allowed:
         wrong = smallest if smallest not in allowed else largest
-        raise ValueError(f"Expected `{name}` to be {description} but got {wrong}.")
+        raise ValueError(f"Expected `{name}` to be {description} but got {wrong}{hint}.")

@@ -98,6 +98,12 @@ def test_other_arrays_do_not_matter(write_npz):
     assert len(Npz(path).load()) == 4
 
 
+def test_array_with_almost_the_name_of_another_is_named(write_npz):
+    path = write_npz(x=np.zeros((2, 1), "float32"), y=[0, 1], splits=[0, 2])
+    with pytest.warns(UserWarning, match="does not read the array `splits` of .*: name it `split`"):
+        assert Npz(path).load().split is None
+
+
 def test_arrays_client_and_split_define_the_federation(write_npz):
     path = write_npz(client=np.array([7, 7, -1, -1]), split=np.array([0, 2, 0, 2]))
     clients = FederatedData(Npz(path), split="official", seed=0).clients
