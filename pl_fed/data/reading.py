@@ -52,8 +52,9 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of an ``.npz`` file by name.
 
-    A warning names an array that is left out and has almost the name of an optional one. Integers become int64, except in the inputs ``x``. Floating-point types larger than float64
-    become float64, because torch lacks them.
+    A warning names an array that is left out and has almost the name of an optional one. Integers
+    become int64, except in the inputs ``x``. Floating-point types larger than float64 become
+    float64, because torch lacks them.
 
     Args:
         path: An existing file.
