@@ -175,9 +175,10 @@ class Board:
         model = self.model_of(algorithm)
         accuracies = self.values(f"test/{model}/accuracy", algorithm, attack, defence, share)
         success = self.values(f"test/{model}/{SUCCESS}", algorithm, attack, defence, share)
-        if attack == NONE or success.keys() != accuracies.keys():
+        if attack == NONE:
             return accuracies
-        return {seed: number * (1 - success[seed]) for seed, number in accuracies.items()}
+        # a diverged seed has no success
+        return {seed: number * (1 - success.get(seed, 0)) for seed, number in accuracies.items()}
 
     def format_sound(self, algorithm: str, attack: str, defence: str, share: float = SHARE) -> str:
         """Return the sound accuracy as text, with its interval if there are several seeds."""
