@@ -43,7 +43,11 @@ class RestoredValues:
             return
         if self._parts is None:
             self._parts = kept_parts(self.client)
-        with fork_all_generators() as seed_all, fork_torch_rng(self.client.device) as seed:
+        with (
+            fork_all_generators() as seed_all,
+            fork_torch_rng(self.client.device) as seed,
+            self.client.draws.without_key(),
+        ):
             seed_all(draw := key(0, "evaluation"))
             seed(draw)
             lay_rows(self.client)

@@ -1,7 +1,8 @@
 """Keyed dropout: its draws are equal in every engine, chunk and process."""
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +12,14 @@ from pl_fed.torch_internals import is_in_backward
 
 _CALL_NUMBERS = 1 << 36  # numbers reserved for one call of one layer
 _MAX_LAYERS = 1 << 10
-_CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class Draws:
     """The random key of the dropout layers of a model, which changes with every client and step.
 
     Attributes:
-        key: A 64-bit key, or under ``torch.vmap`` one key for each client.
+        key: A 64-bit key, or under ``torch.vmap`` one key for each client; ``None`` in an
+            evaluation.
         wanted: Whether any layer draws.
     """
 
@@ -28,8 +29,18 @@ class Draws:
 
     def start(self, key: Tensor | int) -> None:
         """Start a step with a key."""
-        self.key = key
+        self.key: Tensor | int | None = key
         self._calls: dict[nn.Module, int] = {}
+
+    @contextmanager
+    def without_key(self) -> Iterator[None]:
+        """Let layers draw from torch's own generator, as an evaluation in training mode does."""
+        before = self.key, self._calls
+        self.key = None
+        try:
+            yield
+        finally:
+            self.key, self._calls = before
 
     def call(self, layer: nn.Module) -> int:
         """Return the number of a layer's earlier draws in this step, and count this one.
@@ -55,30 +66,31 @@ class Draws:
 
 
 class KeyedDropout(nn.Module):
-    """Keyed dropout: ``nn.Dropout`` with keyed draws, also of channels as in ``nn.Dropout2d``.
+    """Keyed dropout: the part of a dropout layer of torch that draws by a key in local steps.
 
-    Args:
-        p: Probability of dropping an element, in [0, 1].
-        layer: The number of this layer among the model's dropout layers, from 0.
-        draws: The object with the key.
-        channelwise: Whether complete channels [batch, channel] are dropped.
+    Such a layer stays an instance of its class of torch, for code that looks for dropout layers, as
+    that of Monte Carlo dropout does. Without a key it is torch's layer.
 
     Attributes:
-        stands_for: The class of the torch layer that this layer replaces.
+        layer: The number of this layer among the model's dropout layers, from 0.
+        draws: The object with the key.
+        stands_for: The class of torch.
+        channelwise: Whether complete channels [batch, channel] are dropped.
     """
 
-    def __init__(self, p: float, layer: int, draws: Draws, channelwise: bool = False) -> None:
-        super().__init__()
-        self.stands_for: type[nn.Module] = nn.Dropout2d if channelwise else nn.Dropout
-        self.p = p
-        self.layer = layer
-        self.draws = draws
-        self.channelwise = channelwise
+    p: float
+    layer: int
+    draws: Draws
+    stands_for: type[nn.Module]
+    channelwise = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop elements of ``x`` [batch, ...] in training, and scale the others by 1 / (1 − p)."""
         if not self.training or self.p == 0:
             return x
+        if self.draws.key is None:
+            outputs: Tensor = super().forward(x)
+            return outputs
         if self.p == 1:
             return x * 0
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channelwise else x.shape
@@ -88,15 +100,42 @@ class KeyedDropout(nn.Module):
         keep = uniforms(self.draws.key, counters + begin) >= self.p
         return x * (keep.to(x.dtype) / (1 - self.p))
 
-    def extra_repr(self) -> str:
-        """Show the probability."""
-        return f"p={self.p}"
+
+class DropoutByKey(KeyedDropout, nn.Dropout):
+    """Dropout by key: ``nn.Dropout`` with keyed draws."""
+
+    stands_for = nn.Dropout
+    channelwise = False
+
+
+class Dropout1dByKey(KeyedDropout, nn.Dropout1d):
+    """Dropout of channels by key: ``nn.Dropout1d`` with keyed draws."""
+
+    stands_for = nn.Dropout1d
+
+
+class Dropout2dByKey(KeyedDropout, nn.Dropout2d):
+    """Dropout of channels by key: ``nn.Dropout2d`` with keyed draws."""
+
+    stands_for = nn.Dropout2d
+
+
+class Dropout3dByKey(KeyedDropout, nn.Dropout3d):
+    """Dropout of channels by key: ``nn.Dropout3d`` with keyed draws."""
+
+    stands_for = nn.Dropout3d
+
+
+_KEYED_KINDS: dict[type[nn.Module], type[KeyedDropout]] = {
+    kind.stands_for: kind for kind in (DropoutByKey, Dropout1dByKey, Dropout2dByKey, Dropout3dByKey)
+}
 
 
 def key_dropouts(module: nn.Module, draws: Draws) -> None:
-    """Replace every dropout layer of a model by a keyed one, in place.
+    """Make every dropout layer of a model a keyed one, in place.
 
-    A layer with several places in the model stays one layer, and draws separately in each place.
+    A layer with several places in the model stays one layer, and draws separately in each place. It
+    also stays the same object, so that a list of the user's, or a hook on it, still has it.
     Other sources of randomness (``AlphaDropout``, calls of ``F.dropout``) stay as they are. They
     use torch's global generator, which the engine seeds for each client.
 
@@ -108,17 +147,19 @@ def key_dropouts(module: nn.Module, draws: Draws) -> None:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
         >>> key_dropouts(net, Draws())
         >>> net[1]
-        KeyedDropout(p=0.5)
+        DropoutByKey(p=0.5, inplace=False)
     """
-    kinds = (KeyedDropout, nn.Dropout, *_CHANNELWISE)
-    num_layers = _replace_layers(
-        module, kinds, lambda layer, number: _build_keyed_layer(layer, number, draws)
-    )
-    draws.wanted = draws.wanted or num_layers > 0
+    layers = _list_dropouts(module)
+    for number, layer in enumerate(layers):
+        if not isinstance(layer, KeyedDropout):
+            layer.__class__ = cast(Any, _KEYED_KINDS[type(layer)])
+        keyed = cast(KeyedDropout, layer)
+        keyed.layer, keyed.draws = number, draws
+    draws.wanted = draws.wanted or bool(layers)
 
 
 def unkey_dropouts(module: nn.Module) -> None:
-    """Replace every keyed dropout layer of a model by torch's own layer, in place.
+    """Make every keyed dropout layer of a model torch's own again, in place.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.Dropout2d(0.5))
@@ -127,42 +168,15 @@ def unkey_dropouts(module: nn.Module) -> None:
         >>> net[1]
         Dropout2d(p=0.5, inplace=False)
     """
-    _replace_layers(
-        module, (KeyedDropout,), lambda layer, _: _build_torch_layer(cast(KeyedDropout, layer))
-    )
+    for layer in _list_dropouts(module):
+        if isinstance(layer, KeyedDropout):
+            del layer.layer, layer.draws
+            layer.__class__ = cast(Any, layer.stands_for)
 
 
-def _replace_layers(
-    module: nn.Module,
-    kinds: tuple[type[nn.Module], ...],
-    build: Callable[[nn.Module, int], nn.Module],
-) -> int:
-    """Replace the submodules of some types, and return their number.
-
-    Args:
-        module: The model.
-        kinds: The types.
-        build: Returns the replacement of a submodule, given its number among these submodules.
-    """
-    replacements: dict[nn.Module, nn.Module] = {}
-    for owner in list(module.modules()):
-        for name, child in list(owner._modules.items()):  # named_children skips repeats
-            if child is None or type(child) not in kinds:
-                continue
-            if child not in replacements:
-                replacements[child] = build(child, len(replacements))
-            setattr(owner, name, replacements[child])
-    return len(replacements)
-
-
-def _build_keyed_layer(layer: nn.Module, number: int, draws: Draws) -> KeyedDropout:
-    if isinstance(layer, KeyedDropout):
-        layer.layer, layer.draws = number, draws
-        return layer
-    keyed = KeyedDropout(cast(float, layer.p), number, draws, isinstance(layer, _CHANNELWISE))
-    keyed.stands_for = type(layer)
-    return keyed.train(layer.training)
-
-
-def _build_torch_layer(layer: KeyedDropout) -> nn.Module:
-    return layer.stands_for(layer.p).train(layer.training)
+def _list_dropouts(module: nn.Module) -> list[nn.Module]:
+    """Return the dropout layers within a model, in the order of their numbers."""
+    kinds = (*_KEYED_KINDS, *_KEYED_KINDS.values())
+    children = (child for owner in module.modules() for child in owner._modules.values())
+    layers = (child for child in children if child is not None and type(child) in kinds)
+    return [*dict.fromkeys(layers)]

@@ -442,8 +442,21 @@ class Noisy(nn.Linear):
         return super().forward(x + torch.randn_like(x))
 
 
-def test_draws_of_a_net_are_the_same_in_each_evaluation():
-    client, data = FedAvg(seeded(lambda: Noisy(4, 3))), shared_out(classes([6, 4]))
+class AlwaysDrops(nn.Sequential):
+    """Its dropout draws in evaluation mode, too, as in Monte Carlo dropout."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].train()
+        return self
+
+
+@pytest.mark.parametrize("make", [lambda: Noisy(4, 3), AlwaysDrops])
+def test_draws_of_a_net_are_the_same_in_each_evaluation(make):
+    client, data = FedAvg(seeded(make)), shared_out(classes([6, 4]))
     federation = Federation(All(), seed=0)
     federation.setup(client, data, "validate")
     losses = []

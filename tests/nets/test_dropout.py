@@ -1,6 +1,7 @@
 """Keyed dropout: the rates of torch's, and draws that depend on their key alone."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -10,14 +11,17 @@ from torch.utils.checkpoint import checkpoint
 
 from pl_fed.clients import Local
 from pl_fed.data.source import Arrays
-from pl_fed.nets.dropout import Draws, KeyedDropout, key_dropouts
+from pl_fed.nets.dropout import Draws, KeyedDropout, key_dropouts, unkey_dropouts
 from pl_fed.random import key
 
 MANY = torch.ones(100, 1000)
 
 
 def make_layer(p=0.3, number=0, draws=None, channelwise=False):
-    return KeyedDropout(p, number, draws or make_draws("test"), channelwise)
+    net = nn.Sequential((nn.Dropout2d if channelwise else nn.Dropout)(p))
+    key_dropouts(net, draws or make_draws("test"))
+    net[0].layer = number
+    return net[0]
 
 
 def make_draws(purpose, *parts):
@@ -143,6 +147,26 @@ def test_layer_with_two_names_stays_a_single_layer():
     key_dropouts(net, Draws())
     assert isinstance(net.first, KeyedDropout)
     assert net.first is net.second is net.inner[0]
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d])
+def test_layer_stays_the_users_own(kind):
+    """Code of Monte Carlo dropout finds it by its class or name, and sets it to training mode."""
+    layer = kind(0.5, inplace=True)
+    net, calls = nn.Sequential(layer), []
+    hook = layer.register_forward_hook(lambda *_: calls.append(1))
+    key_dropouts(net, Draws())
+    assert net[0] is layer
+    assert isinstance(layer, kind)
+    assert type(layer).__name__.startswith(kind.__name__)
+    assert isinstance(layer, nn.Dropout) == (kind is nn.Dropout)
+    net(torch.ones(2, 3))
+    assert calls
+    hook.remove()
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+    unkey_dropouts(copied)
+    assert type(copied[0]) is kind
+    assert vars(copied[0]).keys() == vars(kind(0.5)).keys()
 
 
 def test_net_inside_another_net_is_renumbered():
