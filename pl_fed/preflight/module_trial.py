@@ -223,6 +223,9 @@ def _try_training(
                 f"`training_step` of {type(net).__name__} returned None for the first minibatch, so"
                 " pl_fed skips such steps as Lightning does: return the loss if that is not wanted."
             )
+        if read_versions((batch.inputs, batch.targets)) == versions:
+            with training_mode(net), suppress(Exception):  # it may do so in training mode only
+                task.loss(net, batch)
     facts = replace(facts, changes_batch=read_versions((batch.inputs, batch.targets)) != versions)
     values = logs.get(id(net), {})
     names = name_metrics({"train": tuple(values)})["train"]

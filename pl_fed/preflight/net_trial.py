@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.metrics.named import metric_arguments
 from pl_fed.nets.calls import Net, reads_own_weights
-from pl_fed.nets.modes import evaluation_mode
+from pl_fed.nets.modes import evaluation_mode, training_mode
 from pl_fed.preflight.explanations import call_or_explain, list_shapes
 from pl_fed.preflight.module_trial import find_module_facts
 from pl_fed.preflight.trial import Trial
@@ -26,7 +27,7 @@ from pl_fed.random import fork_all_generators, fork_torch_rng
 from pl_fed.tasks import LightningTask
 from pl_fed.tasks.metric_values import local_metrics
 from pl_fed.tasks.module_facts import ModuleFacts
-from pl_fed.trees import Tree, count_samples, describe, leaves, read_versions, select
+from pl_fed.trees import Tree, clone, count_samples, describe, leaves, read_versions, select
 from pl_fed.types import Batch, ClientContext
 
 
@@ -185,8 +186,14 @@ def _predict(trial: Trial, batch: Batch) -> tuple[Tree, bool]:
         lambda: client.task.predict(net, inputs),
         remedies=_INPUT_REMEDIES,
     )
+    changes_inputs = read_versions(inputs) != versions
+    copied = clone(inputs)
+    versions = read_versions(copied)
+    with fork_torch_rng(batch.device), training_mode(net), suppress(Exception):
+        client.task.predict(net, copied)  # a net may change them in training mode only
+    changes_inputs |= read_versions(copied) != versions
     # a task of an earlier fit gives a copy
-    return outputs, client.task.changes_inputs or read_versions(inputs) != versions
+    return outputs, client.task.changes_inputs or changes_inputs
 
 
 def _try_loss(client: Client, outputs: Tree, targets: Tree) -> Tensor:

@@ -565,7 +565,14 @@ class Doubles(lightning.LightningModule):
         return self.head(self.stem(x.mul_(2) if self.in_place else x * 2))
 
 
-class DoublesInStep(Doubles):
+class DoublesInTraining(Doubles):
+    """Doubles the inputs in training mode only."""
+
+    def forward(self, x):
+        return super().forward(x) if self.training else self.head(self.stem(x))
+
+
+class DoublesInStep(DoublesInTraining):
     """The same as a module with a step of its own."""
 
     def training_step(self, batch, batch_idx):
@@ -579,7 +586,12 @@ class DoublesInStep(Doubles):
 @pytest.mark.parametrize("kind", [Ditto, PFedMe])
 @pytest.mark.parametrize(
     ("net", "engine"),
-    [(Doubles, "one_by_one"), (Doubles, "stacked"), (DoublesInStep, "one_by_one")],
+    [
+        (Doubles, "one_by_one"),
+        (Doubles, "stacked"),
+        (DoublesInTraining, "one_by_one"),
+        (DoublesInStep, "one_by_one"),
+    ],
 )
 def test_net_that_changes_its_inputs_in_place_changes_no_other_model(kind, net, engine):
     """The next model, or the next step on a minibatch, has the samples of the data."""
