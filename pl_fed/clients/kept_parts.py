@@ -44,7 +44,10 @@ _CLIENT = (
     )
 )
 _TASK = frozenset(
-    (*vars(LightningTask()), "further_metrics", "directions", "averages_samples", "changes_inputs")
+    (
+        *vars(LightningTask()),
+        *("further_metrics", "directions", "averages_samples", "changes_inputs", "changes_targets"),
+    )
 )
 
 

@@ -25,6 +25,7 @@ from pl_fed.preflight.module_trial import find_module_facts
 from pl_fed.preflight.trial import Trial
 from pl_fed.random import fork_all_generators, fork_torch_rng
 from pl_fed.tasks import LightningTask
+from pl_fed.tasks.criterion import CriterionTask
 from pl_fed.tasks.metric_values import local_metrics
 from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.trees import Tree, clone, count_samples, describe, leaves, read_versions, select
@@ -197,7 +198,12 @@ def _predict(trial: Trial, batch: Batch) -> tuple[Tree, bool]:
 
 
 def _try_loss(client: Client, outputs: Tree, targets: Tree) -> Tensor:
-    """Return the loss; refuse a criterion that fails, or does not return one number."""
+    """Return the loss; refuse a criterion that fails, or does not return one number.
+
+    The task learns whether its criterion changes the targets in place.
+    """
+    targets = clone(targets)
+    versions = read_versions(targets)
     is_real = isinstance(targets, Tensor) and targets.is_floating_point()
     loss = call_or_explain(
         f"Expected argument `criterion` to take outputs of shape {list_shapes(outputs)} and targets"
@@ -207,6 +213,8 @@ def _try_loss(client: Client, outputs: Tree, targets: Tree) -> Tensor:
         lambda: client.task.batch_loss(outputs, targets),
         remedies=_TARGET_REMEDIES,
     )
+    if isinstance(client.task, CriterionTask) and read_versions(targets) != versions:
+        client.task.changes_targets = True
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(

@@ -2,13 +2,14 @@
 
 import copy
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pl_fed.functional.losses import sample_means, sample_weights
 from pl_fed.tasks.base import Task
-from pl_fed.trees import Tree, count_samples
+from pl_fed.trees import Tree, clone, count_samples
 
 
 class CriterionTask(Task):
@@ -20,6 +21,10 @@ class CriterionTask(Task):
             sample. If the mean loss is not the mean of these, pl_fed calls the criterion on batches
             without padding.
 
+    Attributes:
+        changes_targets: Whether the criterion changes the targets in place, and so gets a copy of
+            them: the next model has the same minibatch. Determined before training.
+
     Raises:
         ValueError: If the criterion's ``reduction`` is not ``"mean"``.
 
@@ -28,6 +33,8 @@ class CriterionTask(Task):
         >>> task.batch_loss(torch.zeros(2, 1), torch.tensor([[1.0], [3.0]]))
         tensor(2.)
     """
+
+    changes_targets: bool = False
 
     def __init__(self, criterion: nn.Module) -> None:
         if getattr(criterion, "reduction", None) != "mean":
@@ -51,7 +58,7 @@ class CriterionTask(Task):
         Raises:
             ValueError: If the criterion does not return one loss per sample.
         """
-        losses: Tensor = self.sample_criterion(outputs, targets)
+        losses: Tensor = self._call(self.sample_criterion, outputs, targets)
         if losses.shape[:1] != (count_samples(targets),):
             raise ValueError(
                 f'Expected {self.name} with reduction="none" to return a loss for each of'
@@ -65,8 +72,12 @@ class CriterionTask(Task):
 
     def batch_loss(self, outputs: Tree, targets: Tree) -> Tensor:
         """Return the criterion's value."""
-        value: Tensor = self.criterion(outputs, targets)
+        value: Tensor = self._call(self.criterion, outputs, targets)
         return value
+
+    def _call(self, criterion: nn.Module, outputs: Tree, targets: Tree) -> Any:
+        """Return the value of a criterion; one that changes the targets in place gets a copy."""
+        return criterion(outputs, clone(targets) if self.changes_targets else targets)
 
     def check_targets(self, targets: Tree, data_classes: int) -> None:
         """Refuse real-valued targets of a cross entropy unless they are class probabilities."""
@@ -96,7 +107,7 @@ class CriterionTask(Task):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of the same mistake
             try:
-                losses = self.sample_criterion(outputs, targets)
+                losses = self._call(self.sample_criterion, outputs, targets)
                 broadcast_shape = torch.broadcast_shapes(outputs.shape, targets.shape)
             except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
                 return  # only the criterion's value for a batch matters

@@ -604,3 +604,32 @@ def test_net_that_changes_its_inputs_in_place_changes_no_other_model(kind, net, 
         for in_place in (False, True)
     )
     assert fresh.distance(changed) == 0
+
+
+class DoubledTargets(nn.L1Loss):
+    """The distance to doubled targets."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, outputs, targets):
+        return super().forward(outputs, targets.mul_(2) if self.in_place else targets * 2)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_criterion_that_changes_targets_in_place_changes_no_other_model(engine):
+    data = shared_out(numbers([6, 8]))
+    fresh, changed = (
+        run_tried_rounds(
+            Ditto(
+                seeded(lambda: nn.Linear(4, 1)),
+                optimizer=sgd(0.1),
+                criterion=DoubledTargets(in_place),
+            ),
+            data,
+            engine=engine,
+        )
+        for in_place in (False, True)
+    )
+    assert fresh.distance(changed) == 0
