@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pl_fed.reports.picture import encode_csv
+from pl_fed.reports.picture import encode, encode_csv
 from pl_fed.studies import benefit
 from pl_fed.studies.cell_folder import CellFolder, State
 from pl_fed.studies.comparison import (
@@ -23,6 +23,7 @@ from pl_fed.studies.results import RESULTS, list_outdated, make_row, read_table
 from pl_fed.studies.study import Study
 from pl_fed.studies.study_page import render_report
 from pl_fed.studies.tables import (
+    COMPARISON_COLUMNS,
     Table,
     join_columns,
     make_metric_table,
@@ -31,7 +32,7 @@ from pl_fed.studies.tables import (
     name_files,
 )
 from pl_fed.studies.tuning import TABLE
-from pl_fed.text import read_csv
+from pl_fed.text import format_csv, read_csv
 
 REPORT = "report"
 """Name of the report in a study's folder."""
@@ -75,7 +76,8 @@ def write_report(study: Study) -> Path:
     files: dict[str, bytes] = {}
     for table in [*tables, *(table for table in tests if table.rows), *tuned, *gains]:
         files |= _encode(table)
-    files["comparisons.csv"] = encode_csv([record for table in tests for record in table.records])
+    records = [record for table in tests for record in table.records]
+    files["comparisons.csv"] = encode(format_csv(records, COMPARISON_COLUMNS))
     if clients:
         files[f"tables/{benefit.NAME}_clients.csv"] = encode_csv(clients)
     if cells:

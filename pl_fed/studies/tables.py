@@ -37,6 +37,11 @@ _STATISTICS = {
     "_jain": "Jain's index over clients",
 }
 _WIDEST = 6  # columns of numbers in a LaTeX table
+COMPARISON_COLUMNS = (
+    *("metric", "condition", "method", "compared_with", "pairs", "diverged", "unpaired"),
+    *("difference", "low", "high", "p_value", "p_holm", "verdict", "smallest_difference"),
+)
+"""The columns of ``comparisons.csv``, also without any comparison."""
 WORST = "worst case"
 """The heading of the worst case over conditions."""
 _WORDS = ("backslash", "asciitilde", "asciicircum", "bar")

@@ -391,6 +391,15 @@ def test_csv_files_hold_the_numbers_of_the_comparison(tmp_path):
         assert row["verdict"] == item.verdict
 
 
+def test_comparisons_of_a_single_method_are_a_header(tmp_path):
+    study = make_study(tmp_path / "one", {("Ditto", "none"): [0.9, 0.8]}, baseline=None)
+    study.report()
+    header, *rows = (tmp_path / "one/report/comparisons.csv").read_text().splitlines()
+    assert not rows
+    make_study(tmp_path / "all").report()
+    assert (tmp_path / "all/report/comparisons.csv").read_text().splitlines()[0] == header
+
+
 def test_the_page_reads_alone_and_runs_one_script(tmp_path):
     text = make_study(tmp_path).report().read_text(encoding="utf-8")
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', text)
