@@ -28,7 +28,7 @@ from pl_fed.statistics import (
 from pl_fed.statistics.ranks import block_ranks
 from pl_fed.studies.axes import Axis
 from pl_fed.studies.cell_folder import State
-from pl_fed.studies.metrics import choose_model, require_direction
+from pl_fed.studies.metrics import choose_name, require_direction
 from pl_fed.studies.plans import Comparison
 from pl_fed.studies.readers import refuse
 from pl_fed.studies.selection import SEED
@@ -288,7 +288,7 @@ def choose_metrics(compare: Comparison | None, rows: Sequence[Row]) -> tuple[str
     names = dict.fromkeys(name for row in finished for name in row if name.startswith("test/"))
     if compare is not None:
         for metric in compare.metrics if finished else ():
-            if not any(choose_model(metric, row) in row for row in finished):
+            if not any(_choose_name(metric, row) in row for row in finished):
                 names_there = [n for row in finished[:1] for n in row if n.count("/") >= 2]
                 refuse(
                     "compare.metrics",
@@ -354,7 +354,7 @@ def _read_entry(metric: str, labels: Mapping[str, str], rows: Sequence[Row]) -> 
     unfinished: dict[str, str] = {}
     diverged = []
     for row in rows:
-        seed, value = str(row[SEED]), row.get(choose_model(metric, row))
+        seed, value = str(row[SEED]), row.get(_choose_name(metric, row))
         if row["status"] == State.DIVERGED:
             diverged.append(seed)
         elif row["status"] != State.DONE:
@@ -366,6 +366,11 @@ def _read_entry(metric: str, labels: Mapping[str, str], rows: Sequence[Row]) -> 
         else:
             values[seed] = float(value)
     return Entry(labels, values, tuple(diverged), unfinished)
+
+
+def _choose_name(metric: str, row: Row) -> str:
+    """Return the name under which a row has a metric."""
+    return choose_name(metric, row, row.get("counts/untrained"))
 
 
 def _list_pairs(layout: Layout) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ _MODES = {"max": True, "min": False}
 _LOWER_SUFFIXES = ("_std", "_var", "_undefined")
 _HIGHER_SUFFIXES = ("_jain",)
 _SHARED_SUFFIXES = ("_worst10", "_best10", "_weighted", "_trained", "_max")
+_TRAINED = "_trained"  # within the names of metrics over the clients that took part
 _OF_EVALUATIONS = {
     "backdoor_success": False,
     "detection_precision": True,
@@ -44,6 +45,26 @@ def choose_model(metric: str, names: Iterable[str]) -> str:
     if any(name.startswith(f"{stage}/personal/") for name in names):
         return metric
     return metric.replace("/personal/", "/global/", 1)
+
+
+def choose_name(metric: str, names: Iterable[str], untrained: float | None) -> str:
+    """Return the name under which a run has a metric: see :func:`choose_model`.
+
+    A metric over trained clients is the metric over all clients if each took part: such a run has
+    no metric of its own over trained clients.
+
+    Args:
+        metric: The metric with its stage, such as ``test/personal/accuracy_trained``.
+        names: The metrics of the run, with their stages.
+        untrained: The number of benign clients that never took part; ``None`` if it is unknown.
+
+    Example:
+        >>> choose_name("test/global/loss_trained_std", ["test/global/loss_std"], untrained=0)
+        'test/global/loss_std'
+    """
+    name = choose_model(metric, names)
+    is_same = untrained == 0 and name not in names and "/held_out/" not in name
+    return name.replace(_TRAINED, "") if is_same else name
 
 
 def find_direction(metric: str, directions: Mapping[str, bool | None]) -> bool | None:

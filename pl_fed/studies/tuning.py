@@ -10,7 +10,7 @@ from pl_fed.studies.cell_folder import LOG, CellFolder, State, write_text
 from pl_fed.studies.cells import Cell, folder_name
 from pl_fed.studies.execution import Event, Execution
 from pl_fed.studies.inspection import CellStatus, check_configs, read_states
-from pl_fed.studies.metrics import VALIDATION, choose_model, find_direction, require_direction
+from pl_fed.studies.metrics import VALIDATION, choose_name, find_direction, require_direction
 from pl_fed.studies.plans import Tuning, find_space
 from pl_fed.studies.pool import Pool
 from pl_fed.studies.readers import StudyError
@@ -210,9 +210,11 @@ class Tuner:
         Raises:
             StudyError: If the run has no such metric.
         """
-        metrics = status.folder.read_summary().get("metrics", {}).get("val") or {}
+        summary = status.folder.read_summary()
+        metrics = summary.get("metrics", {}).get("val") or {}
         names = [f"{VALIDATION}{name}" for name in metrics]
-        name = choose_model(self.plan.metric, names).removeprefix(VALIDATION)
+        untrained = (summary.get("counts") or {}).get("untrained")
+        name = choose_name(self.plan.metric, names, untrained).removeprefix(VALIDATION)
         if name not in metrics:
             raise StudyError(
                 f"Expected argument `tune.metric` to be a metric of the last validation but got"

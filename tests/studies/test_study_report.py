@@ -400,6 +400,20 @@ def test_comparisons_of_a_single_method_are_a_header(tmp_path):
     assert (tmp_path / "all/report/comparisons.csv").read_text().splitlines()[0] == header
 
 
+def test_a_metric_over_trained_clients_is_that_over_all_if_each_took_part(tmp_path):
+    values = {("Ditto", "none"): [0.9, 0.8], ("FedAvg", "none"): [0.7, 0.6]}
+    study = make_study(tmp_path, values)
+    rows = [row | {"counts/untrained": 0} for row in study.rows()]
+    rows[0] |= {"counts/untrained": 2, f"{ACCURACY}_trained": 0.95}
+    layout = arrange(study.spec.axes, study.spec.compare, rows)
+    for metric, share in ((f"{ACCURACY}_trained", 1), (f"{ACCURACY}_trained_worst10", 2)):
+        entries = compare_methods(metric, layout, rows, {}).entries
+        assert entries["FedAvg", "none"].values == {"0": 0.7 / share, "1": 0.6 / share}
+    rows[1].pop("counts/untrained")
+    entry = compare_methods(f"{ACCURACY}_trained", layout, rows, {}).entries["Ditto", "none"]
+    assert (entry.values, entry.unfinished) == ({"0": 0.95}, {"1": "no value"})
+
+
 def test_the_page_reads_alone_and_runs_one_script(tmp_path):
     text = make_study(tmp_path).report().read_text(encoding="utf-8")
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', text)

@@ -229,6 +229,20 @@ def test_smaller_is_better_for_a_loss(tmp_path, monkeypatch):
         assert by_accuracy.best(label).score == pytest.approx(-by_loss.best(label).score)
 
 
+def test_a_metric_over_trained_clients_is_that_over_all_if_each_took_part(tmp_path, monkeypatch):
+    class Trained(Runs):
+        def run_cell(self, cell):
+            super().run_cell(cell)
+            path = CellFolder(self.root, cell.path).path / "summary.json"
+            summary = json.loads(path.read_text())
+            path.write_text(json.dumps(summary | {"counts": {"untrained": 0}}))
+
+    Trained(monkeypatch)
+    by_trained = tune(spec_of(tmp_path / "trained", metric="val/personal/accuracy_trained"))
+    by_all = tune(spec_of(tmp_path / "all"))
+    assert by_trained.best("Ditto").score == by_all.best("Ditto").score
+
+
 @table_test(
     "changes, match",
     [
