@@ -84,4 +84,6 @@ def refuse_type(kind: Any, value: Any, path: str) -> NoReturn:
     suggestion = suggest_name(str(value), list(map(str, choices)))
     if isinstance(value, bool) and (choices or str in types):
         suggestion = _QUOTES
+    elif isinstance(value, int | float) and types == [str]:
+        suggestion = f": put it in quotes if it is a name, because YAML reads {value} as a number"
     refuse(path, f"be {', or '.join(expected)}", f"{shorten(value)}{suggestion}")

@@ -770,6 +770,7 @@ A_CLASS = "to name a class by its `class_path` but got"
             "the import of own_broken failed: ZeroDivisionError: division by zero.",
         ),
         ("data.split", True, "got True: put it in quotes if it is a name, because YAML reads yes"),
+        ("data.held_out_clients", [3], "str but got 3: put it in quotes if it is a name, because"),
     ],
 )
 def test_config_with_a_wrong_value_is_refused(
