@@ -33,8 +33,8 @@ class HuggingFace(DataSource):
 
     Args:
         dataset: The data set, or the folder of ``dataset.save_to_disk``.
-        client: The column of the owner of each sample, integers or text. No partitioner is needed
-            then.
+        client: The column of the owner of each sample: integers, text or a ``ClassLabel``. No
+            partitioner is needed then.
         inputs: The columns of the inputs. ``None`` uses all columns besides client and target, but
             no text.
         target: The column of the targets. ``None`` uses the one that is called labels, label,
@@ -173,6 +173,9 @@ class HuggingFace(DataSource):
         for piece in pieces:
             _check_labels(piece, roles.target)
         arrays = read_data_sets({TRAIN: rows}, roles, self.collate_fn, classes, self.options)
+        owner_names = names.get(roles.client)
+        if owner_names and arrays.client is not None and bool((arrays.client >= 0).all()):
+            arrays = replace(arrays, names=owner_names)  # -1 has no name
         class_names = names[roles.target] or ()
         if len(class_names) != arrays.num_classes:
             return arrays

@@ -277,6 +277,20 @@ def test_class_names_in_another_order_are_matched_by_name():
     assert (arrays.num_classes, arrays.split.tolist()) == (4, [0] * 4 + [1] * 2 + [2] * 3)
 
 
+def test_owners_of_a_class_label_have_its_names():
+    orders = {"train": ["Zoe", "nobody", "Ada"], "test": ["Ada", "Zoe"]}
+    parts = {
+        part: labelled(["a", "b"], ["a", "b"], user=["Ada", "Zoe"]).cast_column(
+            "user", datasets.ClassLabel(names=names)
+        )
+        for part, names in orders.items()
+    }
+    arrays = HuggingFace(datasets.DatasetDict(parts), client="user").load()
+    assert [arrays.owner_name(id) for id in arrays.client.tolist()] == ["Ada", "Zoe"] * 2
+    data = FederatedData(HuggingFace(parts["train"], client="user"), test_fraction=0)
+    assert data.clients.owners == [["Zoe"], ["Ada"]]
+
+
 def test_other_parts_are_named_or_used():
     parts = datasets.DatasetDict(
         train=labelled(["a", "b"], ["a", "b"] * 4),
