@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -430,6 +431,7 @@ def test_process_ends_if_the_others_do_not_come(tmp_path):
 
 HANGING = """
 import time
+import warnings
 from pl_fed.clients import Ditto
 
 class Hanging(Ditto):
@@ -582,5 +584,9 @@ def test_first_process_of_another_node_is_not_the_first(monkeypatch, name):
 def test_runs_without_a_root_folder_are_under_runs_in_every_process(monkeypatch, tmp_path, rank):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NODE_RANK", rank)
-    trainer = pl_fed.Trainer(pl_fed.Federation(), default_root_dir=None, accelerator="cpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = pl_fed.Trainer(pl_fed.Federation(), default_root_dir=None, accelerator="cpu")
     assert trainer.run_dir.parts[0] == "runs"
+    is_warned = any("NODE_RANK = 1 is that of a process" in str(item.message) for item in caught)
+    assert is_warned == (rank == "1"), "one process with the rank of another node"

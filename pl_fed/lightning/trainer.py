@@ -1,6 +1,7 @@
 """Lightning's Trainer for federations: an epoch is a communication round."""
 
 import math
+import os
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -190,6 +191,8 @@ class Trainer(LightningTrainer):
         )
         check_processes(self, bool(kwargs.get("sync_batchnorm")))
         self.processes = Processes(self.global_rank, self.world_size, self.num_devices)
+        if self.world_size == 1 and not is_first_process():
+            _warn_of_rank(self.run_dir)
         self._watch_launcher()
         meet_patiently(self.strategy)
         if self.world_size > 1:  # all processes log the same values
@@ -459,6 +462,16 @@ def _require_weights_only(settings: dict[str, Any]) -> dict[str, Any]:
     """
     check_weights_only(settings.get("weights_only"))
     return {**settings, "weights_only": True}
+
+
+def _warn_of_rank(run_dir: Path) -> None:
+    """Warn that a run of one process has the environment of a process of another node."""
+    name = "NODE_RANK" if os.environ.get("NODE_RANK") else "GROUP_RANK"
+    rank_zero_warn(
+        f"The environment variable {name} = {os.environ.get(name)} is that of a process that makes"
+        f" no folder, but this run has one process: its files are in {run_dir} without a lock, and"
+        f" may replace those of another run. Unset {name}, or set `trainer.num_nodes`."
+    )
 
 
 def _choose_run_dir(root: str | Path | None, run_dir: str | Path | None) -> Path:
