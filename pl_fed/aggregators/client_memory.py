@@ -57,7 +57,8 @@ class ClientMemory(Memory):
             self.ids = torch.cat([self.ids, clients[is_new].to(self.ids)])
             new_rows = rows.new_zeros(int(is_new.sum()), rows.shape[1])
             self.rows = torch.cat([self.rows.to(rows), new_rows]) if len(self.rows) else new_rows
-        self.rows[self._find_positions(clients).to(self.rows.device)] = rows.detach()
+        positions = self._find_positions(clients).to(self.rows.device)
+        self.rows[positions] = rows.detach().to(self.rows.device)
 
     def _find_positions(self, clients: Tensor) -> Tensor:
         """Return the positions of clients in :attr:`ids`, int64 [n]."""

@@ -449,6 +449,7 @@ def storage():
     kept = {
         "a mean": {},
         "a centre": {"aggregator": pl_fed.aggregators.CenteredClipping()},
+        "rows of clients": {"aggregator": pl_fed.aggregators.FairFed(), "data": shared_data},
         "Adam on the server": {"server_optimizer": partial(torch.optim.Adam, lr=0.01)},
         "local momentum": {"keep_optimizer_state": True},
     }
