@@ -116,8 +116,13 @@ class ClientStates:
 
     @property
     def store(self) -> ClientStore:
-        """The store of the states that the clients keep between rounds."""
-        if self._store is None:
+        """The store of the states that the clients keep between rounds.
+
+        Its rows are read on the models' device, which another trainer may change.
+        """
+        if self._store is not None:
+            self._store.move_defaults(self.client.row("global").data.device)
+        else:
             states = self.client.store_defaults()
             with torch.inference_mode(False):
                 self._store = ClientStore(

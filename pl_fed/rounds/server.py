@@ -82,7 +82,11 @@ class Server:
         self._members = {}
 
     def optimizer(self, row: Tensor) -> torch.optim.Optimizer:
-        """Return the optimizer, over a copy of the global model's row."""
+        """Return the optimizer, over a copy of the global model's row on its device."""
+        if self._optimizer is not None:
+            (copy,) = self._optimizer.param_groups[0]["params"]
+            if copy.device != row.device:  # another trainer goes on
+                self._pending, self._optimizer = self._optimizer.state_dict(), None
         if self._optimizer is None:
             with torch.inference_mode(False):
                 self._optimizer = self._build([torch.nn.Parameter(row.detach().clone())])

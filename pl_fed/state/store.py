@@ -70,6 +70,13 @@ class ClientStore:
         """Whether no client has a written row."""
         return not any(len(table.clients()) for table in self._tables.values())
 
+    def move_defaults(self, device: torch.device) -> None:
+        """Move the defaults, and with them the rows that :meth:`read` returns, to a device."""
+        for name, row in self.defaults.items():
+            if row.device != device:
+                with torch.inference_mode(False):
+                    self.defaults[name] = self._tables[name].default = row.to(device)
+
     def read(self, name: str, clients: Tensor) -> Tensor:
         """Return copies of the clients' rows, shape [clients, numel], on the device of the default.
 

@@ -95,6 +95,7 @@ def run(
     sampler=None,
     on_disk=False,
     tests=False,
+    federation=None,
     **settings,
 ):
     """Fit, with a validation at the end; ``settings`` are those of the federation's sections."""
@@ -103,7 +104,7 @@ def run(
         settings["folder"] = str(folder / "states")
     return numbers_of(
         pl_fed.Trainer(
-            pl_fed.Federation(sampler or All(), **sections(**settings)),
+            federation or pl_fed.Federation(sampler or All(), **sections(**settings)),
             run_dir=folder / "run",
             accelerator=device,
             devices=1,
@@ -440,6 +441,19 @@ def storage():
         checkpoint = save(places[begins], kind)
         return run(places[ends], folder, checkpoint=checkpoint, **kept[kind])
 
+    def fit_twice(device, folder, begins, ends):
+        """Fit a federation by a trainer of one device, and again by a trainer of the other."""
+        settings = {**kept["a centre"], **kept["Adam on the server"]}
+        options = sections(engine="one_by_one", seed=0, **settings)
+        federation = pl_fed.Federation(All(), **options)
+        client, data, places = ditto(), shared_data(), {True: device, False: "cpu"}
+        for begun in (begins, ends):
+            place = folder / str(begun)
+            numbers = run(
+                places[begun], place, lambda: client, lambda: data, rounds=1, federation=federation
+            )
+        return numbers
+
     cases = {
         "states on disk": partial(run, on_disk=True),
         "states partly in memory": partial(run, memory=400),
@@ -459,6 +473,9 @@ def storage():
         case = partial(resumed, begins=begins, ends=ends, kind=kind)
         case.cpu = f"resume, device to CPU, {kind}"
         cases[f"resume, {words}, {kind}"] = case
+    for begins, words in ((True, "device, then CPU"), (False, "CPU, then device")):
+        case = cases[f"fit on {words}"] = partial(fit_twice, begins=begins, ends=not begins)
+        case.cpu = "fit on device, then CPU"
     if worlds.find_spec("dp_accounting"):
         private = partial(
             worlds.DifferentialPrivacy,
