@@ -128,7 +128,7 @@ class AlignIns(Aggregator):
         for row, upload in enumerate(uploads):
             is_large = upload.abs() >= nth_magnitude(upload, num_largest)
             agrees = is_large & (upload.sign() == majority)
-            alignments[row] = agrees.count_nonzero() / is_large.count_nonzero()
+            alignments[row] = agrees.count_nonzero().double() / is_large.count_nonzero()
         return alignments
 
     def max_byzantine(self, num_uploads: int) -> int:

@@ -99,6 +99,12 @@ def test_no_accepted_upload_gives_a_zero_update():
     assert merge(ROWS[3:], cosine_radius=1.1, sign_radius=1.1).any()
 
 
+def test_shares_of_signs_are_exact_in_float64():
+    rows = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, -1.0, -1.0], [1.0, 1.0, -1.0]])
+    alignments = AlignIns(top=1.0)._sign_alignments(rows).tolist()
+    assert alignments == [2 / 3, 2 / 3, 1 / 3, 2 / 3]  # the third column has no majority
+
+
 def test_slice_without_the_model_is_refused():
     with pytest.raises(ValueError, match=r"Expected `context.broadcast` .* of 4 numbers"):
         merge(ROWS, torch.empty(0))

@@ -133,6 +133,16 @@ def test_two_different_uploads_are_both_in_the_mean():
     assert_close(merge(rows), rows.mean(0))
 
 
+def test_shares_of_signs_at_the_radius_are_left_out_alike():
+    """Shares 0, 1/3, 1/2, 2/3 and 1: z is exactly 1/2 of the second and of the fourth."""
+    shares = [[-1, -1, -1], [1, -1, -1], [1, -1, 0], [1, 1, -1], [1, 1, 1]]
+    rows, rejected = torch.tensor(shares, dtype=torch.float64), []
+    layout = RowLayout.from_tensors([("bias", torch.empty(3))])
+    merged = merge(rows, layout, rejected=rejected, norm_radius=100.0, sign_radius=0.5)
+    assert rejected == [0, 1, 3, 4]
+    assert_close(merged, rows[2])
+
+
 def test_layout_of_other_uploads_is_refused():
     for layout, got in ((None, "none"), (LAYOUT, "one of 6 numbers")):
         with pytest.raises(ValueError, match=f"to place the 7 numbers .* for LASA.* got {got}"):
