@@ -93,24 +93,31 @@ def find_net_facts(trial: Trial) -> NetFacts:
 def find_own_reads(trial: Trial) -> bool:
     """Return whether the net reads its own parameters in a call with other ones.
 
-    Such a net keeps them in a list, an object or a function, too. A net whose loss fails is left to
-    the trial of the local steps.
+    Such a net keeps them in a list, an object or a function, too; a function still has those of the
+    original in a copy. A net whose loss fails is left to the trial of the local steps, as is one
+    that Python cannot copy.
     """
-    client, index = trial.client, trial.data.train.index[:2]
+    index = trial.data.train.index[:2]
+    try:
+        copied = trial.copy()
+    except Exception:
+        return False
     if not len(index):
         return False
-    row = client.row("global")
-    net = Net(client.global_model, row.layout.views(row.data.clone()))
+    client, rows = copied.client, [each.client.row("global") for each in (copied, trial)]
+    net = Net(client.global_model, rows[0].layout.views(rows[0].data.clone()))
     with (
         torch.enable_grad(),
         fork_all_generators(),
         evaluation_mode(client),
-        restore_values(client),
+        restore_values(trial.client),
         trial.settings.autocast(),
     ):
-        batch = trial.load_minibatch(index)
+        batch = copied.load_minibatch(index)
         try:
-            return reads_own_weights([row.data], lambda: client.task.loss(net, batch))
+            return reads_own_weights(
+                [row.data for row in rows], lambda: client.task.loss(net, batch)
+            )
         except torch.OutOfMemoryError:
             raise
         except Exception:
