@@ -104,8 +104,9 @@ def find_own_reads(trial: Trial) -> bool:
         return False
     if not len(index):
         return False
-    client, rows = copied.client, [each.client.row("global") for each in (copied, trial)]
-    net = Net(client.global_model, rows[0].layout.views(rows[0].data.clone()))
+    client, row = copied.client, copied.client.row("global")
+    rows = [row.data, trial.client.row("global").data]
+    net = Net(client.global_model, row.layout.views(row.data.clone()))
     with (
         torch.enable_grad(),
         fork_all_generators(),
@@ -115,9 +116,7 @@ def find_own_reads(trial: Trial) -> bool:
     ):
         batch = copied.load_minibatch(index)
         try:
-            return reads_own_weights(
-                [row.data for row in rows], lambda: client.task.loss(net, batch)
-            )
+            return reads_own_weights(rows, lambda: client.task.loss(net, batch))
         except torch.OutOfMemoryError:
             raise
         except Exception:
