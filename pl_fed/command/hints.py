@@ -167,11 +167,11 @@ def _config_paths(config: object, prefix: str = "") -> Iterator[str]:
 def _suggest_config(section: str, arguments: Sequence[str]) -> str:
     """Suggest the config of a run, or the command of a config that is one layer of several."""
     configs = find_configs()
-    for name in _values_of(arguments, "--ckpt_path"):
+    for name in _list_values(arguments, "--ckpt_path"):
         for folder in (Path(name), Path(name).parent.parent):  # a run, or a file in checkpoints/
             if (folder / "config.yaml").is_file():
                 return f"put the config of the run first: --config {folder / 'config.yaml'}"
-    for name in _values_of(arguments, "--config", "-c"):
+    for name in _list_values(arguments, "--config", "-c"):
         path = Path(name)
         try:
             text = (path if path.is_file() else configs[name]).read_text(encoding="utf-8")
@@ -185,7 +185,7 @@ def _suggest_config(section: str, arguments: Sequence[str]) -> str:
     return f"put a config with the section {section} first, for example --config {_QUICKSTART}"
 
 
-def _values_of(arguments: Sequence[str], *names: str) -> Iterator[str]:
+def _list_values(arguments: Sequence[str], *names: str) -> Iterator[str]:
     """Yield the values of an option, by each of its names."""
     for position, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
@@ -205,7 +205,7 @@ def _suggest_file(path: Path, arguments: Sequence[str]) -> str:
         if file.is_file()
     }
     names = {name: name for name in find_configs()}
-    typed = {*_values_of(arguments, "--config", "-c")}
+    typed = {*_list_values(arguments, "--config", "-c")}
     texts = files | names if path.name in typed else names | files
     similar = difflib.get_close_matches(path.stem, texts, n=1)
     if not similar:

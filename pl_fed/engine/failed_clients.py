@@ -1,6 +1,6 @@
-"""Clients that raise an exception: which ones of a chunk."""
+"""Clients of a chunk that raise an exception: found, and replaced by others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import torch
 from torch import Tensor
@@ -32,3 +32,25 @@ def find_failed(
     if not failed:
         raise error
     return failed
+
+
+def replace_failed(positions: Tensor, failed: Container[int]) -> tuple[Tensor, Tensor]:
+    """Return the positions of a chunk with another client in place of one that fails.
+
+    A stack then keeps its shape, and the others their numbers.
+
+    Args:
+        positions: The positions of the clients, int64 [clients].
+        failed: The positions of the clients that fail.
+
+    Returns:
+        The positions, empty if all clients fail; and the mask of the others, bool [clients].
+
+    Example:
+        >>> replace_failed(torch.tensor([3, 4, 5]), {3})
+        (tensor([4, 4, 5]), tensor([False,  True,  True]))
+    """
+    others = torch.tensor([position not in failed for position in positions.tolist()])
+    if not others.any():
+        return positions[:0], others
+    return torch.where(others, positions, positions[others][0]), others

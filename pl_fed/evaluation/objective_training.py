@@ -15,7 +15,7 @@ from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.choice import EngineChoice, Workload
-from pl_fed.engine.failed_clients import find_failed
+from pl_fed.engine.failed_clients import find_failed, replace_failed
 from pl_fed.text import describe_error
 from pl_fed.types import Batch
 
@@ -138,9 +138,7 @@ class ObjectiveTraining:
         clients: Tensor,
         error: Exception,
     ) -> Tensor:
-        """Return the positions of a chunk after an exception; another client replaces a failed one.
-
-        A stack then keeps its shape, and the others their numbers. No position is left if all fail.
+        """Return the positions of a chunk after an exception: see :func:`replace_failed`.
 
         Args:
             train: Trains clients, by their positions.
@@ -163,8 +161,8 @@ class ObjectiveTraining:
                 " warning appears once.",
                 stacklevel=2,
             )
-        runs = torch.tensor([position not in failed for position in positions.tolist()])
-        return torch.where(runs, positions, positions[runs][0]) if runs.any() else positions[:0]
+        filled, _ = replace_failed(positions, failed)
+        return filled
 
     def count_steps(
         self, data: ClientData, clients: Tensor, rule: BatchRule

@@ -31,7 +31,7 @@ class SavedResults:
         # no import: the package is above this room
         versions = f"pl_fed {sys.modules['pl_fed'].__version__} ({_hash_source()})"
         self.title = f"{versions}, dp-accounting {version('dp-accounting')}: {title}"
-        root = os.environ.get(FOLDER_VARIABLE) or _home() / ".cache" / "pl_fed"
+        root = os.environ.get(FOLDER_VARIABLE) or _find_home() / ".cache" / "pl_fed"
         digest = hashlib.sha256(self.title.encode()).hexdigest()[:24]
         self._path = Path(root) / "privacy" / f"{digest}.json"
         self._numbers = self._read()
@@ -73,7 +73,7 @@ class SavedResults:
             temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def _home() -> Path:
+def _find_home() -> Path:
     """Return the user's folder; a place without folders if the system lacks the user."""
     try:
         return Path.home()

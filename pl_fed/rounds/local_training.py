@@ -23,7 +23,7 @@ from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import Chunk, EngineChoice, Workload
 from pl_fed.engine.base import name_clients
 from pl_fed.engine.choice import TRIED_CLIENTS
-from pl_fed.engine.failed_clients import find_failed
+from pl_fed.engine.failed_clients import find_failed, replace_failed
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.nets.rows import finite_rows, usable_rows
@@ -275,10 +275,9 @@ class LocalTraining:
         train = partial(self._train, work)
         failed = find_failed(train, positions, error)
         own.errors |= {int(work.share.clients[place]): failed[place] for place in failed}
-        others = torch.tensor([position not in failed for position in positions.tolist()])
+        filled, others = replace_failed(positions, failed)
         self._leave_out(work, [positions])
-        if others.any():
-            filled = torch.where(others, positions, positions[others][0])
+        if len(filled):
             try:
                 results = train(filled)
             except torch.OutOfMemoryError as shortage:
