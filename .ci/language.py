@@ -47,17 +47,20 @@ OUTDATED_PHRASES = {
 
 
 @cache
-def trees(folder: Path) -> dict[Path, ast.Module]:
-    """Return the syntax trees of a folder's files."""
-    return {path: ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py"))}
+def list_nodes(folder: Path) -> dict[str, list[ast.AST]]:
+    """Return the nodes of the syntax trees of a folder's files, by path from the root."""
+    return {
+        str(path.relative_to(ROOT)): [*ast.walk(ast.parse(path.read_text()))]
+        for path in sorted(folder.rglob("*.py"))
+    }
 
 
 def nodes(folder: Path, *kinds: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
     """Yield the nodes of some kinds, and their places for a message."""
-    for path, tree in trees(folder).items():
-        for node in ast.walk(tree):
+    for path, tree in list_nodes(folder).items():
+        for node in tree:
             if isinstance(node, kinds):
-                yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", node
+                yield f"{path}:{getattr(node, 'lineno', 1)}", node
 
 
 def docstrings(folder: Path) -> Iterator[tuple[str, str]]:
