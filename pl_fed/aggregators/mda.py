@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.functional.aggregation import gram_matrix, squared_distances, subset_mean
-from pl_fed.functional.selection import closest_set, complement_mask
+from pl_fed.functional.selection import closest_set, complement_mask, join_ties
 from pl_fed.types import RoundContext
 
 _MAX_BYZANTINE = 20
@@ -64,7 +64,8 @@ class MDA(ByzantineAwareAggregator):
         products = context.sum(gram_matrix(uploads, by_client))
         if not products.isfinite().all():
             raise self.overflow_error(uploads)
-        closest = by_client[closest_set(squared_distances(products), byzantine)]
+        distances = join_ties(squared_distances(products))
+        closest = by_client[closest_set(distances, byzantine)]
         context.reject_rows(complement_mask(closest, len(uploads)))
         return subset_mean(uploads, closest)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 _CACHE_LINE = 16  # float32 numbers of a cache line
 _CHUNK_NUMBERS = {"cpu": 1 << 18}  # numbers of one chunk of columns, which stays in the cache
 _DEFAULT_CHUNK_NUMBERS = 1 << 25  # on other devices, the start of a chunk costs more than memory
+_TIE = 1e-9  # the relative difference of equal distances, above rounding
 
 
 def merging_dtype(rows: Tensor) -> torch.dtype:
@@ -185,7 +186,7 @@ def mean_around_median(rows: Tensor, count: int, positions: Tensor | None = None
 
     If one value below the median and one above are equally far from it, and only one of them can
     enter the mean, their mean enters. Therefore the result does not depend on the order of the
-    rows, and changes its sign with all values.
+    rows, and changes its sign with all values. Distances that differ by rounding only are equal.
 
     Args:
         rows: Without NaN, at least one row, shape [n, d].
@@ -222,9 +223,12 @@ def _mean_near_median(ordered: Tensor, count: int) -> Tensor:
     # The nearest values are neighbours. Of every count-th value they contain one: the nearest.
     for upper in ordered[count:].split(count):
         lower = nearest[: len(upper)]
-        excess = (lower - middle).abs_() - (upper - middle).abs_()  # above 0 if upper is nearer
-        lower_or_mean = torch.where(excess < 0, lower, 0.5 * lower + 0.5 * upper)
-        nearest[: len(upper)] = torch.where(excess > 0, upper, lower_or_mean)
+        distance, size = (lower - middle).abs_(), torch.maximum(lower.abs(), upper.abs())
+        excess = distance - (upper - middle).abs_()  # above 0 if upper is nearer
+        rounding = _TIE * distance + 2 * torch.finfo(size.dtype).eps * size
+        nearer = torch.where(excess < 0, lower, upper)
+        is_clear = excess.abs() >= rounding
+        nearest[: len(upper)] = torch.where(is_clear, nearer, 0.5 * lower + 0.5 * upper)
     return nearest.mean(0)
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_TIE = 1e-9  # the relative difference of equal numbers, above rounding
+
 
 def ascending_order(values: Tensor, clients: Tensor) -> Tensor:
     """Return the order that sorts values; among equal values, the smallest client id comes first.
@@ -28,6 +30,26 @@ def ascending_order(values: Tensor, clients: Tensor) -> Tensor:
     """
     by_client = clients.to(values.device).argsort(stable=True)
     return by_client[values[by_client].argsort(stable=True)]
+
+
+def join_ties(values: Tensor) -> Tensor:
+    """Return numbers in which those that differ by rounding only are equal: the smallest of them.
+
+    Neighbours in sorted order belong together if they differ by at most 1e-9 of the smaller one.
+
+    Args:
+        values: At least 0, any shape.
+
+    Example:
+        >>> join_ties(torch.tensor([0.1 + 0.2, 1.0, 0.3], dtype=torch.float64)).tolist()
+        [0.3, 1.0, 0.3]
+    """
+    ordered, order = values.flatten().sort(stable=True)
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ~(ordered.diff() <= _TIE * ordered[:-1])
+    joined = torch.empty_like(ordered)
+    joined[order] = ordered[begins][begins.cumsum(0) - 1]
+    return joined.view_as(values)
 
 
 def complement_mask(positions: Tensor, num_rows: int) -> Tensor:

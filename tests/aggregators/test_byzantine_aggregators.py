@@ -257,6 +257,14 @@ def test_mean_around_the_median_averages_two_equally_far_values():
     assert merge(MeaMed(), -rows, 1).tolist() == [-4.0]
 
 
+@pytest.mark.parametrize("change", [-1e-15, 0.0, 1e-15])
+def test_rounding_decides_neither_the_mean_around_the_median_nor_the_diameter(change):
+    """Nearest-neighbour mixing gives clients with the same neighbours the same row."""
+    rows = torch.tensor([[0.1], [0.1], [0.7], [0.7 + change]], dtype=torch.float64)
+    assert merge(MeaMed(), rows, 1).item() == pytest.approx(0.4, abs=1e-12)
+    assert merge(MDA(), rows[[0, 2, 3, 1]], 1).item() == pytest.approx(0.5, abs=1e-12)
+
+
 def test_k_norm_equals_a_hand_computed_example():
     rows = torch.tensor([[3.0, 4.0], [0.0, -2.0], [6.0, 0.0], [1.0, 0.0]])
     assert merge(KNorm(), rows, 2).tolist() == [0.5, -1.0]
