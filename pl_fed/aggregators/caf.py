@@ -9,7 +9,8 @@ Participants", ICML 2025, arXiv 2505.01874, Algorithm 2::
         τ_k = ⟨Δ_k − μ, v⟩²,   c_k ← c_k (1 − τ_k / max τ)
     Δ = the μ with the smallest λ
 
-The maximum is over the uploads with c_k > 0, so that every step removes one upload.
+The maximum is over the uploads with c_k > 0, so that every step removes one upload. Uploads whose
+τ_k differ from it by rounding only leave with it.
 
 Departs from the authors' library: it approximates λ and v by one step of the power method from a
 random direction. Here they are exact: they come from the n × n products of the uploads.
@@ -21,6 +22,8 @@ from torch import Tensor
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.functional.aggregation import gram_matrix, weighted_sum
 from pl_fed.types import RoundContext
+
+_TIE = 1e-9  # the relative difference of equal τ, above rounding
 
 
 class CAF(ByzantineAwareAggregator):
@@ -100,5 +103,6 @@ def least_variance_weights(products: Tensor, min_total: int) -> Tensor:
         highest = scores[counts > 0].max()
         if not highest > 0:
             break
-        counts = counts * (1 - scores / highest).clamp(min=0)
+        factors = 1 - scores / highest
+        counts = counts * torch.where(factors > _TIE, factors, 0)
     return best_shares

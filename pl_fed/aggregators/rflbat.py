@@ -42,6 +42,7 @@ from pl_fed.random import key, numpy_generator
 from pl_fed.types import RoundContext
 
 _NUM_REFERENCES = 5
+_DECIMALS = 9  # of a score: rounding decides between no equal ones
 
 
 class RFLBAT(Aggregator):
@@ -171,4 +172,4 @@ def _rank(cluster: Array, cosines: Array) -> tuple[float, int, int]:
     score = 1.0
     if len(cluster) > 1:
         score = float(np.median(cosines[np.ix_(cluster, cluster)].mean(1)))
-    return score, -len(cluster), int(cluster[0])
+    return round(score, _DECIMALS), -len(cluster), int(cluster[0])

@@ -336,6 +336,15 @@ def test_too_many_sets_for_smea_are_refused():
     assert SMEA().breakdown(100) == 1
 
 
+@pytest.mark.parametrize("change", [-1e-14, 1e-14])
+def test_filter_leaves_no_weight_to_the_twin_of_the_farthest_upload(change):
+    rows = [[0, 1], [1, 0], [2, 2], [0, 3], [30.1, 20.7], [30.1, 20.7]]
+    rows = torch.tensor(rows, dtype=torch.float64)
+    expected = merge(CAF(), rows, 2)
+    rows[5] += change
+    assert_close(merge(CAF(), rows, 2), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("rows", [torch.full((5, 3), 2.5), torch.zeros(5, 3)])
 def test_equal_uploads_are_merged_to_that_upload(rows):
     assert torch.equal(merge(CAF(), rows, 2), rows[0])

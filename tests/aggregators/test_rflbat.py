@@ -146,6 +146,14 @@ def test_few_and_equal_rows_stay():
     assert merge(torch.tensor([[1e30, 0], [1.0, 2.0], [0.0, 1.0], [2.0, 2.0]])).isfinite().all()
 
 
+def test_larger_one_of_two_clusters_of_equal_uploads_wins():
+    """Their cosines are 1 but for rounding."""
+    second = torch.tensor([-0.5, 0.2, 0.7], dtype=torch.float64)
+    for numbers in ([0.2, 0.4, 0.3], [0.3, 0.5, 0.3], [0.5, 0.2, 0.3], [0.7, 0.7, 0.3]):
+        first = torch.tensor(numbers, dtype=torch.float64)
+        assert_close(merge(torch.stack([first, first, second, second, second])), second)
+
+
 def test_layers_choose_the_compared_coordinates():
     layout = RowLayout.from_parameters(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
     rows = torch.zeros(6, 9, dtype=torch.float64)
