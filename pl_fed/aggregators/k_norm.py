@@ -5,14 +5,16 @@ Through Personalization", ICML 2021, arXiv 2012.04221, as in Ditto's code::
 
     Δ = mean of the n − f uploads with the smallest ‖Δ_k‖
 
-Among equal norms, the mean includes the smallest client ids.
+Among equal norms, as those of clipped uploads, the mean includes the smallest client ids. Norms
+that differ by rounding only are equal.
 """
 
+import torch
 from torch import Tensor
 
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
-from pl_fed.functional.aggregation import squared_norms, subset_mean
-from pl_fed.functional.selection import ascending_order, complement_mask
+from pl_fed.functional.aggregation import merging_dtype, squared_norms, subset_mean
+from pl_fed.functional.selection import ascending_order, complement_mask, join_ties
 from pl_fed.types import RoundContext
 
 
@@ -35,7 +37,6 @@ class KNorm(ByzantineAwareAggregator):
         ValueError: If ``num_byzantine`` is negative, or there are too few uploads.
 
     Example:
-        >>> import torch
         >>> uploads = torch.tensor([[1.0], [-9.0], [2.0]])
         >>> context = RoundContext(num_byzantine=1, clients=torch.arange(3))
         >>> KNorm()(uploads, torch.ones(3), context)
@@ -48,7 +49,8 @@ class KNorm(ByzantineAwareAggregator):
         """Merge uploads [n, d] into the mean of the shortest ones [d]."""
         num_dropped = self.resolve_num_byzantine(context)
         self.require_uploads(uploads, num_dropped + 1)
-        norms = context.sum(squared_norms(uploads))
+        tolerance = max(1e-9, 8 * torch.finfo(merging_dtype(uploads)).eps)
+        norms = join_ties(context.sum(squared_norms(uploads)), tolerance)
         selected = ascending_order(norms, context.clients)[: len(uploads) - num_dropped]
         context.reject_rows(complement_mask(selected, len(uploads)))
         return subset_mean(uploads, selected)

@@ -8,7 +8,7 @@ Byzantine Tolerant Gradient Descent", NeurIPS 2017, arXiv 1703.02757::
 
 Among equal scores, the smallest client id comes first, as in the paper. The squared distances come
 from one matrix of products in float64. It adds up over slices of the coordinates. Two uploads are
-distinguishable if their distance is at least about 1e-8 of their length.
+distinguishable if their distance is at least about 1e-7 of their length.
 
 Variants of reference code: ``num_selected=None`` and ``without_neighbours="first"`` are Ditto's,
 ``num_selected=5, squared=False`` are FLAME's.

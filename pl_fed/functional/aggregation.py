@@ -15,6 +15,7 @@ _CACHE_LINE = 16  # float32 numbers of a cache line
 _CHUNK_NUMBERS = {"cpu": 1 << 18}  # numbers of one chunk of columns, which stays in the cache
 _DEFAULT_CHUNK_NUMBERS = 1 << 25  # on other devices, the start of a chunk costs more than memory
 _TIE = 1e-9  # the relative difference of equal distances, above rounding
+_ULPS = 16  # the products of equal rows differ by 4 units in the last place at most, in trials
 
 
 def merging_dtype(rows: Tensor) -> torch.dtype:
@@ -235,6 +236,8 @@ def _mean_near_median(ordered: Tensor, count: int) -> Tensor:
 def squared_distances(products: Tensor) -> Tensor:
     """Return the squared distances between rows, from the products of all pairs of rows.
 
+    A distance that may be a rounding error, below about 1e-7 of the rows' lengths, is 0.
+
     Args:
         products: The Gram matrix, symmetric, [n, n].
 
@@ -247,8 +250,11 @@ def squared_distances(products: Tensor) -> Tensor:
         tensor([[ 0., 25.],
                 [25.,  0.]])
     """
-    norms = products.diagonal()
-    distances = (norms[:, None] + norms - 2 * products).clamp(min=0)
+    norms, limits = products.diagonal(), torch.finfo(products.dtype)
+    sums = norms[:, None] + norms
+    distances = sums - 2 * products
+    is_rounding = distances <= _ULPS * limits.eps * sums.clamp(max=limits.max)
+    distances = torch.where(is_rounding, 0, distances)
     distances = torch.where(distances.isnan(), torch.inf, distances)
     upper = distances.triu(1)  # the two halves of a matrix product may differ in the last bit
     return upper + upper.T

@@ -32,13 +32,14 @@ def ascending_order(values: Tensor, clients: Tensor) -> Tensor:
     return by_client[values[by_client].argsort(stable=True)]
 
 
-def join_ties(values: Tensor) -> Tensor:
+def join_ties(values: Tensor, tolerance: float = _TIE) -> Tensor:
     """Return numbers in which those that differ by rounding only are equal: the smallest of them.
 
-    Neighbours in sorted order belong together if they differ by at most 1e-9 of the smaller one.
+    Neighbours in sorted order belong together if their relative difference is small.
 
     Args:
         values: At least 0, any shape.
+        tolerance: The largest relative difference of neighbours that are equal.
 
     Example:
         >>> join_ties(torch.tensor([0.1 + 0.2, 1.0, 0.3], dtype=torch.float64)).tolist()
@@ -46,7 +47,7 @@ def join_ties(values: Tensor) -> Tensor:
     """
     ordered, order = values.flatten().sort(stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
-    begins[1:] = ~(ordered.diff() <= _TIE * ordered[:-1])
+    begins[1:] = ~(ordered.diff() <= tolerance * ordered[:-1])
     joined = torch.empty_like(ordered)
     joined[order] = ordered[begins][begins.cumsum(0) - 1]
     return joined.view_as(values)
@@ -88,8 +89,8 @@ def krum_scores(distances: Tensor, num_neighbours: int) -> Tensor:
 def select_by_krum(distances: Tensor, num_byzantine: int, count: int) -> Tensor:
     """Return the rows that repeated Krum selects, one after the other, without replacement.
 
-    With r rows left, Krum uses r − f − 2 neighbours, and at least one. Among equal scores, it
-    selects the first row.
+    With r rows left, Krum uses r − f − 2 neighbours, and at least one. Among scores that are equal
+    but for rounding, it selects the first row.
 
     Args:
         distances: Squared distances, with 0 on the diagonal, [n, n].
@@ -114,7 +115,7 @@ def select_by_krum(distances: Tensor, num_byzantine: int, count: int) -> Tensor:
         neighbours = candidates & (candidates.cumsum(1) <= num_neighbours)
         scores = torch.where(neighbours, nearest, 0).sum(1)
         scores.clamp_(max=torch.finfo(scores.dtype).max)
-        best = torch.where(remaining, scores, torch.inf).argmin()
+        best = torch.where(remaining, join_ties(scores), torch.inf).argmin()
         remaining[best] = False
         candidates &= order != best
     return (~remaining).nonzero().flatten()

@@ -23,6 +23,8 @@ from pl_fed.aggregators import (
     Bulyan,
     ByzantineAwareAggregator,
     CenteredClipping,
+    Chain,
+    Clipping,
     GeometricMedian,
     KLoss,
     KNorm,
@@ -270,6 +272,14 @@ def test_k_norm_equals_a_hand_computed_example():
     assert merge(KNorm(), rows, 2).tolist() == [0.5, -1.0]
     assert merge(KNorm(), rows, 3).tolist() == [1.0, 0.0]
     assert merge(KNorm(), rows, 0).tolist() == [2.5, 0.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_k_norm_breaks_ties_of_clipped_uploads_by_the_smallest_client_id(dtype):
+    rows = torch.tensor([[3, 5], [1, 2], [5, 1], [2, 7], [6, 1], [7, 3]], dtype=dtype)
+    clipped = rows / rows.norm(dim=1, keepdim=True)
+    merged = merge(Chain([Clipping(1.0)], KNorm(3)), rows)
+    assert_close(merged, clipped[:3].mean(0))
 
 
 def test_k_norm_breaks_ties_by_the_smallest_client_id():

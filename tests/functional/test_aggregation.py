@@ -19,6 +19,7 @@ from pl_fed.functional.aggregation import (
     row_norm,
     sign_counts,
     sort_columns,
+    squared_distances,
     squared_norms,
     subset_mean,
     trimmed_mean,
@@ -176,6 +177,13 @@ def mean_around_median_by_sorting(column, count):
     first = np.concatenate([low[:room], high[: max(0, room - len(low))]])
     second = np.concatenate([high[:room], low[: max(0, room - len(high))]])
     return (inside.sum() + 0.5 * first.sum() + 0.5 * second.sum()) / count
+
+
+def test_distances_of_equal_rows_are_zero():
+    """The products of equal rows may differ in the last bits."""
+    products = torch.tensor([[0.3, 0.3 - 1e-16], [0.3 - 1e-16, 0.3]], dtype=torch.float64)
+    assert squared_distances(products).tolist() == [[0, 0], [0, 0]]
+    assert squared_distances(1e-12 * torch.eye(2)).tolist() != [[0, 0], [0, 0]]
 
 
 @pytest.mark.slow

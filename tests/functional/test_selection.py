@@ -56,6 +56,13 @@ def test_krum_selection_equals_a_loop(apart, f, data):
     assert select_by_krum(apart, f, count).tolist() == sorted(chosen)
 
 
+def test_krum_selection_takes_the_first_of_rows_whose_scores_differ_by_rounding():
+    apart = torch.tensor([[0, 0, 9, 9], [0, 0, 9, 9], [9, 9, 0, 0], [9, 9, 0, 0]]).double()
+    apart[0, 2:] *= 1 + 1e-14
+    apart[2:, 0] *= 1 + 1e-14
+    assert select_by_krum(apart, num_byzantine=0, count=1).tolist() == [0]
+
+
 def test_infinitely_distant_rows_are_selected_last_and_once():
     apart = torch.full((4, 4), torch.inf, dtype=torch.float64).fill_diagonal_(0)
     apart[0, 1] = apart[1, 0] = 1.0
