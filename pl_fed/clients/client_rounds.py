@@ -66,6 +66,8 @@ class ClientRounds(FederationModule):
             federation finds out in a trial. Its rates are those of a step one by one alone.
         evaluation_parts: The names of submodules of a LightningModule that its author has set to
             evaluation mode. They stay in it, as in a plain fit.
+        default_parts: For each argument that names parts of the net, and that the user has left
+            out, the parts that it names by default.
     """
 
     models: dict[str, Model]
@@ -88,6 +90,7 @@ class ClientRounds(FederationModule):
         self.draws_globally = False
         self.reads_optimizer = False
         self.evaluation_parts: tuple[str, ...] = ()
+        self.default_parts: dict[str, tuple[str, ...]] = {}
         self._optimizer_layouts: dict[str, OptimizerLayout] | None = None
 
     def begin(self, client: ClientRound) -> None:

@@ -95,6 +95,7 @@ class FedALA(Client):
         self.mixing_share = mixing_share
         self.first_epochs = first_epochs
         self.mixed = own_parts(net, mixed, argument="mixed")
+        self.default_parts = {"mixed": self.mixed} if mixed is None else {}
         self.mixed_positions = find_positions(RowLayout.from_parameters(net), self.mixed)
         self.add_state("weights", self._initial_weights)
         self.add_state("rounds", 0.0)

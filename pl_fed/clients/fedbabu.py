@@ -85,6 +85,7 @@ class FedBABU(Client):
         if finetune_lr is not None:
             check_nonnegative(finetune_lr=finetune_lr)
         self.head_parts = own_parts(net, head, argument="head")
+        self.default_parts = {"head": self.head_parts} if head is None else {}
         layout = RowLayout.from_parameters(net)
         self.head_positions = find_positions(layout, self.head_parts)
         if len(self.head_positions) == layout.numel:

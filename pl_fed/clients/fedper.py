@@ -41,7 +41,8 @@ class FedPer(Client):
 
     Raises:
         ValueError: If the net lacks a part in ``own``, or ``own`` is ``None`` and the net has only
-            one module with trainable parameters.
+            one module with trainable parameters. Before training, if the loss does not depend on
+            the default head.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -52,6 +53,7 @@ class FedPer(Client):
     def __init__(self, net: nn.Module, own: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(net, models={"personal": Model(kept=False)}, **kwargs)
         self.own = own_parts(net, own)
+        self.default_parts = {"own": self.own} if own is None else {}
         self.own_positions = find_positions(RowLayout.from_parameters(net), self.own)
         self.own_statistics = find_positions(RowLayout.from_buffers(net), self.own)
         self.add_state("own", self._initial_own_parts)

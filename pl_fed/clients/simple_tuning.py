@@ -82,6 +82,7 @@ class SimpleTuning(Client):
         check_integers(0, head_seed=head_seed)
         self.head_seed = head_seed
         self.own = own_parts(net, own)
+        self.default_parts = {"own": self.own} if own is None else {}
         self._bounds = find_head_bounds(RowLayout.from_parameters(net), self.own)
         if {tuning_epochs, tuning_steps} != {0, None}:
             check_work(tuning_steps, tuning_epochs, prefix="tuning")

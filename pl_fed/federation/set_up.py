@@ -19,7 +19,13 @@ from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.nets.weights import fit_names, read_weights
 from pl_fed.preflight.compression_rules import check_compression
-from pl_fed.preflight.net_trial import find_net_facts, find_own_reads, try_attacks, try_features
+from pl_fed.preflight.net_trial import (
+    find_net_facts,
+    find_own_reads,
+    refuse_unused_parts,
+    try_attacks,
+    try_features,
+)
 from pl_fed.preflight.privacy_rules import check_privacy, find_participation
 from pl_fed.preflight.round_trial import try_round
 from pl_fed.preflight.rules import (
@@ -243,6 +249,7 @@ class SessionSetup:
     def _try_steps(self, session: Session, trial: Trial) -> None:
         """Try the local steps of the algorithm, and let the session expect their changes."""
         trial.client.reads_own_weights = find_own_reads(trial)
+        refuse_unused_parts(trial)
         try_round(trial)
         facts = self._find_step_facts(trial, session.rounds.batch_rule)
         trial.client.draws_globally = facts.draws_globally

@@ -14,6 +14,8 @@ from pl_fed.attacks import Attack
 from pl_fed.attacks.base import apply_attacks
 from pl_fed.clients.base import Client
 from pl_fed.clients.features import compute_batch_features, compute_features, keeps_features
+from pl_fed.clients.fedper import belongs
+from pl_fed.clients.heads import list_modules
 from pl_fed.clients.kept_parts import restore_values
 from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
@@ -28,6 +30,7 @@ from pl_fed.tasks import LightningTask
 from pl_fed.tasks.criterion import CriterionTask
 from pl_fed.tasks.metric_values import local_metrics
 from pl_fed.tasks.module_facts import ModuleFacts
+from pl_fed.text import quote
 from pl_fed.trees import Tree, clone, count_samples, describe, leaves, read_versions, select
 from pl_fed.types import Batch, ClientContext
 
@@ -121,6 +124,55 @@ def find_own_reads(trial: Trial) -> bool:
             raise
         except Exception:
             return False
+
+
+def refuse_unused_parts(trial: Trial) -> None:
+    """Refuse parts that an argument names by default, if the loss does not depend on them.
+
+    The last module of a net may be a copy for a moving average, and not the head. A net whose loss
+    fails is left to the trial of the local steps, as is one that Python cannot copy.
+
+    Raises:
+        ValueError: With the argument, and the last part on which the loss depends.
+    """
+    for argument, parts in trial.client.default_parts.items():
+        names = _find_used_parameters(trial)
+        if names and not any(belongs(name, parts) for name in names):
+            client, used = trial.client, list_modules(names)
+            raise ValueError(
+                f"Expected argument `{argument}` to name parts on which the loss of"
+                f" {type(client.global_model).__name__} depends but got None, which is its last"
+                f" module, {quote(parts)}, without a gradient: set `model.{argument}` to the"
+                f" modules that {type(client).__name__} needs, such as {used[-1:]}."
+            )
+
+
+def _find_used_parameters(trial: Trial) -> list[str]:
+    """Return the names of the trainable parameters on which the loss of a few samples depends."""
+    index = trial.data.train.index[:2]
+    try:
+        copied = trial.copy()
+    except Exception:
+        return []
+    if not len(index):
+        return []
+    client = copied.client
+    with (
+        torch.enable_grad(),
+        fork_all_generators(),
+        evaluation_mode(client),
+        restore_values(trial.client),
+        trial.settings.autocast(),
+    ):
+        try:
+            parameters = client.row("global").tensors
+            loss = client.task.loss(client.global_model, copied.load_minibatch(index))
+            gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            return []
+    return [name for name, value in zip(parameters, gradients) if value is not None]
 
 
 def _try_kept_states(client: Client, optimizer: torch.optim.Optimizer) -> None:

@@ -12,7 +12,17 @@ from tables import table_test
 from torch import nn
 
 from pl_fed import Federation, clients
-from pl_fed.clients import Ditto, FedAS, FedAvg, FedRep, KNNPer
+from pl_fed.clients import (
+    Ditto,
+    FedALA,
+    FedAS,
+    FedAvg,
+    FedBABU,
+    FedPer,
+    FedRep,
+    KNNPer,
+    SimpleTuning,
+)
 from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
@@ -304,3 +314,28 @@ def test_algorithms_that_call_a_net_with_other_weights_refuse_one_that_reads_its
     refused = kind(seeded(lambda: Listed(lists=True)), optimizer=sgd(0.1))
     with pytest.raises(ValueError, match=f"other weights by {kind.__name__} but .* from a list"):
         run_tried_rounds(refused, data)
+
+
+class Averaged(nn.Module):
+    """A net with a copy for a moving average, which is its last module."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        self.average = torch.optim.swa_utils.AveragedModel(self.net)
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument"),
+    [(FedPer, "own"), (FedRep, "own"), (FedBABU, "head"), (SimpleTuning, "own"), (FedALA, "mixed")],
+)
+def test_default_head_without_a_gradient_is_refused(kind, argument):
+    """It would be the copy's, and all clients would share the head that they train."""
+    data = shared_out(classes([6, 8]))
+    words = f"`{argument}` to name .* `average.module.2`, without a gradient: .*'net.2'"
+    with pytest.raises(ValueError, match=words):
+        run_tried_rounds(kind(seeded(Averaged)), data)
+    Federation(All(), seed=0).setup(kind(seeded(Averaged), **{argument: ["net.2"]}), data, "fit")
