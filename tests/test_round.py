@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from small_federations import classes, run_rounds, seeded, sgd, shared_out
 
 import pl_fed
@@ -30,10 +31,11 @@ def make_client_and_federation(kind):
     )
 
 
-def fit(folder, client, federation, rounds):
+def fit(folder, client, federation, rounds, callbacks=None):
     trainer = pl_fed.Trainer(
         federation,
         max_epochs=rounds,
+        callbacks=callbacks,
         default_root_dir=folder,
         accelerator="cpu",
         limit_val_batches=0,
@@ -149,3 +151,20 @@ def test_last_round_reads_no_samples_of_a_round_after_the_run(tmp_path):
     client = Ditto(seeded(lambda: MLP(4, [], 3)), optimizer=sgd(0.1))
     fit(tmp_path, client, federation, rounds=2)
     assert federation.session.states.participation.sum() == 2 * 2
+
+
+@pytest.mark.parametrize("starts_frozen", [False, True])
+def test_parameters_that_a_callback_freezes_or_unfreezes_are_refused(tmp_path, starts_frozen):
+    """One by one, clients would train another part of the global model than in a stack."""
+
+    class Toggle(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            trains = (trainer.current_epoch == 0) != starts_frozen
+            pl_module.global_model.layers[1].requires_grad_(trains)
+
+    net = seeded(lambda: MLP(4, [3], 3))
+    net.layers[1].requires_grad_(not starts_frozen)
+    federation = pl_fed.Federation(All(), seed=0)
+    words = r"`requires_grad` of .* `layers.1.weight`, `layers.1.bias` before round 1: set it in"
+    with pytest.raises(ValueError, match=words):
+        fit(tmp_path, Ditto(net, optimizer=sgd(0.1)), federation, rounds=2, callbacks=Toggle())

@@ -37,6 +37,7 @@ from pl_fed.rounds.upload_channel import UploadChannel
 from pl_fed.rounds.uploads import Proposals, Uploads, forge_uploads, mean_factor, scale
 from pl_fed.samplers import Sampler
 from pl_fed.systems import ClientProfiles, LinkBytes, Systems
+from pl_fed.text import quote
 from pl_fed.trees import Tree
 from pl_fed.types import Batch, RoundContext
 
@@ -177,6 +178,7 @@ class RoundRunner:
         if self.privacy is not None:
             self.privacy.check_round(round)
         self.client.renew_rows()
+        _check_trained_parameters(self.client, round)
         self.byzantine_clients.begin(round)
         notes = _Notes()
         # 1. The clients train.
@@ -651,6 +653,33 @@ class RoundRunner:
         share, states = trained.valid_states()
         share.store_states(self.states.store, states)
         self.states.count_round(share.cohort)
+
+
+def _check_trained_parameters(client: Client, round: int) -> None:
+    """Refuse another set of trainable parameters than that of the clients' rows.
+
+    A callback may freeze a part of the global model, for example. A stack of clients trains it
+    nevertheless, and so does each copy of the model, such as a personal one.
+
+    Raises:
+        ValueError: With the names of the parameters.
+    """
+    for model in dict.fromkeys(("global", *client.trained)):
+        trained = client.row(model).tensors
+        changed = [
+            name
+            for name, parameter in client.model(model).named_parameters()
+            if parameter.requires_grad != (name in trained)
+        ]
+        if changed:
+            net = type(client.model(model)).__name__
+            raise ValueError(
+                f"Expected `requires_grad` of the parameters of {net} to stay as at the start,"
+                " since it decides which parameters clients train and send, but got another value"
+                f" for {quote(changed)} before round {round}: set it in `__init__` of the net; to"
+                " train a part in some rounds only, give its group of the optimizer a schedule with"
+                " a learning rate of 0 in the others."
+            )
 
 
 def _join_norms(norms: Sequence[Tensor | float]) -> Tensor:
