@@ -1,6 +1,6 @@
 """Local steps as functions of tensors, for many clients at once or one client after the other."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -151,11 +151,12 @@ class StackedRunner(BatchedRunner):
 
         Raises:
             CannotCompileError: If the step cannot be compiled; the rows are unchanged then.
-            CannotStackError: If an eager step changes a buffer or draws from a global generator;
-                the rows are unchanged then.
+            CannotStackError: If clients have different running statistics, or an eager step changes
+                a buffer or draws from a global generator; the rows are unchanged then.
         """
         batches, models, clients = chunk.batches, chunk.round.models, len(chunk.clients)
         rows = chunk.round.readable_rows()
+        _load_statistics(client, {model: models[model] for model in chunk.objective.trained})
         step = self.prepare(client, optimizer, chunk, rows)
         with torch.no_grad(), self._note_errors(chunk):
             step.buffers.load(models, rows)
@@ -182,6 +183,24 @@ class StackedRunner(BatchedRunner):
             chunk.on_done(clients)
             totals = step.buffers.totals
             return {name: total[:clients] / inputs.ends[-1] for name, total in totals.items()}
+
+
+def _load_statistics(client: Client, models: Mapping[str, ModelRows]) -> None:
+    """Load the running statistics that all clients of a stack have.
+
+    A stacked step reads the buffers of the modules. Those of the clients' rows are others, for
+    example, if a callback has changed a buffer of the global model and clients begin with it.
+
+    Raises:
+        CannotStackError: If the clients' statistics of a model differ.
+    """
+    for model, rows in models.items():
+        own, statistics = client.statistics(model), rows.statistics
+        if not own.layout.numel:
+            continue
+        if bool((statistics != statistics[0]).any()):
+            raise CannotStackError(f"clients have different buffers of model `{model}`")
+        own.data.copy_(statistics[0])
 
 
 @contextmanager

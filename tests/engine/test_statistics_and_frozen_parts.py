@@ -10,7 +10,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from pl_fed import EngineOptions, Federation
 from pl_fed.aggregators import Mean
-from pl_fed.clients import Ditto, FedAvg, Local, Mapper
+from pl_fed.clients import Ditto, FedAvg, FedPer, Local, Mapper
 from pl_fed.samplers import All
 
 
@@ -146,6 +146,36 @@ class Constant(nn.Module):
 
     def forward(self, x):
         return self.net(x - self.mean)
+
+
+class Divided(nn.Linear):
+    """A linear layer with a saved buffer that no step changes."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("temperature", torch.tensor(1.0))
+
+    def forward(self, x):
+        return super().forward(x) / self.temperature
+
+
+class Unlike(FedPer):
+    """Clients begin with different buffers."""
+
+    def begin(self, client):
+        super().begin(client)
+        client.models["personal"].statistics += client.ids[:, None]
+
+
+@pytest.mark.filterwarnings("ignore:Clients are run one by one from round 0 on")
+@pytest.mark.parametrize("kind", [FedPer, Unlike])
+def test_stacked_steps_read_the_buffers_of_the_clients(kind):
+    """As after a callback that changes a buffer of the global model."""
+    data = shared_out(classes([6, 6, 6]), batch_size=3)
+    client = kind(seeded(Divided), own=[], optimizer=sgd(1.0))
+    client.global_model.temperature.fill_(4.0)
+    outcomes = [run_rounds(client, data, engine=engine) for engine in ("one_by_one", "stacked")]
+    assert outcomes[0].distance(outcomes[1]) < 1e-15
 
 
 def test_constant_buffers_stay_bit_equal():
