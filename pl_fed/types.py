@@ -73,8 +73,8 @@ class SampleEntries:
     Attributes:
         inputs: The keys of a dict, or the positions in a tuple, of the inputs.
         target: The key or the position of the target.
-        kind: The dataclass or named tuple of the samples; ``None`` for dicts and tuples. Unused
-            fields of its batches are ``None``.
+        kind: The dataclass or named tuple of the samples, or of the batch of the user's own
+            ``collate_fn``; ``None`` for dicts and tuples. Unused fields are ``None``.
 
     Example:
         >>> SampleEntries(("image",), "mask").join(1, 2), SampleEntries((0, 2), 1).join((1, 3), 2)

@@ -91,6 +91,7 @@ class SampleReader:
         owners = [self.roles.owner(sample) for sample in samples]
         length = len(samples[0]) if isinstance(samples[0], Sized) else 0
         batch = self.collate(samples)
+        kind = type(batch) if self._is_users else kind  # as in Lightning
         try:
             inputs, targets, labels, entries = self.roles.separate(batch, length)
         except ValueError as error:

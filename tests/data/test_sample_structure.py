@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from pl_fed.clients import FedAvg
 from pl_fed.data import FederatedData, LightningData, TorchDataset
+from pl_fed.data.batch_roles import BatchRoles
+from pl_fed.data.sample_reader import SampleReader
 
 COUNT = 300  # samples are read 256 at a time
 
@@ -198,3 +200,21 @@ def test_steps_receive_the_dataclass_or_named_tuple_of_their_samples(kind):
     client = FedAvg(ReadsFields(), optimizer=sgd(0.1))
     runs = [run_rounds(client, data, 1, torch.float32, engine=e) for e in ("one_by_one", "stacked")]
     torch.testing.assert_close(runs[0].w, runs[1].w)
+
+
+def join_as(kind):
+    return lambda samples: kind(*map(torch.stack, zip(*samples)))
+
+
+def test_steps_receive_the_dataclass_or_named_tuple_of_the_collate_function():
+    """They were a dict or a tuple of the fields, as the samples are."""
+    samples = [values(index) for index in range(4)]
+    samples = [(a, b, torch.tensor(y)) for a, b, y in samples]
+    for kind in (Pair, NamedPair):
+        joined = SampleReader(BatchRoles(), join_as(kind))(samples)
+        batch = joined.entries.join(joined.inputs, joined.targets)
+        assert type(batch) is kind
+        assert torch.equal(batch.b, torch.stack([b for _, b, _ in samples]))
+    named = [NamedPair(*sample) for sample in samples]
+    joined = SampleReader(BatchRoles(), join_as(lambda *parts: parts))(named)
+    assert type(joined.entries.join(joined.inputs, joined.targets)) is tuple
