@@ -13,6 +13,7 @@ from pl_fed.arguments import check_choice
 from pl_fed.exports.file_format import Format
 from pl_fed.exports.lightning_checkpoint import LightningCheckpoint
 from pl_fed.exports.peft_adapter import PeftAdapter
+from pl_fed.text import quote
 
 
 class StateDict(Format):
@@ -41,9 +42,20 @@ class Safetensors(Format):
     takes_trees = True
 
     def write(self, net: nn.Module, path: Path) -> None:
-        """Write the tensors."""
+        """Write the tensors.
+
+        Raises:
+            ValueError: If the net's state has other values, as by ``get_extra_state``.
+        """
         from safetensors.torch import save_model  # only this format needs the package
 
+        others = [name for name, value in net.state_dict().items() if not isinstance(value, Tensor)]
+        if others:
+            raise ValueError(
+                "Expected argument `format` to be one for a state with more than tensors but got"
+                f" 'safetensors' and {quote(others)} of {type(net).__name__}: use state_dict or"
+                " lightning."
+            )
         save_model(net, str(path))
 
 

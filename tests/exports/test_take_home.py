@@ -114,3 +114,19 @@ def test_clients_are_found_by_id_or_owner(word, client):
 def test_unknown_and_ambiguous_clients_are_refused(word, owners, match):
     with pytest.raises(ValueError, match=match):
         find_client(word, 3, owners)
+
+
+class Noted(nn.Linear):
+    """A net with a value of its own in its state dict."""
+
+    def get_extra_state(self):
+        return {"temperature": 2.0}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_safetensors_refuse_a_state_with_other_values(tmp_path):
+    pytest.importorskip("safetensors")
+    with pytest.raises(ValueError, match=r"more than tensors but got .* `_extra_state` of Noted"):
+        Safetensors(X).write(Noted(2, 2), tmp_path / "client_1.safetensors")
