@@ -7,7 +7,7 @@ from small_federations import classes, run_rounds, seeded, sgd, shared_out
 
 import pl_fed
 import pl_fed.state.row_table
-from pl_fed.clients import Ditto
+from pl_fed.clients import Ditto, FedRep
 from pl_fed.models import MLP
 from pl_fed.samplers import All, Uniform
 
@@ -168,3 +168,13 @@ def test_parameters_that_a_callback_freezes_or_unfreezes_are_refused(tmp_path, s
     words = r"`requires_grad` of .* `layers.1.weight`, `layers.1.bias` before round 1: set it in"
     with pytest.raises(ValueError, match=words):
         fit(tmp_path, Ditto(net, optimizer=sgd(0.1)), federation, rounds=2, callbacks=Toggle())
+
+
+@pytest.mark.parametrize("kind", [Ditto, FedRep])
+def test_parameters_that_are_frozen_after_the_copies_were_made_are_refused(kind):
+    net = seeded(lambda: MLP(4, [3], 3))
+    client = kind(net, optimizer=sgd(0.1))
+    net.layers[1].requires_grad_(False)
+    words = r"`layers.1.bias`, `layers.1.weight` of the global model than of `\w+`: freeze parts"
+    with pytest.raises(ValueError, match=words):
+        run_rounds(client, shared_out(classes([5, 6, 7, 8])))

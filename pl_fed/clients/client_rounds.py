@@ -1,7 +1,7 @@
 """The part of a client that rounds call: its rows, its declared states, begin and end."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -29,6 +29,7 @@ from pl_fed.nets.rows import (
     trainable_parameters,
     usable_rows,
 )
+from pl_fed.text import quote
 from pl_fed.types import Population
 
 COMPRESSION = "compression."
@@ -330,11 +331,27 @@ class ClientRounds(FederationModule):
         return upload, client_states
 
     def row(self, name: str) -> Row:
-        """Return the flat row of a model's trainable parameters."""
+        """Return the flat row of a model's trainable parameters.
+
+        Raises:
+            ValueError: If these are others than those of the global model: models begin as copies.
+        """
         if name not in self._rows:
             tensors = trainable_parameters(self.model(name))
+            self._check_copy(name, tensors)
             self._rows[name] = Row(tensors, RowLayout.from_tensors(tensors.items()))
         return self._rows[name]
+
+    def _check_copy(self, name: str, trainable: Mapping[str, Tensor]) -> None:
+        """Refuse a copy of the net with other trainable parameters than the global model."""
+        changed = sorted(trainable.keys() ^ trainable_parameters(self.model("global")).keys())
+        if changed:
+            raise ValueError(
+                f"Expected the models of {type(self).__name__} to train the same parameters but got"
+                f" another `requires_grad` for {quote(changed)} of the global model than of"
+                f" `{name}`: freeze parts of the net before you give it to the algorithm, which"
+                " makes copies of it."
+            )
 
     def statistics(self, name: str) -> Row:
         """Return the flat row of a model's running statistics (BatchNorm's, as a rule)."""
