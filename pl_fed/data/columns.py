@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -440,6 +441,8 @@ def _encode_category(
         if isinstance(value, bool):  # as pandas and spreadsheets write it
             for text in (str(value), str(value).upper()):
                 number.setdefault(text, position)
+        elif isinstance(value, Integral):  # pandas writes 1.0 beside a missing value
+            number.setdefault(f"{value}.0", position)
     if _is_real(_plain(table, name).type):  # integers beside missing values are real numbers
         number = {f"{value}.0": position for value, position in number.items()} | number
     unknown = [value for value in values if value not in number]

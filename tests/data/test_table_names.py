@@ -203,6 +203,16 @@ def test_given_booleans_are_the_texts_of_other_programs(tmp_path, texts):
     assert Table(path, "c", exclude=["y"], **settings).load().targets.tolist() == [0, 1, 0]
 
 
+def test_given_integers_are_numbers_that_pandas_writes_beside_a_missing_value(tmp_path):
+    path = write(tmp_path, "c", ["2.0", "", "1.0", "1.5"])
+    for values, expected in (([1, 2], [1, 2, 0, 2]), ([2, "1.0"], [0, 2, 1, 2])):
+        source = Table(path, "y", inputs=[], ids=["c"], categories={"c": values})
+        assert source.load().inputs.flatten().tolist() == expected
+    path = write(tmp_path, "c", ["2.0", "1.0", "2.0"])
+    arrays = Table(path, "c", exclude=["y"], categories={"c": [2, 1]}).load()
+    assert (arrays.targets.tolist(), arrays.class_names) == ([0, 1, 0], ("2", "1"))
+
+
 def test_given_classes_number_targets(tmp_path):
     path = write(tmp_path, "c", ["7", "007", "7"])
     arrays = Table(path, "c", exclude=["y"], categories={"c": ["7", "007", "9"]}).load()
