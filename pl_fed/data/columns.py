@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from pl_fed.data.column_roles import ColumnRoles
+from pl_fed.data.column_roles import ColumnRoles, quote_hint
 from pl_fed.data.reading import report_read_errors
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays
 from pl_fed.text import escape_controls
@@ -24,6 +24,7 @@ PARTS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TE
 INDEX_NAMES = ("index", "level_0")  # row numbers if all are different integers
 _ROW_NUMBERS = re.compile(r"Unnamed: 0(\.\d+)*|__index_level_\d+__")
 _REAL = re.compile(r"[^\w]*\d[\d.,' ]*[.,]\d+[^\w]*")  # also 1,200 and 3,14 and $1.50
+_BOOLEAN_NAMES = ("yes", "no", "on", "off")  # YAML reads them as booleans without quotes
 _OTHER = "other"  # the category of values outside of the categories
 _LISTED = 100  # largest number of categories that a preparation lists
 
@@ -446,6 +447,7 @@ def _encode_category(
     if _is_real(_plain(table, name).type):  # integers beside missing values are real numbers
         number = {f"{value}.0": position for value, position in number.items()} | number
     unknown = [value for value in values if value not in number]
+    _refuse_booleans_for_names(name, categories, unknown)
     if unknown and not with_others:
         raise ValueError(
             f"Expected column {name!r} to hold the classes that `categories` names but got"
@@ -453,6 +455,19 @@ def _encode_category(
         )
     codes = np.array([number.get(value, len(names)) for value in values], dtype=np.int64)
     return codes[ids], [*names, _OTHER] if with_others else names
+
+
+def _refuse_booleans_for_names(
+    name: str, categories: Sequence[Any], unknown: Sequence[str]
+) -> None:
+    """Raise ``ValueError`` if categories are booleans, but a column holds yes, no, on or off."""
+    booleans = [value for value in categories if isinstance(value, bool)]
+    words = [value for value in unknown if value.lower() in _BOOLEAN_NAMES]
+    if booleans and words:
+        raise ValueError(
+            f"Expected argument `categories` to hold values of column {name!r}, such as"
+            f" {words[0]!r}, but got {booleans[0]!r}{quote_hint(categories)}"
+        )
 
 
 def _write_value(value: Any) -> str:

@@ -203,6 +203,16 @@ def test_given_booleans_are_the_texts_of_other_programs(tmp_path, texts):
     assert Table(path, "c", exclude=["y"], **settings).load().targets.tolist() == [0, 1, 0]
 
 
+@pytest.mark.parametrize("texts", [("no", "yes"), ("Off", "On")])
+def test_given_booleans_are_refused_for_names_that_yaml_reads_as_booleans(tmp_path, texts):
+    path, categories = write(tmp_path, "c", [*texts, texts[0]]), {"c": [False, True]}
+    words = f"values of column 'c', such as '{texts[0]}', but got False: put the names yes, no"
+    with pytest.raises(ValueError, match=words):
+        Table(path, "y", one_hot=["c"], categories=categories).load()
+    with pytest.raises(ValueError, match=words):
+        Table(path, "c", exclude=["y"], categories=categories).load()
+
+
 def test_given_integers_are_numbers_that_pandas_writes_beside_a_missing_value(tmp_path):
     path = write(tmp_path, "c", ["2.0", "", "1.0", "1.5"])
     for values, expected in (([1, 2], [1, 2, 0, 2]), ([2, "1.0"], [0, 2, 1, 2])):
