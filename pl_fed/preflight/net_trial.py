@@ -321,10 +321,12 @@ _INPUT_REMEDIES = {
     "'indices'": ": inputs are floating-point numbers, so call an embedding with x.long()",
 }
 _CLASS_IDS = ": to use real-valued targets as class ids, call targets.long() in the criterion"
+_LABELS = ": give several labels of a sample as floating-point numbers"
 _TARGET_REMEDIES = {
+    "output type Long": _LABELS,
     "to be Long": _CLASS_IDS,
     "type Long": _CLASS_IDS,
-    "got Long": ": give several labels of a sample as floating-point numbers",
+    "got Long": _LABELS,
 }
 
 _MAX_SAMPLES, _BATCH = 512, 16

@@ -173,16 +173,17 @@ def test_real_targets_are_accepted(shape):
 
 
 @table_test(
-    ("targets", "remedy"),
+    ("targets", "criterion", "remedy"),
     [
-        (torch.ones(20, 2, dtype=torch.int64), "give several labels of a sample as floating-point"),
-        (torch.rand(20), "to use real-valued targets as class ids, call targets.long()"),
+        (torch.ones(20, 2).long(), nn.CrossEntropyLoss, "several labels of a sample as floating"),
+        (torch.ones(20, 2).long(), nn.BCEWithLogitsLoss, "several labels of a sample as floating"),
+        (torch.rand(20), nn.CrossEntropyLoss, "as class ids, call targets.long()"),
     ],
 )
-def test_remedy_of_targets_of_another_type_fits_the_type(targets, remedy):
+def test_remedy_of_targets_of_another_type_fits_the_type(targets, criterion, remedy):
     data = make_clients(torch.rand(20, 4), targets, 0)
     with pytest.raises(ValueError, match=re.escape(remedy)):
-        try_net(Ditto(nn.Linear(4, 2)), data)
+        try_net(Ditto(nn.Linear(4, 2), criterion=criterion()), data)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
