@@ -10,7 +10,7 @@ from torch import Tensor
 from pl_fed.configurable import Configurable
 from pl_fed.data.memory_map import holds_memory_map, tensors_of_memory_maps
 from pl_fed.tasks.own_batches import OwnBatches
-from pl_fed.trees import Tree, count_samples, describe, foreign_leaf, leaves
+from pl_fed.trees import Tree, count_samples, describe, foreign_leaf, leaves, tree_map
 from pl_fed.types import SampleEntries
 
 TRAIN, VAL, TEST = 0, 1, 2
@@ -85,6 +85,7 @@ class Arrays:
         """Check that the tensors fit together."""
         self._open_memory_maps()
         self._check_tensors()
+        self._remove_graphs()
         first = leaves(self.inputs)[0]
         if first.dim() == 0 or len(first) == 0:
             raise ValueError(
@@ -131,6 +132,11 @@ class Arrays:
         if holds_memory_map(self.inputs):
             object.__setattr__(self, "inputs", tensors_of_memory_maps(self.inputs))
             object.__setattr__(self, "mapped", True)
+
+    def _remove_graphs(self) -> None:
+        """Detach tensors that a net computed with gradients: samples are constants."""
+        for name in ("inputs", "targets"):
+            object.__setattr__(self, name, tree_map(Tensor.detach, getattr(self, name)))
 
     def _check_tensors(self) -> None:
         for name in ("client", "split", "labels", "groups"):

@@ -496,6 +496,14 @@ def test_class_ids_become_int64(dtype):
     assert clients.num_classes == 3
 
 
+def test_features_with_a_graph_are_samples_without_one():
+    weight = torch.ones(1, requires_grad=True)
+    x, y = weight * torch.ones(4, 2), weight * torch.ones(4, 1)
+    arrays = Arrays((x, x), {"a": y})
+    assert not any(leaf.requires_grad for leaf in (*arrays.inputs, arrays.targets["a"]))
+    assert arrays.inputs[0].data_ptr() == x.data_ptr(), "no copy"
+
+
 def test_real_targets_stay_real():
     y = torch.tensor([[0.5], [1.5], [2.5]])
     clients = split_clients(Made(torch.zeros(3, 1), y), num_clients=1)
