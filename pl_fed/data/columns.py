@@ -344,9 +344,26 @@ def _build_targets(
         ids, values = _encode(table, name)
         if name in categories:
             ids, values = _encode_category(table, name, categories[name], with_others=False)
+        else:
+            _warn_of_two_writings(name, values)
         return torch.from_numpy(ids), values
     columns = [_read_numbers(table, name) for name in roles.targets]
     return torch.from_numpy(np.stack(columns, 1)), []
+
+
+def _warn_of_two_writings(name: str, values: Sequence[str]) -> None:
+    """Say that an integer has two ids because pandas wrote it as a real number in some rows.
+
+    It does so in a file in which another value of the column is missing.
+    """
+    written = {*values}
+    doubled = [value for value in values if f"{value}.0" in written]
+    if doubled:
+        rank_zero_warn(
+            f"pl_fed takes {doubled[0]!r} and '{doubled[0]}.0' in column {name!r} for two values,"
+            " because they are written differently, as by pandas in a column with a missing value:"
+            " write them alike, in pandas by `astype('Int64')`."
+        )
 
 
 def _warn_of_numbers_as_text(table: Any, name: str) -> None:
@@ -435,6 +452,7 @@ def _encode_category(
     """
     ids, values = _encode(table, name)
     if categories is None:
+        _warn_of_two_writings(name, values)
         return ids, values
     names = list(map(_write_value, categories))
     number = {value: position for position, value in enumerate(names)}

@@ -127,6 +127,17 @@ def test_folder_of_tables_equals_the_joined_table(tables):
     assert joined_table.preparation == pieces.preparation
 
 
+@pytest.mark.parametrize(
+    "settings", [{"target": "y", "one_hot": ["c"]}, {"target": "c", "exclude": ["y"]}]
+)
+def test_integers_that_are_real_numbers_in_some_files_are_reported(tmp_path, settings):
+    """pandas writes the integers of a client with a missing value as real numbers."""
+    (tmp_path / "a.csv").write_text("x,y,c\n1,0,3\n2,1,4\n")
+    (tmp_path / "b.csv").write_text("x,y,c\n3,0,3.0\n4,1,x\n")
+    with pytest.warns(UserWarning, match="takes '3' and '3.0' in column 'c' for two values"):
+        ClientFolder(str(tmp_path), **settings).load()
+
+
 def test_categories_and_types_are_joined_over_all_tables(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "a.csv").write_text("x,city,y\n1,Uri,0\n")
