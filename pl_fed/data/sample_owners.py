@@ -27,13 +27,19 @@ def number_sample_owners(
         return None, None
     if owners is None:
         owners = _owner_attribute(dataset, client) if isinstance(client, str) else client
-    if not isinstance(owners, Sequence | Tensor | np.ndarray) or len(owners) != len(dataset):
+    owners = _as_list(owners)
+    if not isinstance(owners, Sequence) or len(owners) != len(dataset):
         got = f"{len(owners)} owners" if isinstance(owners, Sized) else repr(owners)
         raise ValueError(
             f"Expected argument `client` to give an owner for each of {len(dataset)} samples but"
             f" got {got}."
         )
-    return number_owners([*owners])
+    return number_owners(owners)
+
+
+def _as_list(values: Any) -> Any:
+    """Return the values of an array, or of a column of pandas, as a list; any other unchanged."""
+    return [*values] if hasattr(values, "__array__") and isinstance(values, Sized) else values
 
 
 def read_labels(dataset: Any, labels: Callable[[Any], Any] | Sequence[Any]) -> Tensor:
@@ -61,6 +67,8 @@ def number_labels(labels: Sequence[Any], samples: int) -> Tensor:
         >>> number_labels(["dog", "cat", "dog"], 3)
         tensor([1, 0, 1])
     """
+    if not isinstance(labels, Tensor | np.ndarray):
+        labels = _as_list(labels)
     if len(labels) and all(isinstance(label, str) for label in labels):
         labels = np.unique(labels, return_inverse=True)[1].tolist()
     got = f"{len(labels)} values such as {labels[0]!r}" if len(labels) else "no values"

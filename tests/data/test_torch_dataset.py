@@ -163,6 +163,15 @@ def test_clients_as_a_list(owners):
     assert texts.client.tolist() == arrays.client.tolist()
 
 
+def test_clients_and_labels_as_a_column_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"user": ["b", "a", "b"], "kind": [4, 5, 4]}, index=[7, 8, 9])
+    samples = [(0.5, 1.5), (2.0, 3.0), (4.0, 5.0)]
+    arrays = TorchDataset(samples, client=table["user"], labels=table["kind"]).load()
+    assert (arrays.names, arrays.client.tolist()) == (["a", "b"], [1, 0, 1])
+    assert arrays.labels.tolist() == [4, 5, 4]
+
+
 def test_client_attribute_of_the_data_set_below_subsets():
     pairs = Pairs(40)
     part = Subset(Subset(pairs, range(3, 30)), [5, 0, 2])
