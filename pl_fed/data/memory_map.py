@@ -12,7 +12,10 @@ from torch import Tensor
 
 from pl_fed.trees import Tree
 
-_TYPES = "bool, uint8, an integer or a floating-point number of at most 64 bits"
+_TYPES = (
+    "bool, uint8, a signed integer or a floating-point number of at most 64 bits, in the byte order"
+    " of this machine,"
+)
 
 
 def holds_memory_map(tree: Any) -> bool:
@@ -42,7 +45,9 @@ def tensors_of_memory_maps(tree: Any) -> Tree:
     kind = tree.dtype
     is_unsigned = kind.kind == "u" and kind.itemsize > 1  # torch does not gather their rows
     if kind.kind not in "biuf" or is_unsigned or kind.itemsize > 8 or not kind.isnative:
-        raise TypeError(f"Expected a memory map to hold {_TYPES} but got {kind}.")
+        raise TypeError(
+            f"Expected a memory map to hold {_TYPES} but got {kind}: write another type."
+        )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable")
         return torch.from_numpy(tree)

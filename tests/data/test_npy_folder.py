@@ -192,9 +192,12 @@ BROKEN[[7, 50], 2] = np.nan
         ),
         (
             {"x": make_inputs("uint8").astype("uint16")},
-            "memory map to hold bool, .* but got uint16",
+            "a signed integer or .* but got uint16: write another type",
         ),
-        ({"x": make_inputs("float32").astype(">f4")}, "memory map to hold bool, .* but got >f4"),
+        (
+            {"x": make_inputs("float32").astype(">f4")},
+            "order of this machine, but got >f4",
+        ),
         ({"x": np.array([["a"]] * COUNT)}, "memory map to hold bool, .* but got <U1"),
         ({"x": np.array([{}] * COUNT)}, "x.npy to be an .npy file of numbers but got ValueError"),
         ({"y": np.zeros(5, int)}, r"`y` to have 60 rows, as many as `x`, but got shape \[5"),
