@@ -324,6 +324,7 @@ _CLASS_IDS = ": to use real-valued targets as class ids, call targets.long() in 
 _LABELS = ": give several labels of a sample as floating-point numbers"
 _TARGET_REMEDIES = {
     "output type Long": _LABELS,
+    "Long but expected": _LABELS,
     "to be Long": _CLASS_IDS,
     "type Long": _CLASS_IDS,
     "got Long": _LABELS,

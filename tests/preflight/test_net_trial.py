@@ -177,6 +177,7 @@ def test_real_targets_are_accepted(shape):
     [
         (torch.ones(20, 2).long(), nn.CrossEntropyLoss, "several labels of a sample as floating"),
         (torch.ones(20, 2).long(), nn.BCEWithLogitsLoss, "several labels of a sample as floating"),
+        (torch.ones(20, 2).long(), nn.BCELoss, "several labels of a sample as floating"),
         (torch.rand(20), nn.CrossEntropyLoss, "as class ids, call targets.long()"),
     ],
 )
