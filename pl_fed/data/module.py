@@ -587,7 +587,8 @@ class FederatedData(Configurable, LightningDataModule):
             return tree_map(partial(_convert, real=self._real_type()), inputs)
         if not any(is_set.values()):
             return _convert(arrays.inputs, self._real_type())
-        x = arrays.inputs.to(self._type_of_changed(arrays.inputs))
+        changed = self._type_of_changed(arrays.inputs)
+        x = arrays.inputs.to(changed, copy=bool(self.transforms))  # one may change it in place
         if arrays.inputs.dtype == torch.uint8:
             x /= 255
         return self._apply_transforms(x)

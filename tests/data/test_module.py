@@ -667,6 +667,17 @@ def test_transforms_are_batched_and_precede_normalization():
     assert abs(float(train.mean())) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+def test_transforms_in_place_leave_the_samples_of_the_source(dtype):
+    """A second federation with the same source transformed the samples a second time."""
+    x = torch.tensor([[0.0, 255.0], [255.0, 0.0]]).to(dtype).view(2, 1, 1, 2)
+    source = Made(x if dtype == torch.uint8 else x / 255, torch.zeros(2).long(), num_classes=1)
+    for _ in range(2):
+        transforms = [v2.Normalize([0.5], [0.5], inplace=True)]
+        inputs = split_clients(source, num_clients=1, transforms=transforms).inputs
+        assert inputs.flatten().tolist() == [-1.0, 1.0, 1.0, -1.0]
+
+
 def test_random_transforms_are_keyed_by_the_seed():
     def inputs(seed):
         transforms = [v2.RandomCrop(6), v2.RandomRotation(90)]
