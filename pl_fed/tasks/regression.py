@@ -14,8 +14,8 @@ class Regression(CriterionTask):
     """Regression: the net predicts real numbers.
 
     The metrics of a client are ``mae``, the mean absolute error; ``rmse``, the root of the mean
-    squared error; and ``r2``, the share of explained variance. ``r2`` is NaN for a client with
-    fewer than two samples.
+    squared error; and ``r2``, the share of explained variance. ``r2`` is NaN for a client
+    whose targets are a single number.
 
     Args:
         criterion: The loss; the mean squared error by default. See :class:`CriterionTask`.
