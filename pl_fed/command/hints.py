@@ -170,7 +170,8 @@ def _suggest_config(section: str, arguments: Sequence[str]) -> str:
     for name in _list_values(arguments, "--ckpt_path"):
         for folder in (Path(name), Path(name).parent.parent):  # a run, or a file in checkpoints/
             if (folder / "config.yaml").is_file():
-                return f"put the config of the run first: --config {folder / 'config.yaml'}"
+                config = shlex.quote(str(folder / "config.yaml"))
+                return f"put the config of the run first: --config {config}"
     for name in _list_values(arguments, "--config", "-c"):
         path = Path(name)
         try:

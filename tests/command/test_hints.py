@@ -83,6 +83,15 @@ def test_hint_for_a_checkpoint_without_a_config_is_the_config_of_its_run(tmp_pat
         assert find_hint(message, ["test", *command]) == expected
 
 
+def test_hint_quotes_the_config_of_a_run_in_a_folder_with_a_space(tmp_path):
+    run = tmp_path / "my runs"
+    run.mkdir()
+    (run / "config.yaml").touch()
+    message = "Expected argument `data.dataset` and `model` to be set but got none."
+    hint = find_hint(message, ["test", "--ckpt_path", str(run)])
+    assert hint == f"put the config of the run first: --config '{run}/config.yaml'"
+
+
 def test_hint_for_a_layer_by_name_is_a_command_with_names():
     message = "Expected argument `data.dataset` to be set but got none."
     hint = find_hint(message, ["fit", "--config", "ditto"])
