@@ -15,7 +15,7 @@ from yaml import YAMLError
 from pl_fed.command.config_files import read_text
 from pl_fed.plain_yaml import list_tokens
 from pl_fed.studies.best_round import BestRound
-from pl_fed.studies.changes import Change, find_layer
+from pl_fed.studies.changes import Change, find_layer, format_override
 from pl_fed.studies.plans import find_space
 from pl_fed.studies.readers import StudyError, refuse
 from pl_fed.studies.selection import SEED
@@ -23,7 +23,8 @@ from pl_fed.studies.spec import StudySpec
 
 _UNSAFE = re.compile(r"[^\w.+-]")
 _MAX_BYTES = 180  # of a folder's name, with room for the suffix of one moved aside
-_CONFIGS = (".yaml", ".yml", ".json")
+_YAML = (".yaml", ".yml")
+_CONFIGS = (*_YAML, ".json")
 _DIGITS = 8  # of the hash that tells shortened names apart
 _TABLE_DIGITS = 12  # of the hash that tells configs apart in the table of results
 
@@ -97,14 +98,45 @@ class Cell:
         return _hash([*self.best_words, *values, *self._read_layers()])[:_TABLE_DIGITS]
 
     def _read_layers(self) -> list[str]:
-        """Return the texts of all layers and of config files that are values, without comments."""
+        """Return the texts of all layers and config files, without comments.
+
+        A config file is a value of an argument, or a part of one, or such a value in another file.
+        """
         files = [*map(find_layer, self.change.layers), *self._list_config_files()]
+        for value in self.change.overrides.values():
+            files += _list_named_files(format_override(value), Path(), files)
+        for file in files:  # the list grows by the files that its files name
+            files += _list_named_files(read_text(file), file.parent, files)
         return [_remove_comments(read_text(file)) for file in files]
 
     def _list_config_files(self) -> list[Path]:
         """Return the config files that are values of arguments, such as ``model: ditto.yaml``."""
         values = [str(value) for value in self.change.overrides.values()]
         return [Path(v) for v in values if v.endswith(_CONFIGS) and Path(v).is_file()]
+
+
+def _list_named_files(text: str, folder: Path, listed: Sequence[Path]) -> list[Path]:
+    """Return the YAML files that a YAML text names, from its folder or the current one.
+
+    Args:
+        text: The text.
+        folder: The folder of the text.
+        listed: Files that are left out.
+    """
+    places = [place / name for name in _list_file_names(text) for place in (folder, Path())]
+    return [path for path in dict.fromkeys(places) if path not in listed and path.is_file()]
+
+
+@lru_cache
+def _list_file_names(text: str) -> tuple[str, ...]:
+    """Return the scalars of a YAML text that are names of YAML files."""
+    if not any(suffix in text for suffix in _YAML):
+        return ()
+    try:
+        values = [value for _, value, _ in list_tokens(text) if isinstance(value, str)]
+    except YAMLError:
+        return ()
+    return tuple(value for value in values if value.endswith(_YAML))
 
 
 def _hash(texts: Sequence[str]) -> str:

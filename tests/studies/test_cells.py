@@ -144,6 +144,24 @@ def test_digest_follows_the_texts_of_config_files_among_the_values(tmp_path):
     assert missing.digest == Cell({}, 0, missing.change).digest
 
 
+def test_digests_follow_the_texts_of_config_files_that_layers_and_values_name(tmp_path):
+    layer, model, net = (tmp_path / f"{name}.yaml" for name in ("layer", "model", "net"))
+    layer.write_text("model: model.yaml  # not nowhere.yaml")
+    model.write_text(f"{{class_path: Ditto, init_args: {{net: {net}, more: {layer}}}}}")
+    value = {"class_path": "Ditto", "init_args": {"net": str(net)}}
+    changes = [Change((str(layer),)), Change(overrides={"model": value})]
+    digests = set()
+    for text in ("{width: 8}", "{width: 9}", "{width:  9}  # as before"):
+        net.write_text(text)
+        for change in changes:
+            cell = Cell({}, 0, change)
+            digests |= {cell.digest, cell.config_digest}
+    assert len(digests) == 2 * 2 * 2
+    before = Cell({}, 0, changes[0]).digest
+    net.unlink()
+    assert Cell({}, 0, changes[0]).digest != before
+
+
 def test_long_names_are_shortened_and_stay_apart():
     names = {folder_name({"axis": "a" * 300 + str(number)}) for number in range(50)}
     assert len(names) == 50
