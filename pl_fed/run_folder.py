@@ -144,8 +144,23 @@ def no_run_error(root: str | Path) -> FileNotFoundError:
         "Expected argument `ckpt_path` = last to find a run with checkpoints/last.ckpt under"
         f" {Path(root).absolute()} but found none: the runs of a config lie under its"
         " trainer.default_root_dir, and write last.ckpt unless they are given a ModelCheckpoint"
-        " without `save_last: true`."
+        f" without `save_last: true`.{name_other_checkpoint(root)}"
     )
+
+
+def name_other_checkpoint(root: str | Path) -> str:
+    """Return a sentence with the newest checkpoint other than ``last.ckpt``; empty without any.
+
+    A run that is killed between its first checkpoint and its first ``last.ckpt`` has such a one.
+
+    Args:
+        root: The folder of a run, or the parent folder of several.
+    """
+    folders = ("checkpoints/*.ckpt", "*/checkpoints/*.ckpt")
+    paths = [path for pattern in folders for path in Path(root).glob(pattern) if path.is_file()]
+    others = [path for path in paths if not _LAST.fullmatch(path.name)]
+    newest = max(others, key=_modification_time, default=None)
+    return f" The newest other checkpoint is {newest}: set `ckpt_path` to it." if newest else ""
 
 
 def _is_empty(folder: Path) -> bool:

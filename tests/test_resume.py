@@ -4,6 +4,7 @@ import csv
 import functools
 import os
 import random
+import re
 import resource
 import signal
 import time
@@ -36,6 +37,7 @@ from pl_fed.attacks import RandomLabels
 from pl_fed.callbacks import LastCheckpoint
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.command.main import main
+from pl_fed.command.run_choice import read_run
 from pl_fed.data import Digits, FederatedData
 from pl_fed.lightning.checkpoints import AtomicCheckpointIO
 from pl_fed.partitioners import Shards
@@ -673,6 +675,22 @@ def test_last_run_is_the_one_saved_last(tmp_path):
         run(tmp_path / name, max_epochs=1, num_sanity_val_steps=0)
     os.utime(tmp_path / "b" / "checkpoints" / "last.ckpt")
     assert last_run(tmp_path) == tmp_path / "b"
+
+
+def test_run_killed_before_its_first_last_checkpoint_is_told_with_its_other_one(tmp_path):
+    """A ModelCheckpoint writes the file of a round before last.ckpt."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for number in (2, 1):
+        other = run / "checkpoints" / f"epoch={number}.ckpt"
+        other.touch()
+        os.utime(other, (0, 3 - number))
+    (run / "checkpoints" / ".ckpt.tmp").touch()
+    remedy = re.escape(f"The newest other checkpoint is {other}: set `ckpt_path` to it.")
+    with pytest.raises(FileNotFoundError, match=rf"`save_last: true`\. {remedy}$"):
+        last_run(tmp_path)
+    with pytest.raises(ValueError, match=rf"a folder without checkpoints/last\.ckpt\. {remedy}$"):
+        read_run(run)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from pl_fed.command.saved_config import (
     is_longer,
 )
 from pl_fed.lightning.checkpoints import read_round
-from pl_fed.run_folder import StoredRun, find_runs, no_run_error
+from pl_fed.run_folder import StoredRun, find_runs, name_other_checkpoint, no_run_error
 
 LAST = "last"
 _MAX_LISTED = 5  # most runs in a sentence
@@ -155,10 +155,11 @@ def read_run(folder: Path) -> StoredRun:
     """
     run = StoredRun.read(folder)
     if run is None:
-        inner = f" Give {folder.parent} instead." if StoredRun.read(folder.parent) else ""
+        is_inner = StoredRun.read(folder.parent) is not None
+        remedy = f" Give {folder.parent} instead." if is_inner else name_other_checkpoint(folder)
         raise ValueError(
             "Expected argument `ckpt_path` to be a checkpoint, last or the folder of a run but got"
-            f" {folder}: a folder without checkpoints/last.ckpt.{inner}"
+            f" {folder}: a folder without checkpoints/last.ckpt.{remedy}"
         )
     return run
 
