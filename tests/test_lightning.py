@@ -513,6 +513,21 @@ def test_best_checkpoint_is_tested(tmp_path):
     assert {**rows(tmp_path / "other")[-1]}.items() <= rows(tmp_path)[-1].items()
 
 
+def test_final_models_are_tested_beside_a_checkpoint_of_a_requeue_signal(tmp_path, monkeypatch):
+    """Lightning loads it in a job of SLURM, and would test the models of an earlier round."""
+    client = make_client()
+    trainer = fit(tmp_path, client, max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "run" / "hpc_ckpt_1.ckpt")
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(client, digits(), ckpt_path="last")
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    before = [value.clone() for value in client.state_dict().values()]
+    trainer.test(client, digits(), verbose=False)
+    assert rows(tmp_path)[-1]["round"] == "2"
+    assert all(map(torch.equal, before, client.state_dict().values()))
+
+
 # Progress bars and summaries
 
 

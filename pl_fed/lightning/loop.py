@@ -1,8 +1,9 @@
 """The loop: one round is one epoch. The only file that names the trainer's internals (2.6).
 
 It needs these private names, which ``tests/test_lightning.py`` checks: ``_FitLoop``;
-``_call_lightning_module_hook``; the trainer's ``_logger_connector`` and ``_signal_connector``;
-``_SignalConnector`` and its ``_sigterm_notifier_fn``; ``_ResultCollection`` and the ``_results`` of
+``_call_lightning_module_hook``; the trainer's ``_logger_connector``, ``_signal_connector`` and
+``_checkpoint_connector``; ``_SignalConnector`` and its ``_sigterm_notifier_fn``;
+``_CheckpointConnector`` and its ``_hpc_resume_path``; ``_ResultCollection`` and the ``_results`` of
 the loops; the module's ``_current_fx_name``; of the epoch loop ``_should_check_val_epoch`` and
 ``_batches_that_stepped``; of ``ModelCheckpoint`` ``_last_global_step_saved`` and
 ``_last_checkpoint_saved``. It also changes the progress counters of the loops, which are public but
@@ -20,8 +21,10 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoi
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.call import _call_lightning_module_hook
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
@@ -57,6 +60,18 @@ class SignalConnector(_SignalConnector):
         if not self.received_sigterm and launcher is not None:
             launcher.kill(signum)
         self.received_sigterm = True
+
+
+class CheckpointConnector(_CheckpointConnector):
+    """Checkpoint connector: Lightning's, whose evaluations have the models at hand.
+
+    In a job of SLURM, Lightning's own loads the checkpoint of a requeue signal in each call without
+    ``ckpt_path``, also in the test after a fit: that would be a test of an earlier round.
+    """
+
+    @property
+    def _hpc_resume_path(self) -> str | None:
+        return super()._hpc_resume_path if self.trainer.state.fn == TrainerFn.FITTING else None
 
 
 class EvaluationResults(_ResultCollection):
@@ -121,6 +136,7 @@ class FederatedLoop(_FitLoop):
         super().__init__(trainer, replaced.min_epochs, replaced.max_epochs)
         self.epoch_loop = replaced.epoch_loop
         trainer._signal_connector = SignalConnector(trainer)
+        trainer._checkpoint_connector = CheckpointConnector(trainer)
         for loop in (self.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
             loop._results = EvaluationResults()
         self.federation = federation
