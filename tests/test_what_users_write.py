@@ -328,6 +328,17 @@ def test_forbidden_overrides_of_a_client_are_refused(tmp_path):
         make_trainer(tmp_path).fit(fedavg(own), data)
 
 
+@pytest.mark.parametrize("ending", ["_trained", "_trained_std", "_trained_worst10"])
+def test_monitor_over_trained_clients_is_refused_with_that_over_all(tmp_path, ending):
+    """It is logged in the first rounds alone, so Lightning would end the run in a later one."""
+    data = FederatedData(Given(classes([9, 9])), val_fraction=0.3, seed=0)
+    saver = ModelCheckpoint(tmp_path, monitor=f"val/personal/accuracy{ending}")
+    of_all = f"val/personal/accuracy{ending.removeprefix('_trained')}"
+    words = f"logged only until all clients have taken part: take {of_all}\\.$"
+    with pytest.raises(ValueError, match=words):
+        make_trainer(tmp_path, callbacks=[saver]).fit(fedavg(Ditto), data)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty", "ignore:No checkpoint is written")
 @pytest.mark.parametrize("monitor", ["val/personal/loss", "train/los"])

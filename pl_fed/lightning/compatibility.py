@@ -30,6 +30,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from pl_fed.arguments import check_instances
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
+from pl_fed.metrics.client_metrics import TRAINED_STATISTICS
 from pl_fed.tasks.module_steps import has_training_step
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
@@ -398,6 +399,13 @@ def check_monitors(
     names = [*logged, "train/loss", "round", "time/round", "epoch", "step"]
     for owner, monitor in _list_monitors(trainer, strict=True):
         if monitor not in names and (includes_rounds or not monitor.startswith("train/")):
+            of_all = monitor.replace("_trained", "")
+            if of_all in names and monitor.endswith(TRAINED_STATISTICS):
+                raise ValueError(
+                    f"Expected {owner} with a `monitor` that each validation logs but got"
+                    f" {monitor}, which is logged only until all clients have taken part: take"
+                    f" {of_all}."
+                )
             similar = difflib.get_close_matches(monitor, names) or names[:3]
             metric = re.sub("_(worst|best)10$", "", monitor)
             if metric in names and metric != monitor:
