@@ -16,6 +16,7 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.choice import EngineChoice, Workload
 from pl_fed.engine.failed_clients import find_failed, replace_failed
+from pl_fed.tasks.trainer_stages import trainer_stage
 from pl_fed.text import describe_error
 from pl_fed.types import Batch
 
@@ -96,7 +97,8 @@ class ObjectiveTraining:
         optimizer = self.objective.build_optimizer(parameters)
         self.client.train()
         try:
-            with torch.enable_grad(), ModelGuard(self.client, models):
+            guard, stage = ModelGuard(self.client, models), trainer_stage(self.client, "train")
+            with torch.enable_grad(), guard, stage:
 
                 def load_chunk(positions: Tensor) -> Chunk:
                     return self._load_chunk(data, clients, start, positions, rule, round, steps)

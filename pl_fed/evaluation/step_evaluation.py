@@ -13,6 +13,7 @@ from pl_fed.evaluation.monitor import Tables
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.tasks import LightningTask
 from pl_fed.tasks.metric_values import local_metrics
+from pl_fed.tasks.trainer_stages import is_sanity_check
 from pl_fed.trees import Tree, join, select
 from pl_fed.types import Batch
 
@@ -71,7 +72,8 @@ class StepEvaluation:
             error.add_note(f"In the evaluation of client {self.clients[position]}.")
             raise
         self._loss[position] = loss
-        self.task.warn_of_omitted(values, self.task.facts.measures)
+        if not is_sanity_check(self.module):  # its logs are dropped
+            self.task.warn_of_omitted(values, self.task.facts.measures)
         values |= self._measure_further(position)
         for column, name in enumerate(self.task.facts.measures):
             self._values[position, column] = values.get(name, torch.nan)

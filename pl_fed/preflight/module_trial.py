@@ -39,6 +39,7 @@ from pl_fed.tasks.lightning_task import choose_stage
 from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.tasks.step_logs import StepLogs, name_metrics
+from pl_fed.tasks.trainer_stages import trainer_stage
 from pl_fed.trees import describe, read_versions
 from pl_fed.types import Batch
 
@@ -215,7 +216,8 @@ def _try_training(
     task, loss = _copy_task(task, facts), None
     versions = read_versions((batch.inputs, batch.targets))
     mode = training_mode(net) if needs_training_mode else nullcontext()
-    with task.training_logs(0) as logs, mode, torch.enable_grad():
+    stage = trainer_stage(net, "train")
+    with task.training_logs(0) as logs, mode, stage, torch.enable_grad():
         try:
             loss = _try_step(net, task, batch, "training_step", lambda: task.loss(net, batch))
         except SkippedStepError:

@@ -28,6 +28,7 @@ from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, list_hooks
 from pl_fed.tasks.one_process import one_process
 from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.tasks.step_logs import StepLogs, name_metrics, strip_stage
+from pl_fed.tasks.trainer_stages import trainer_stage
 from pl_fed.text import first_line
 from pl_fed.trees import Tree, clone, describe, leaves, select
 from pl_fed.types import Batch, SampleEntries
@@ -299,7 +300,7 @@ class LightningTask(Task):
         logs, total, size = logs or StepLogs(), 0.0, 0
         reset_metrics(module)
         guard = undefined_as_nan(module) if accepts_undefined else nullcontext()
-        with logs.record(module), guard, one_process():
+        with logs.record(module), guard, one_process(), trainer_stage(module, stage):
             for logs.source in (f"on_{stage}_start", f"on_{stage}_epoch_start"):
                 getattr(module, logs.source)()
             logs.source = f"{stage}_step"

@@ -34,7 +34,7 @@ from torch import nn
 from torchmetrics.classification import BinaryAUROC
 
 import pl_fed
-from pl_fed.clients import FedAvg
+from pl_fed.clients import FedAvg, Finetuning
 from pl_fed.samplers import All
 from pl_fed.tasks import LightningTask
 from pl_fed.tasks.step_logs import StepLogs
@@ -140,6 +140,33 @@ def test_further_metrics_equal_logged_metrics(tmp_path):
         assert values["area"].isfinite().any()
     assert "val/global/area_worst10" in trainer.callback_metrics
     assert trainer.federation.monitored_metric == "area"
+
+
+class NamesByStage(LitAutoencoder):
+    """A step for all stages, which asks the trainer for the stage."""
+
+    def training_step(self, batch, batch_idx):
+        x, _ = batch
+        loss = (self(x) - x).square().mean()
+        trainer = self.trainer
+        stage = "train" if trainer.training else "test" if trainer.testing else "val"
+        if not trainer.sanity_checking:
+            self.log_dict({f"{stage}_loss": loss, f"{stage}_mae": loss.sqrt()})
+        return loss * (1 if trainer.training else 0)
+
+    validation_step = test_step = training_step
+
+
+@pytest.mark.filterwarnings("error:pl_fed leaves out")
+def test_steps_read_their_own_stage_from_the_trainer(tmp_path):
+    trainer, client, data = set_up(NamesByStage, float32(numbers()), Finetuning, tmp_path)
+    assert {"val/global/mae", "val/global/loss"} <= trainer.callback_metrics.keys()
+    assert client.task.facts.logged_names["validation"] == {"val_loss": "loss", "val_mae": "mae"}
+    trainer.test(client, data, verbose=False)
+    assert client.task.facts.measures == {"mae": False}
+    models = (trainer.federation.model_of(0, name) for name in ("global", "personal"))
+    start, adapted = (model.decoder.weight for model in models)
+    assert not torch.equal(start, adapted), "an adaptation trains in every stage"
 
 
 class LitAreas(LitLists):
