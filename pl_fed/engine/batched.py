@@ -35,7 +35,7 @@ from pl_fed.nets.calls import READS_OWN_WEIGHTS
 from pl_fed.nets.gradient_hooks import have_gradient_hooks, list_step_hooks
 from pl_fed.random import fork_all_generators, fork_torch_rng, key, read_global_state
 from pl_fed.text import first_line
-from pl_fed.trees import clone, leaves, tree_map
+from pl_fed.trees import clone, leaves, read_versions, tree_map
 from pl_fed.types import Batch
 
 _MAX_PREPARED_STEPS = 4  # compiling does not pay off for steps that change from round to round
@@ -124,7 +124,9 @@ class BatchedRunner(Engine):
                 compiled=self.compiled,
             )
             self._steps[signature] = PreparedStep(step, self.mode)
-        return self._steps[signature]
+        prepared, total = self._steps[signature], chunk.batches.steps
+        prepared.ends_early |= any(list(steps) != list(total) for steps in chunk.steps.values())
+        return prepared
 
     @staticmethod
     @contextmanager
@@ -304,10 +306,12 @@ class PreparedStep:
 
     Attributes:
         buffers: The state and the rows of the step.
+        ends_early: Whether a model completes its steps before others of its client.
     """
 
     def __init__(self, step: LocalStep, mode: str | None) -> None:
         self.step = step
+        self.ends_early = False
         self.buffers = StepBuffers(step)
         self.client = step.client
         self.mode = mode
@@ -375,8 +379,15 @@ class PreparedStep:
         forked = fork_torch_rng(self.client.device)
         with restore_buffers(self.client) as changed, forked as seed:
             seed(0)
-            gradients, outputs = self.step.gradients(clone(self.buffers.state), inputs)
+            state = clone(self.buffers.state)
+            versions = read_versions(state["leaves"])
+            gradients, outputs = self.step.gradients(state, inputs)
             if self.step.compiled and self.step.size is None:
+                if self.ends_early and read_versions(state["leaves"]) != versions:
+                    raise CannotCompileError(
+                        "a step changes trained parameters in place, also those of a model that has"
+                        " completed its steps"
+                    )
                 seed(0)
                 expected = self.step.backward_gradients(clone(self.buffers.state), inputs)
                 if not have_same_gradients(gradients, expected):

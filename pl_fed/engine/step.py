@@ -11,11 +11,17 @@ from torch import Tensor
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Objective
 from pl_fed.devices import to_device
-from pl_fed.engine.base import Clipping, LocalSettings, are_close, expand_to
+from pl_fed.engine.base import (
+    CannotStackError,
+    Clipping,
+    LocalSettings,
+    are_close,
+    expand_to,
+)
 from pl_fed.engine.step_function import StepFunction
 from pl_fed.engine.tracing import loosen_views, trace
 from pl_fed.nets.calls import reads_own_weights
-from pl_fed.trees import clone, select
+from pl_fed.trees import clone, read_versions, select
 
 Tensors = dict[str, dict[str, Tensor]]
 """Tensors by model and name, for each trained model."""
@@ -126,12 +132,29 @@ class LocalStep:
     def gradients(
         self, state: dict[str, Any], inputs: dict[str, Any]
     ) -> tuple[Tensors, dict[str, Tensor]]:
-        """Return the gradients of parameters that have one, and ``training_step``'s outputs."""
+        """Return the gradients of parameters that have one, and ``training_step``'s outputs.
+
+        Raises:
+            CannotStackError: If an eager stack changes its parameters in place.
+        """
         if self.size is None:
             return self._client_gradients(*_Arguments.collect(state, inputs))
         if self.casts and self._client_graph is None:
             self._client_graph = self._trace_client(state, inputs)
         stack = self._stack(state, inputs)
+        if self.compiled:
+            return self._stack_gradients(stack)
+        versions = read_versions(stack.leaves)
+        gradients = self._stack_gradients(stack)
+        if read_versions(stack.leaves) != versions:
+            raise CannotStackError(
+                "a step changes trained parameters in place, also those of clients that have"
+                " completed their steps"
+            )
+        return gradients
+
+    def _stack_gradients(self, stack: "_Arguments") -> tuple[Tensors, dict[str, Tensor]]:
+        """Return the gradients and outputs of all clients of a stack."""
         if self._client_graph is not None:
             stacked = torch.vmap(self._client_graph, in_dims=tuple(self._client_dims))
             return stacked(*stack)  # type: ignore[no-any-return]

@@ -43,6 +43,20 @@ class Counting(nn.Module):
         return self.net(x) / self.seen.clamp(min=1)
 
 
+class Bounded(nn.Module):
+    """A net that bounds its temperature in each step, as that of CLIP."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.temperature = mlp(), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.temperature.clamp_(0.99, 1.01)
+        return self.net(x) * self.temperature.exp()
+
+
 class Standardizing(nn.Module):
     """A net that mixes the samples of a minibatch, but has no layer of a mixing type."""
 
@@ -123,6 +137,7 @@ CASES = {
         fedavg(lambda: Counting()),
         "changes a buffer of the net (global_model.seen)",
     ),
+    "a parameter that changes in place": (fedavg(Bounded), "changes trained parameters in place"),
     "Adafactor": (fedavg(mlp, lambda p: Adafactor(p, lr=0.01)), "whether Adafactor updates"),
     "Muon": (fedavg(without_bias, lambda p: Muon(p, lr=0.01)), "whether Muon updates"),
     "an optimizer of the user": (fedavg(mlp, lambda p: OwnSGD(p, lr=0.1)), "OwnSGD updates"),
@@ -151,6 +166,15 @@ def test_unstackable_client_is_reported_once_and_runs_one_by_one(case):
     expected = run_rounds(client, data, rounds=3, engine="one_by_one")
     assert outcome.distance(expected) == 0
     assert not torch.equal(outcome.w, client.row("global").data.double())
+
+
+def test_compiled_step_changes_no_completed_model_in_place(uncompiled):
+    client = Ditto(seeded(Bounded), optimizer=sgd(0.1), local_steps=3, personal_steps=1)
+    data = shared_out(classes(SIZES), batch_size=5)
+    expected = run_rounds(client, data, engine="one_by_one")
+    with pytest.warns(UserWarning, match="changes trained parameters in place, also those of a"):
+        outcome = run_rounds(client, data, engine="one_by_one_compiled")
+    assert outcome.distance(expected) == 0
 
 
 def test_one_by_one_warns_of_no_unstackable_client(recwarn):
