@@ -119,6 +119,7 @@ class OneByOne(Engine):
                 with self.settings.autocast():
                     outputs = as_outputs(chunk.objective.step(batch, step))
                 loss = outputs["loss"]
+                _drop_left_gradients(client, optimizer, is_waiting)
                 (loss if per_step == 1 else loss / per_step).backward()
             except SkippedStepError:
                 chunk.skipped.setdefault(position, []).append(step)
@@ -228,6 +229,18 @@ _SMALL = 1 << 12  # numbers of a buffer that is copied without a comparison
 def _clear_gradients(parameters: list[Tensor]) -> None:
     for parameter in parameters:
         parameter.grad = None  # optimizers skip it
+
+
+def _drop_left_gradients(
+    client: Client, optimizer: torch.optim.Optimizer, is_waiting: bool
+) -> None:
+    """Drop the gradients that ``backward`` of a module's step has left, as Lightning does.
+
+    Gradients of earlier minibatches that wait for the optimizer stay.
+    """
+    if client.task.runs_steps and not is_waiting:
+        for group in optimizer.param_groups:
+            _clear_gradients(group["params"])
 
 
 class _WorkingModels:

@@ -378,6 +378,36 @@ def test_hooks_of_a_batch_and_of_gradients_are_called_as_in_a_lightning_fit(engi
         torch.testing.assert_close(several.v[0], row, rtol=0, atol=1e-10)
 
 
+class LitAdversarial(LitAutoencoder):
+    """Training on inputs that a gradient has moved, which leaves gradients in the parameters."""
+
+    def training_step(self, batch, batch_idx):
+        x = batch[0].clone().requires_grad_()
+        loss = (self(x) - x).square().mean()
+        moved = (x + 0.1 * self.input_gradient(loss, x).sign()).detach()
+        return (self(moved) - moved).square().mean()
+
+    def input_gradient(self, loss, x):
+        loss.backward()
+        return x.grad
+
+    learning_rate = 0.1
+
+
+class LitAdversarialByGrad(LitAdversarial):
+    def input_gradient(self, loss, x):
+        return torch.autograd.grad(loss, x)[0]
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, Ditto])
+def test_gradients_that_a_step_leaves_are_dropped_as_in_a_lightning_fit(algorithm):
+    outcomes = [
+        run_tried_rounds(algorithm(seeded(kind)), shared_out(numbers()), rounds=1)
+        for kind in (LitAdversarial, LitAdversarialByGrad)
+    ]
+    assert outcomes[0].distance(outcomes[1]) == 0
+
+
 class LitAuxiliary(LitAutoencoder):
     """Has a second output in training mode, as GoogLeNet has."""
 
