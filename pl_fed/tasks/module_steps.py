@@ -81,7 +81,7 @@ def check_hooks(net: nn.Module) -> list[str]:
 
     Raises:
         ValueError: If the module optimizes manually, has hooks of local steps, or a step that takes
-            an iterator.
+            an iterator, or if ``training_step`` needs a third argument.
     """
     name, hooks = type(net).__name__, list_hooks(net)
     if not getattr(net, "automatic_optimization", True):
@@ -103,6 +103,13 @@ def check_hooks(net: nn.Module) -> list[str]:
             raise ValueError(
                 f"Expected `{step}` of {name} to take (batch, batch_idx) but got dataloader_iter."
             )
+    further = _list_further_arguments(cast(Any, type(net)), "training_step")
+    if "training_step" in hooks and further:
+        raise ValueError(
+            f"Expected `training_step` of {name} to take (batch, batch_idx) but got"
+            f" {', '.join(further)}, too, which Lightning 2 does not give: give it a default, and"
+            " optimize by one optimizer on complete batches."
+        )
     return [
         hook for hook in hooks if hook in _SKIPPED and not (hook == "setup" and _needs_setup(net))
     ]
@@ -190,6 +197,17 @@ def _transfer(module: nn.Module, batch: Any, device: torch.device | None, datamo
 
 def _convert_reals(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _list_further_arguments(kind: type, step: str) -> list[str]:
+    """Return the parameters of a step after batch and batch_idx that have no default."""
+    _, *parameters = inspect.signature(getattr(kind, step)).parameters.values()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        parameter.name
+        for parameter in parameters[2:]
+        if parameter.kind not in variable and parameter.default is parameter.empty
+    ]
 
 
 @cache

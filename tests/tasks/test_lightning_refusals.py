@@ -67,6 +67,10 @@ REFUSED = {
         lambda: FedAvg(make_module(training_step=lambda self, dataloader_iter: None)),
         r"`training_step` of Own to take \(batch, batch_idx\) but got dataloader_iter",
     ),
+    "hidden states between steps": (
+        lambda: FedAvg(make_module(training_step=lambda self, batch, batch_idx, hiddens: None)),
+        r"`training_step` of Own to take \(batch, batch_idx\) but got hiddens, too, which",
+    ),
     "a criterion": (
         lambda: FedAvg(make_module(), criterion=nn.MSELoss()),
         "no argument `criterion` for Own, a LightningModule with a `training_step`, but got MSE",
