@@ -1,7 +1,9 @@
 """Check that clients can be stacked, by types and by a trial on their first minibatches."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -69,7 +71,8 @@ def check_stackable(
         )
     try:
         runner = StackedRunner(settings, len(chunk.clients))
-        with fork_torch_rng(client.device), restore_buffers(client) as changed:
+        note_casts = nullcontext([]) if settings.casts(client.device) else _note_autocast()
+        with fork_torch_rng(client.device), restore_buffers(client) as changed, note_casts as casts:
             loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
             reads_own = _reads_own_weights(client, optimizer, chunk, runner)
             agrees = settings.casts(client.device) or _agrees_with_one(
@@ -83,10 +86,28 @@ def check_stackable(
         raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
     if not all(torch.allclose(loss, other, rtol=1e-3, equal_nan=True) for other in other_losses):
         raise CannotStackError("the loss of `training_step` depends on masked samples")
+    if casts:
+        raise CannotStackError("a step enters torch.autocast, which torch.vmap would bypass")
     if reads_own:
         raise CannotStackError(READS_OWN_WEIGHTS)
     if not agrees:
         raise CannotStackError("a stack has other gradients than its first client alone")
+
+
+@contextmanager
+def _note_autocast() -> Iterator[list[str]]:
+    """Yield a list to which each autocast of the user's code adds the type of its device."""
+    casts: list[str] = []
+    enter = torch.autocast.__enter__
+
+    def enter_and_note(context: torch.autocast) -> Any:
+        result = enter(context)
+        if torch.is_autocast_enabled(context.device):
+            casts.append(context.device)
+        return result
+
+    with mock.patch.object(torch.autocast, "__enter__", enter_and_note):
+        yield casts
 
 
 def _reads_own_weights(

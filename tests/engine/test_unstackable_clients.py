@@ -137,6 +137,10 @@ CASES = {
         fedavg(lambda: Counting()),
         "changes a buffer of the net (global_model.seen)",
     ),
+    "autocast in a step": (
+        fedavg(lambda: Activated(torch.autocast("cpu", torch.bfloat16)(torch.tanh))),
+        "enters torch.autocast, which torch.vmap would bypass",
+    ),
     "a parameter that changes in place": (fedavg(Bounded), "changes trained parameters in place"),
     "Adafactor": (fedavg(mlp, lambda p: Adafactor(p, lr=0.01)), "whether Adafactor updates"),
     "Muon": (fedavg(without_bias, lambda p: Muon(p, lr=0.01)), "whether Muon updates"),
