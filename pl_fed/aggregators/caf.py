@@ -9,8 +9,8 @@ Participants", ICML 2025, arXiv 2505.01874, Algorithm 2::
         τ_k = ⟨Δ_k − μ, v⟩²,   c_k ← c_k (1 − τ_k / max τ)
     Δ = the μ with the smallest λ
 
-The maximum is over the uploads with c_k > 0, so that every step removes one upload. Uploads whose
-τ_k differ from it by rounding only leave with it.
+The maximum is over the uploads with c_k > 0, so that every step removes one upload. Uploads
+with a τ_k that differs from it by rounding only leave with it.
 
 Departs from the authors' library: it approximates λ and v by one step of the power method from a
 random direction. Here they are exact: they come from the n × n products of the uploads.

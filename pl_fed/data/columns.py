@@ -354,7 +354,7 @@ def _build_targets(
 def _warn_of_two_writings(name: str, values: Sequence[str]) -> None:
     """Say that an integer has two ids because pandas wrote it as a real number in some rows.
 
-    It does so in a file in which another value of the column is missing.
+    It does so in a file where another value of the column is missing.
     """
     written = {*values}
     doubled = [value for value in values if f"{value}.0" in written]

@@ -1,6 +1,6 @@
 """The owner, the label and the official part of each sample of a map-style data set."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +39,7 @@ def number_sample_owners(
 
 def _as_list(values: Any) -> Any:
     """Return the values of an array, or of a column of pandas, as a list; any other unchanged."""
-    return [*values] if hasattr(values, "__array__") and isinstance(values, Sized) else values
+    return list(values) if hasattr(values, "__array__") and isinstance(values, Iterable) else values
 
 
 def read_labels(dataset: Any, labels: Callable[[Any], Any] | Sequence[Any]) -> Tensor:

@@ -33,7 +33,7 @@ def ascending_order(values: Tensor, clients: Tensor) -> Tensor:
 
 
 def join_ties(values: Tensor, tolerance: float = _TIE) -> Tensor:
-    """Return numbers in which those that differ by rounding only are equal: the smallest of them.
+    """Return numbers with one value, the smallest, for all that differ by rounding only.
 
     Neighbours in sorted order belong together if their relative difference is small.
 

@@ -63,7 +63,7 @@ class SignalConnector(_SignalConnector):
 
 
 class CheckpointConnector(_CheckpointConnector):
-    """Checkpoint connector: Lightning's, whose evaluations have the models at hand.
+    """Checkpoint connector: Lightning's, for evaluations that have the models at hand.
 
     In a job of SLURM, Lightning's own loads the checkpoint of a requeue signal in each call without
     ``ckpt_path``, also in the test after a fit: that would be a test of an earlier round.

@@ -129,11 +129,11 @@ def find_own_reads(trial: Trial) -> bool:
 def refuse_unused_parts(trial: Trial) -> None:
     """Refuse parts that an argument names by default, if the loss does not depend on them.
 
-    The last module of a net may be a copy for a moving average, and not the head. A net whose loss
-    fails is left to the trial of the local steps, as is one that Python cannot copy.
+    The last module of a net may be a copy for a moving average, and not the head. A loss that
+    fails is left to the trial of the local steps, as is a net that Python cannot copy.
 
     Raises:
-        ValueError: With the argument, and the last part on which the loss depends.
+        ValueError: With the argument, and the last part that changes the loss.
     """
     for argument, parts in trial.client.default_parts.items():
         names = _find_used_parameters(trial)
@@ -148,7 +148,7 @@ def refuse_unused_parts(trial: Trial) -> None:
 
 
 def _find_used_parameters(trial: Trial) -> list[str]:
-    """Return the names of the trainable parameters on which the loss of a few samples depends."""
+    """Return the names of the trainable parameters that change the loss of a few samples."""
     index = trial.data.train.index[:2]
     try:
         copied = trial.copy()
