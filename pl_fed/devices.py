@@ -1,9 +1,36 @@
-"""Copies from the CPU to a device that do not wait for the device's work."""
+"""Copies from the CPU to a device that do not wait for its work, and errors about devices."""
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_TWO_DEVICES = re.compile(
+    r"same device|different devices|expected device|device type for generator|cuda\.\w+Tensor"
+)
+
+
+def is_about_devices(error: Exception) -> bool:
+    """Return whether the message of an error is about tensors on two devices.
+
+    Example:
+        >>> is_about_devices(RuntimeError("Expected all tensors to be on the same device"))
+        True
+        >>> is_about_devices(ValueError("R2 of one sample"))
+        False
+    """
+    return bool(_TWO_DEVICES.search(str(error)))
+
+
+def note_devices(error: Exception) -> None:
+    """Add a note with a remedy to an error about tensors on two devices; leave other errors."""
+    if is_about_devices(error):
+        error.add_note(
+            "The trial before training runs on the CPU, where this does not fail: make tensors on"
+            " the device of the inputs, such as torch.zeros(3, device=x.device), and register"
+            " constants as buffers."
+        )
 
 
 def to_device(tensor: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

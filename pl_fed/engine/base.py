@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Objective
 from pl_fed.data.batches import Batches
+from pl_fed.devices import note_devices
 from pl_fed.nets.dropout import Draws
 from pl_fed.random import key, random_bits
 
@@ -89,6 +90,7 @@ class Chunk:
         clients = name_clients(self.clients[position] for position in positions)
         place = self.place.format(round=self.batches.round, clients=clients)
         error.add_note(f"In {place}" + ("." if step is None else f", local step {step}."))
+        note_devices(error)
 
     def count_taken_steps(self) -> dict[str, list[int]]:
         """Return the number of steps that each client has taken, by trained model."""

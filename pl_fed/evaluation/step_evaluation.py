@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.data.client_data import ClientData
+from pl_fed.devices import note_devices
 from pl_fed.evaluation.client_measures import measure
 from pl_fed.evaluation.monitor import Tables
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
@@ -70,6 +71,7 @@ class StepEvaluation:
                 loss, values = self.task.evaluate(self.module, self.batches(position), part)
         except Exception as error:
             error.add_note(f"In the evaluation of client {self.clients[position]}.")
+            note_devices(error)
             raise
         self._loss[position] = loss
         if not is_sanity_check(self.module):  # its logs are dropped

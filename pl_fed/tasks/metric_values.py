@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import prints
 
+from pl_fed.devices import is_about_devices
 from pl_fed.tasks.base import Task
 from pl_fed.trees import Tree, leaves, replace_leaves
 
@@ -32,8 +33,8 @@ _DEVICE_ERRORS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", ())
 def raise_device_error(error: Exception, on_cpu: Callable[[], Any] | None = None) -> None:
     """Raise an error again if the device failed, and not the metric: then it is not undefined.
 
-    A device fails if it has no memory left, if its driver says so, or if the same computation
-    succeeds on the CPU, for example because a tensor of the metric stayed there.
+    A device fails if it has no memory left, if its driver says so, if tensors lie on two devices,
+    or if the same computation succeeds on the CPU.
 
     Args:
         error: The error of a metric.
@@ -43,7 +44,7 @@ def raise_device_error(error: Exception, on_cpu: Callable[[], Any] | None = None
     Raises:
         Exception: The error, if the device failed.
     """
-    if isinstance(error, _DEVICE_ERRORS):
+    if isinstance(error, _DEVICE_ERRORS) or is_about_devices(error):
         raise error
     if on_cpu is None:
         return

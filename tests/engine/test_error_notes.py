@@ -7,6 +7,7 @@ from small_federations import Only, classes, mlp, run_rounds, sections, seeded, 
 from pl_fed import EngineOptions, Federation
 from pl_fed.attacks import Attack
 from pl_fed.clients import FedAvg, Finetuning
+from pl_fed.devices import note_devices
 
 SIZES = [9, 4, 6, 11, 5, 8, 7]
 
@@ -101,3 +102,14 @@ def test_note_of_an_error_in_the_adaptation_names_the_adaptation():
         federation.evaluate("val", torch.tensor([4]))
     (note,) = caught.value.__notes__
     assert note == "In the adaptation before an evaluation, client 4, local step 0."
+
+
+def test_note_of_an_error_about_two_devices_has_a_remedy():
+    with pytest.raises(RuntimeError, match="device") as caught:
+        torch.ones(2) + torch.ones(2, device="meta")
+    note_devices(caught.value)
+    (note,) = caught.value.__notes__
+    assert "such as torch.zeros(3, device=x.device)" in note
+    other = torch.OutOfMemoryError("CUDA out of memory")
+    note_devices(other)
+    assert not hasattr(other, "__notes__")

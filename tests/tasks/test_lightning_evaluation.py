@@ -204,6 +204,19 @@ def test_lack_of_memory_at_the_end_of_an_epoch_is_no_undefined_metric(tmp_path):
         set_up(LitFull, float32(table([12, 24, 12])), tmp_path=tmp_path)
 
 
+def test_tensors_on_two_devices_at_the_end_of_an_epoch_are_no_undefined_metric():
+    class LitTwoDevices(LitAutoencoder):
+        def validation_step(self, batch, batch_idx):
+            pass
+
+        def on_validation_epoch_end(self):
+            torch.ones(2) + torch.ones(2, device="meta")
+
+    batch = Batch(torch.zeros(3, 4), torch.zeros(3, 4))
+    with pytest.raises(RuntimeError, match="device"):
+        LightningTask().evaluate(LitTwoDevices().eval(), [batch], "val")
+
+
 def test_random_draws_of_evaluation_steps_belong_to_the_client(tmp_path):
     class LitDraws(LitAutoencoder):
         def validation_step(self, batch, batch_idx):
