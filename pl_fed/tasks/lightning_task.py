@@ -150,7 +150,7 @@ class LightningTask(Task):
                 return 0 * _first_tensor(net).sum()
             inputs, targets = select(batch.inputs, selected), select(batch.targets, selected)
             batch = batch._replace(inputs=inputs, targets=targets)
-        module, logs = _module_of(net), StepLogs()
+        module, logs = _module_of(net), StepLogs(batch.device)
         reset_metrics(module)
         with logs.record(module):
             output = self._call(net, "training_step", batch, self._batch_idx)
@@ -166,7 +166,7 @@ class LightningTask(Task):
             values = self._name(logs.values(), "train")
             self._step_logs.setdefault(id(module), self._align_logs(values, loss))
         reset_metrics(module)
-        return loss
+        return loss.to(batch.device)  # a step may compute its loss on the CPU
 
     def _name(self, values: Mapping[str, Any], stage: str) -> dict[str, Any]:
         """Return values by the names of metrics; a name that the trial did not log stays.

@@ -36,12 +36,14 @@ class StepLogs:
     ``reduce_fx``. A metric of torchmetrics has the value of its state at the end.
 
     Attributes:
+        device: The device of numbers of Python; ``None`` for the CPU.
         size: The number of samples of the current step.
         source: The step or hook that runs. If several of them log one name, the last one counts,
             as in Lightning.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
         self.size = 1
         self.source = ""
         self._sources: dict[str, str] = {}
@@ -111,7 +113,7 @@ class StepLogs:
                 f" {', '.join(_REDUCTIONS)} but got {reduction!r}."
             )
         if isinstance(value, Real):
-            value = torch.tensor(float(value))
+            value = torch.full((), float(value), device=self.device)  # no copy from the CPU
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"Expected self.log({name!r}, ...) to take a number, a tensor of one number or a"
@@ -196,7 +198,8 @@ class StepLogs:
         values, reduction = self._numbers[name], self._reductions[name]
         if len(values) == 1:
             return values[0]
-        numbers = torch.stack([value.double() for value in values])
+        like = next((value for value in values if not value.is_cpu), values[0])
+        numbers = torch.stack([value.to(like.device, torch.float64) for value in values])
         if reduction == "mean":
             weights = numbers.new_tensor(self._weights[name])
             return (numbers * weights).sum() / weights.sum()

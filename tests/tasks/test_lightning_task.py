@@ -583,6 +583,16 @@ def test_logged_numbers_of_python_are_on_the_device_of_the_loss():
     }  # fmt: skip
 
 
+def test_loss_of_a_step_on_the_cpu_goes_to_the_device_of_the_batch():
+    class OnTheCpu(LitAutoencoder):
+        def training_step(self, batch, batch_idx):
+            return torch.ones(())
+
+    inputs = torch.zeros(3, 4, device="meta")
+    loss = LightningTask().loss(OnTheCpu().to("meta"), Batch(inputs, inputs))
+    assert loss.device.type == "meta"
+
+
 class Doubles(lightning.LightningModule):
     """A frozen layer and a trained one, of doubled inputs."""
 

@@ -144,6 +144,13 @@ def test_logged_buffer_keeps_the_value_of_its_step():
     assert float(logs.values()["samples"]) == 8  # the mean of 4, 8 and 12
 
 
+def test_values_of_one_name_may_lie_on_two_devices():
+    logs = StepLogs()
+    logs.log("x", torch.tensor(2.0))
+    logs.log("x", torch.ones((), device="meta"))
+    assert logs.values()["x"].device.type == "meta"
+
+
 def test_metric_that_vmap_does_not_support_is_not_undefined():
     def correlate(x):
         metric, logs = PearsonCorrCoef(), StepLogs()
