@@ -185,6 +185,9 @@ def _transfer(module: nn.Module, batch: Any, device: torch.device | None, datamo
         if dtype != torch.float32:  # as Lightning's precision plugins
             batch = apply_to_collection(batch, Tensor, _convert_reals, dtype)
     if "on_before_batch_transfer" in owners:
+        place = next(module.parameters()).device
+        if device is None and place.type != "cpu":  # the hook gets a batch on the CPU
+            batch, device = apply_to_collection(batch, Tensor, Tensor.cpu), place
         batch = owners["on_before_batch_transfer"].on_before_batch_transfer(batch, 0)
     if device is not None or "transfer_batch_to_device" in owners:
         owner = owners.get("transfer_batch_to_device", module)

@@ -44,6 +44,7 @@ from pl_fed.data import Arrays
 from pl_fed.samplers import All
 from pl_fed.tasks import LightningTask
 from pl_fed.tasks.module_facts import ModuleFacts
+from pl_fed.tasks.module_steps import call_step
 from pl_fed.types import Batch
 
 MODULES = {
@@ -591,6 +592,21 @@ def test_loss_of_a_step_on_the_cpu_goes_to_the_device_of_the_batch():
     inputs = torch.zeros(3, 4, device="meta")
     loss = LightningTask().loss(OnTheCpu().to("meta"), Batch(inputs, inputs))
     assert loss.device.type == "meta"
+
+
+def test_hook_before_the_transfer_gets_the_batch_on_the_cpu_and_the_step_on_the_device():
+    places = []
+
+    class Shifts(LitAutoencoder):
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            places.append(batch.device.type)
+            return batch + torch.ones(4)
+
+        def training_step(self, batch, batch_idx):
+            places.append(batch.device.type)
+
+    call_step(Shifts().to("meta"), "training_step", torch.zeros(3, 4), 0)
+    assert places == ["cpu", "meta"]
 
 
 class Doubles(lightning.LightningModule):
