@@ -47,6 +47,7 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.clients.fedper import belongs, own_parts
 from pl_fed.clients.heads import find_head, require_body, require_linear_head
+from pl_fed.devices import to_device
 from pl_fed.functional.discriminants import (
     class_moments,
     clip_eigenvalues,
@@ -225,13 +226,14 @@ class PFedFDA(Client):
     ) -> tuple[Tensor, Tensor]:
         """Return the means and the covariance of samples."""
         means, covariance = class_moments(features, classes, server_means, _MIN_SAMPLES)
-        return means, covariance + self.ridge * torch.eye(len(covariance)).to(covariance)
+        identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+        return means, covariance + self.ridge * identity
 
     def _choose_beta(
         self, features: Tensor, classes: Tensor, server: tuple[Tensor, Tensor], log_priors: Tensor
     ) -> Tensor:
         """Return β₁ and β₂ with the smallest cross entropy on the held-out folds, [2]."""
-        shares = torch.linspace(0, 1, self.candidates, dtype=features.dtype).to(features)
+        shares = to_device(torch.linspace(0, 1, self.candidates, dtype=features.dtype), features)
         folded = classes * (classes.sum(0) >= 2)  # a class with one sample is in no fold
         ranks = (folded.cumsum(0) * folded).sum(1, keepdim=True)  # 1, 2, … in each class
         is_first = (ranks % 2).to(folded)
@@ -246,7 +248,7 @@ class PFedFDA(Client):
         if self.single_beta:
             losses, pairs = losses.diagonal(), torch.stack([shares, shares], 1)
         is_best = losses.flatten() <= (1 + _TIE) * losses.min()
-        return pairs[is_best.to(shares).argmax()]  # the first one
+        return pairs[is_best.to(shares).argmax(0, keepdim=True)][0]  # the first one
 
     def _held_out_losses(
         self,

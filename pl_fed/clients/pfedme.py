@@ -116,7 +116,10 @@ class PFedMe(Client):
         w, personal = self.parameters_of("global"), self.parameters_of("personal")
         centre = {name: tensor.detach() for name, tensor in w.items()}
         before = {name: tensor.detach() for name, tensor in personal.items()}
-        is_first = torch.as_tensor(batch_idx, device=self.row("global").data.device) == 0
+        index: int | Tensor = batch_idx  # a tensor in compiled steps
+        if not isinstance(index, Tensor):
+            index = torch.full((), index, device=batch.device)  # a copy from the CPU would wait
+        is_first = index == 0
         theta = {name: torch.where(is_first, centre[name], before[name]) for name in personal}
         for _ in range(self.personal_steps):
             slope = self.gradient_at("personal", theta, batch)
