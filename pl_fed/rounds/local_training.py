@@ -17,7 +17,7 @@ from pl_fed.clients.round_rules import StepRows
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.read_ahead import read_ahead
-from pl_fed.devices import numbers_on
+from pl_fed.devices import note_devices, numbers_on
 from pl_fed.distributed.table_layout import TableLayout
 from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import Chunk, EngineChoice, Workload
@@ -636,6 +636,7 @@ def _note_errors(round: int, clients: Tensor, hook: str) -> Iterator[None]:
         yield
     except Exception as error:
         error.add_note(f"In round {round}, {name_clients(clients)}, `{hook}`.")
+        note_devices(error)
         raise
 
 

@@ -104,6 +104,23 @@ def test_note_of_an_error_in_the_adaptation_names_the_adaptation():
     assert note == "In the adaptation before an evaluation, client 4, local step 0."
 
 
+class OnTwoDevices(FedAvg):
+    """Makes a tensor elsewhere at the end of a round."""
+
+    def end_round(self, client):
+        return super().end_round(client) + torch.ones(1, device="meta")
+
+
+def test_error_about_two_devices_in_a_hook_has_a_remedy():
+    client = OnTwoDevices(seeded(mlp), optimizer=sgd(0.1), local_steps=1)
+    federation = Federation(Only(3), seed=0, engine=EngineOptions("one_by_one"))
+    federation.setup(client, shared_out(classes(SIZES)), "fit")
+    with pytest.raises(RuntimeError, match="device") as caught:
+        federation.run_round(0, client.train().configure_optimizers())
+    notes = caught.value.__notes__
+    assert "`end_round`." in notes[0] and "device=x.device" in notes[1], notes
+
+
 def test_note_of_an_error_about_two_devices_has_a_remedy():
     with pytest.raises(RuntimeError, match="device") as caught:
         torch.ones(2) + torch.ones(2, device="meta")
