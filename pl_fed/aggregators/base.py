@@ -95,7 +95,7 @@ class Aggregator(Configurable, Memory, ABC):
         return self
 
     def __call__(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Call :meth:`forward`, and check that it returns one finite row."""
+        """Call :meth:`forward`, and check that it returns one finite row on the uploads' device."""
         merged: Tensor = super().__call__(uploads, weights, context)
         shape = tuple(uploads.shape[1:])
         if not isinstance(merged, Tensor) or merged.shape != shape:
@@ -104,6 +104,12 @@ class Aggregator(Configurable, Memory, ABC):
                 f"Expected argument `aggregator` to merge uploads {list(uploads.shape)} into a"
                 f" tensor {list(shape)} but {type(self).__name__} returned"
                 f" {type(merged).__name__ if got is None else f'shape {list(got)}'}."
+            )
+        if merged.device != uploads.device:
+            raise ValueError(
+                f"Expected argument `aggregator` to merge uploads on {uploads.device} into a tensor"
+                f" there but {type(self).__name__} returned one on {merged.device}: return"
+                " `merged.to(uploads.device)`."
             )
         if not (math.isfinite(merged.sum()) or merged.isfinite().all()):  # a sum may overflow
             raise self.overflow_error(uploads)

@@ -252,3 +252,13 @@ def test_overflow_of_finite_uploads_is_refused():
 
     with pytest.raises(ValueError, match="by Divides, but got finite values that overflow to NaN"):
         Divides()(torch.ones(2, 3), torch.ones(2), RoundContext(clients=torch.arange(2)))
+
+
+def test_result_on_another_device_is_refused():
+    class Elsewhere(Mean):
+        def forward(self, uploads, weights, context):
+            return torch.empty(2, device="meta")
+
+    message = r"Elsewhere returned one on meta: return `merged.to\(uploads.device\)`"
+    with pytest.raises(ValueError, match=message):
+        Elsewhere()(UPLOADS, SAMPLES, ROUND)

@@ -117,8 +117,9 @@ def test_error_about_two_devices_in_a_hook_has_a_remedy():
     federation.setup(client, shared_out(classes(SIZES)), "fit")
     with pytest.raises(RuntimeError, match="device") as caught:
         federation.run_round(0, client.train().configure_optimizers())
-    notes = caught.value.__notes__
-    assert "`end_round`." in notes[0] and "device=x.device" in notes[1], notes
+    place, remedy = caught.value.__notes__
+    assert "`end_round`." in place
+    assert "device=x.device" in remedy
 
 
 def test_note_of_an_error_about_two_devices_has_a_remedy():
