@@ -559,7 +559,7 @@ class Cycle(Stateful):
 
 @accepted
 class OwnBackward(Stateful):
-    """Calls ``backward`` itself, which adds to the gradient of the returned loss."""
+    """Calls ``backward`` itself: its gradients are dropped, as in Lightning."""
 
     def training_step(self, batch, batch_idx):
         self.loss(batch).backward()

@@ -139,7 +139,7 @@ CASES = {
     ),
     "autocast in a step": (
         fedavg(lambda: Activated(torch.autocast("cpu", torch.bfloat16)(torch.tanh))),
-        "enters torch.autocast, which torch.vmap would bypass",
+        "enters torch.autocast, and torch.vmap would bypass it",
     ),
     "a parameter that changes in place": (fedavg(Bounded), "changes trained parameters in place"),
     "Adafactor": (fedavg(mlp, lambda p: Adafactor(p, lr=0.01)), "whether Adafactor updates"),

@@ -39,8 +39,9 @@ def federated_by_hand(module, data, rounds, steps):
             batch = clients.batch(clients.train.samples(client))
             optimizer = own.configure_optimizers()
             for step in range(steps):
-                optimizer.zero_grad()
-                own.training_step((batch.inputs.double(), batch.targets), step).backward()
+                loss = own.training_step((batch.inputs.double(), batch.targets), step)
+                optimizer.zero_grad()  # after the step, as in Lightning
+                loss.backward()
                 optimizer.step()
             ends.append(own.state_dict())
         state = {
@@ -250,8 +251,9 @@ def test_hook_of_a_step_sets_the_learning_rate_of_its_client(tmp_path):
         own, batch = copy.deepcopy(module), data.clients.batch(data.clients.train.samples(number))
         optimizer = own.configure_optimizers()
         for step in range(2):
+            loss = own.training_step((batch.inputs.double(), batch.targets), step)
             optimizer.zero_grad()
-            own.training_step((batch.inputs.double(), batch.targets), step).backward()
+            loss.backward()
             own.on_before_optimizer_step(optimizer)
             optimizer.step()
         ends.append(nn.utils.parameters_to_vector(own.parameters()).detach())
