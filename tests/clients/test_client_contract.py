@@ -507,22 +507,19 @@ def test_training_lowers_the_loss_with_finite_uploads(kind, arguments):
 def test_engines_agree_and_absent_clients_keep_their_states(kind, arguments):
     """Engines agree up to rounding; an absent client keeps its states to the bit.
 
-    In a stack of all clients of a round, and in stacks of two.
+    In a stack of all clients of a round, and in stacks of two in the next round.
     """
     expected = one_by_one_run(kind, arguments)
     close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-10)
     client, federation, optimizer = set_up(kind, arguments, *COHORTS[:2], engine="stacked")
     close(federation.run_round(0, optimizer)["train/loss"], expected.reports[0]["train/loss"])
     states = client_states(federation)
-    for size in (None, 2):
-        if size is not None:
-            load_states_after_round_0(expected.checkpoint, client, federation)
-            federation.engine_choice.size, states = size, expected.states
-        report = federation.run_round(1, optimizer)
-        check_changed_states(states, client_states(federation))
-        close(report["train/loss"], expected.reports[1]["train/loss"])
-        for row, expected_row in zip(all_rows(client, federation), expected.rows, strict=True):
-            close(row, expected_row)
+    close(states, expected.states)
+    federation.engine_choice.size = 2
+    close(federation.run_round(1, optimizer)["train/loss"], expected.reports[1]["train/loss"])
+    check_changed_states(states, client_states(federation))
+    for row, expected_row in zip(all_rows(client, federation), expected.rows, strict=True):
+        close(row, expected_row)
 
 
 @client_classes
@@ -619,18 +616,18 @@ def test_states_of_a_client_do_not_depend_on_the_others(kind, arguments):
     ]
 )
 def test_permuted_clients_permute_the_results(kind, arguments):
-    """For full batches, as shuffles depend on the id; in rounds of some and of all clients."""
+    """For full batches, as shuffles depend on the id; in rounds of all and of some clients."""
     order, arrays = torch.tensor([2, 0, 3, 1]), classes(SIZES)
     ids = order.argsort()
     permuted = replace(arrays, client=ids[arrays.client])
     settings = {"optimizer": sgd(0.1, momentum=0.5), "local_steps": 2, **arguments}
     client = kind(seeded(net_without_dropout), **settings)
-    cohorts = [(0, 2), (0, 1, 2, 3), (1, 2)]
+    cohorts = [(0, 1, 2, 3), (1, 2)]
     permuted_cohorts = [sorted(ids[list(cohort)].tolist()) for cohort in cohorts]
 
     def run(arrays, cohorts):
         data, sampler = shared_out(arrays, batch_size=10), VariedCohorts(*cohorts)
-        return run_rounds(client, data, rounds=3, sampler=sampler)
+        return run_rounds(client, data, rounds=2, sampler=sampler)
 
     first, second = run(arrays, cohorts), run(permuted, permuted_cohorts)
     close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-9)
