@@ -111,7 +111,7 @@ def simulate(data, cohorts, settings):
 def test_rounds_equal_numpy(uncompiled, engine):
     """Own heads, also of clients that did not train, are on the current body and generic head."""
     cohorts = [(0, 1), (1, 2), (0, 2), (0, 1)]
-    for seed in range(3):
+    for seed in range(3 if engine == "one_by_one" else 1):
         data = validated_by_training(few_classes(seed))
         options = sgd(0.2, momentum=0.8, weight_decay=0.1)
         client = FedROD(seeded(mlp), optimizer=options, local_epochs=1)
