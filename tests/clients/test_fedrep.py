@@ -46,19 +46,27 @@ def simulate(own, rounds, head, body, optimizer, cohort):
     return [by_hand.mixed(server, state, is_own) for state in states], server
 
 
+WORK = [
+    (["2"], {"head_epochs": 2, "local_epochs": 1}, lambda n: 2 * n, lambda n: n),
+    (["0", "2.bias"], {"head_steps": 3, "local_steps": 2}, lambda n: 3, lambda n: 2),
+    (["2"], {"local_steps": 2}, lambda n: 2, lambda n: 2),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(
-    ("own", "work", "head", "body"),
+    ("engine", "momentum", "own", "work", "head", "body"),
     [
-        (["2"], {"head_epochs": 2, "local_epochs": 1}, lambda n: 2 * n, lambda n: n),
-        (["0", "2.bias"], {"head_steps": 3, "local_steps": 2}, lambda n: 3, lambda n: 2),
-        (["2"], {"local_steps": 2}, lambda n: 2, lambda n: 2),
+        (engine, (0.0, 0.9)[(i + j) % 2], *work)
+        for i, engine in enumerate(ENGINES)
+        for j, work in enumerate(WORK)
     ],
 )
 def test_rounds_train_the_head_before_the_body(uncompiled, engine, momentum, own, work, head, body):
-    """The head's momentum does not move it on when it is the body's turn."""
+    """The head's momentum does not move it on when it is the body's turn.
+
+    Every pair of an engine, a momentum and work.
+    """
     optimizer = sgd(0.1, momentum=momentum)
     nets, server = simulate(own, 2, head, body, optimizer, [0, 2, 3])
     client = FedRep(seeded(mlp), own, optimizer=optimizer, **work)
