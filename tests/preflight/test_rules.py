@@ -32,6 +32,7 @@ def adam(params):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("untried")
 @table_test(("name", "arguments"), MEANS.items())
 @table_test("first", [[], [Clipping()]])
 @table_test("then", [Mean, GeometricMedian])
@@ -43,6 +44,7 @@ def test_mean_over_all_clients_refuses_weighting_by_samples(name, arguments, fir
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize(("name", "arguments"), MEANS.items())
 def test_mean_over_all_clients_warns_of_another_server_optimizer(name, arguments):
     match = f"The global model of {name} is the mean over all clients only if"
