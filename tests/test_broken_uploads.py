@@ -291,9 +291,7 @@ def test_upload_of_another_kind_changes_no_other_upload(place):
 def test_chunk_with_uploads_of_another_kind_is_left_out(engine):
     cohort, intact_clients = [3, 0, 5, 2, 4, 1], [5, 2, 4, 1]
     settings = {"engine": engine, "chunk_size": 2, "data": shared_out(classes([4] * 6))}
-    without = run(
-        breaking_client(FedAvg), [cohort, intact_clients], 2, broken=None, **settings
-    )
+    without = run(breaking_client(FedAvg), [cohort, intact_clients], 2, broken=None, **settings)
     for name, change in OTHER_KINDS.items():
         end = run(client_of_another_kind(FedAvg, change), [cohort] * 2, 2, **settings)
         assert_same(end, without, 1e-12)
@@ -551,7 +549,8 @@ def test_every_aggregator_merges_the_valid_uploads(kind, arguments):
         aggregator = kind(**copy.deepcopy(arguments))
         data = make_data_with_groups(root_samples=6)  # groups for FairFed
         settings = {"expected": 0, "data": data, "aggregator": aggregator}
-        return run(breaking_client(FedAvg, breakage), cohorts, 2, broken=broken, **settings)
+        client = breaking_client(FedAvg, breakage, local_steps=1)
+        return run(client, cohorts, 2, broken=broken, **settings)
 
     without = end("NaN", [cohort, intact_clients], None)
     for breakage in ("infinity", "another length"):  # a row, and no row that reaches the round
