@@ -160,8 +160,8 @@ CHANGES = [
 
 def fit(kind, folder, every, client=FedAvg, rounds=3):
     trainer = pl_fed.Trainer(
-        Federation(All(), seed=0), run_dir=folder, max_epochs=rounds, accelerator="cpu", logger=False,
-        check_val_every_n_epoch=every, num_sanity_val_steps=0, precision="64-true",
+        Federation(All(), seed=0), run_dir=folder, max_epochs=rounds, accelerator="cpu",
+        check_val_every_n_epoch=every, num_sanity_val_steps=0, precision="64-true", logger=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     algorithm = client(seeded(kind))
