@@ -150,7 +150,7 @@ def test_rounds_equal_numpy_and_engines_each_other(uncompiled, weights, options)
         settings = {"aggregator": Mean(weights), "shuffle": False, "chunk_size": 2}
         outcomes = [
             run_rounds(client, data, 4, sampler=Cohorts(*cohorts), engine=engine, **settings)
-            for engine in ENGINES
+            for engine in (ENGINES if seed == 0 else ENGINES[:2])
         ]
         largest = max(1.0, np.abs(heads).max())
         for outcome in outcomes:
