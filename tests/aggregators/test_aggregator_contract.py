@@ -268,7 +268,7 @@ def rows(draw, dtype=np.float64, largest=100.0):
     return torch.from_numpy(draw(arrays.arrays(dtype, shape, elements=numbers)))
 
 
-quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 
 
 def repeat_rows(kind, uploads):
@@ -410,7 +410,7 @@ FORGED = {  # forged uploads as functions of benign uploads and random numbers
 @all_aggregators
 def test_result_is_bounded_within_the_breakdown_point(kind, arguments):
     smallest = SMALLEST.get(kind.__name__, 1)
-    for num_uploads, seed in product((5, 9, 12), range(3)):
+    for seed, num_uploads in enumerate((5, 9, 12)):
         n = max(num_uploads, smallest)
         attacks = [*FORGED] if make(kind, arguments).breakdown(n) else [*FORGED][:1]  # none forged
         for attack in attacks:
