@@ -3,7 +3,7 @@
 import copy
 import pickle
 from dataclasses import replace
-from itertools import product
+from itertools import cycle
 from unittest import mock
 
 import pytest
@@ -178,7 +178,7 @@ def test_walk_finds_the_attacks():
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(cuts=st.lists(st.integers(0, 40), max_size=4), seed=st.integers(0, 100))
 @all_attacks
 def test_poisoned_samples_do_not_depend_on_their_batch(kind, arguments, cuts, seed):
@@ -249,7 +249,8 @@ NUMBERS = [(4, 2), (0, 3), (0, 1), (3, 0), (1, 1), (1, 4), (2, 1), (7, 3)]  # be
 
 @all_attacks
 def test_forged_uploads_are_finite_with_shape_and_dtype_of_the_own_uploads(kind, arguments):
-    for dtype, (benign, own) in product(DTYPES, NUMBERS):
+    place = CONFIGURATIONS.index((kind, arguments))  # each attack has all numbers and all types
+    for (benign, own), dtype in zip(NUMBERS, cycle(DTYPES[place % 3 :] + DTYPES[: place % 3])):
         rows = forge(kind(**arguments), uploads(benign, dtype), uploads(own, dtype))
         assert rows.shape == (own, D), (dtype, benign)
         assert rows.dtype == dtype, (benign, own)
@@ -271,7 +272,7 @@ def test_half_precision_is_computed_in_float32(kind, arguments):
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 1000), know_all=st.booleans())
 @all_attacks
 def test_forged_rows_follow_the_ids_in_any_order_of_clients(kind, arguments, seed, know_all):
