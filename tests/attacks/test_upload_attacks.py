@@ -98,8 +98,8 @@ def test_sign_flipping_flips_update_model_or_broadcast():
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "std"), [({}, 0.1**0.5), ({"std": 1.0}, 1.0)])
 def test_sign_flipping_draws_a_factor_for_each_attacker(arguments, std):
-    many = torch.arange(4000)
-    own = torch.full((4000, 3), 2.0, dtype=torch.float64)
+    many = torch.arange(2000)
+    own = torch.full((2000, 3), 2.0, dtype=torch.float64)
     attack = SignFlipping(factor=None, **arguments)
     factors = attack.forge(own, own, make_context(many)) / -2
     assert torch.equal(factors, factors[:, :1].expand(-1, 3)), "one for all coordinates"
@@ -565,7 +565,7 @@ def test_draws_are_new_in_each_round_and_for_each_seed():
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "std"), [({}, 0.1**0.5), ({"std": 0.01}, 0.01)])
 def test_the_same_value_is_drawn_for_each_attacker(arguments, std):
-    sent = forge_without_uploads(SameValue(**arguments), list(range(4000)), 3).numpy() + 1  # w is 1
+    sent = forge_without_uploads(SameValue(**arguments), list(range(2000)), 3).numpy() + 1  # w is 1
     np.testing.assert_allclose(sent, sent[:, :1].repeat(3, axis=1), atol=1e-12)
     assert kstest(sent[:, 0], norm(scale=std).cdf).pvalue > 0.001
 
