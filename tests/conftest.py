@@ -9,6 +9,7 @@ import subprocess
 from multiprocessing.process import BaseProcess
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from pl_fed.lazy_imports import quick_imports
 
@@ -23,6 +24,10 @@ with quick_imports():  # as the command line does: a third of the time until the
 GLOBAL_SEED = "PL_GLOBAL_SEED"
 FAST = "not slow"  # the expression of the fast lane
 SLOW_FILE = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.MULTILINE)
+
+# on a busy machine, slow draws say nothing about the code
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 os.environ.setdefault("WANDB_MODE", "disabled")  # tests of W&B set their own
 
