@@ -65,7 +65,7 @@ from pl_fed.samplers import All, Poisson, Uniform
 from pl_fed.systems import LogNormal, Systems
 
 SIZES = [9, 20, 12, 30, 15, 16, 25, 10, 18]
-ROUNDS = 3
+ROUNDS = 2
 
 
 class OppositeAttack(Attack):
@@ -229,13 +229,14 @@ def settings(
     central=lambda: None,
     gathered_bytes=work_share.GATHERED_BYTES,
     held_out_clients=None,
+    rounds=ROUNDS,
     **federation,
 ):
     return locals()
 
 
 SCENARIOS = {
-    "Ditto": settings(server_optimizer=partial(torch.optim.Adam, lr=0.01)),
+    "Ditto": settings(rounds=3, server_optimizer=partial(torch.optim.Adam, lr=0.01)),
     "float32, by samples": settings(precision="32-true", aggregator=Mean("samples")),
     "Median": settings(**attacked_settings(aggregator=Median())),
     "Median in shards": settings(**sharded_settings(Median())),
@@ -255,7 +256,7 @@ SCENARIOS = {
     "broken uploads": settings(net=batch_norm_net, attack=DivergentPoison(), ids=[3, 4]),
     "all uploads broken": settings(attack=DivergentPoison(), ids=list(range(9)), sampler=All()),
     "BatchNorm": settings(net=batch_norm_net),
-    "BatchNorm, in shards": settings(net=batch_norm_net, **sharded_settings(Median())),
+    "BatchNorm, in shards": settings(rounds=3, net=batch_norm_net, **sharded_settings(Median())),
     "all at home in one process": settings(net=batch_norm_net, sampler=Only(0, 4, 8)),
     "fewer clients than processes": settings(sampler=Only(3)),
     "nothing is sent": settings(client=Local),
@@ -266,7 +267,7 @@ SCENARIOS = {
     ),
     "the server keeps a control": settings(client=Scaffold, momentum=0.0),
     "adapted before evaluations": settings(client=partial(Finetuning, finetune_steps=3, lam=0.3)),
-    "held-out clients": settings(held_out_clients=3, held_out_rounds=2),
+    "held-out clients": settings(rounds=3, held_out_clients=3, held_out_rounds=2),
     "held-out clients, whose head trains": settings(
         held_out_clients=4, net=batch_norm_net, client=FedRep
     ),
@@ -276,13 +277,13 @@ SCENARIOS = {
     "a choice of λ": settings(client=DittoChoice),
     "a frozen part, nothing is kept": settings(net=frozen_net, client=FedAvg),
     "stacked": settings(engine="stacked", chunk_size=2),
-    "states of local optimizers": settings(keep_optimizer_state=True),
+    "states of local optimizers": settings(rounds=3, keep_optimizer_state=True),
     "FLAME": settings(client=partial(FLAME, weights="samples", lagged_global=True)),
     "Lp-Proj in shards": settings(
         client=partial(LpProj, dimensions=9), **sharded_settings(Median())
     ),
-    "DeepSight": settings(**attacked_settings(aggregator=DeepSight(num_inputs=20))),
-    "FLDetector": settings(**attacked_settings(aggregator=FLDetector(window=1))),
+    "DeepSight": settings(rounds=3, **attacked_settings(aggregator=DeepSight(num_inputs=20))),
+    "FLDetector": settings(rounds=3, **attacked_settings(aggregator=FLDetector(window=1))),
     "FLTrust": settings(**fltrust_settings()),
     "FLTrust in shards": settings(**fltrust_settings(gathered_bytes=0)),
     "a chain in shards": settings(
@@ -340,18 +341,21 @@ if find_spec("dp_accounting"):
     SCENARIOS["private, in buckets"] = settings(
         sampler=Poisson(0.5), privacy=replace(adaptive, buckets=3), aggregator=CenteredClipping(0.1)
     )
-    SCENARIOS["private, with empty cohorts"] = settings(sampler=Poisson(0.05), privacy=adaptive)
+    SCENARIOS["private, with empty cohorts"] = settings(
+        rounds=3, sampler=Poisson(0.05), privacy=adaptive
+    )
 
 CHANGED_CLIENTS = {  # the data of a checkpoint, and other data that match it by owners
-    "nine clients": settings(),
+    "nine clients": settings(rounds=3),
     "seven and three others": settings(
+        rounds=3,
         source=lambda: Given(classes_of(range(2, 12), [*SIZES[2:], 9, 6, 8])),
         sampler=Uniform(6),
         match_clients=True,
     ),
 }
 
-STATEFUL = {f"stateful, {name}": settings(net=kind) for name, kind in ACCEPTED.items()}
+STATEFUL = {f"stateful, {name}": settings(net=kind, rounds=3) for name, kind in ACCEPTED.items()}
 
 PREDICTED = ("Ditto", "held-out clients")
 
@@ -361,13 +365,13 @@ def make(name, folder, rounds, processes, nodes):
     work_share.GATHERED_BYTES = scenario.pop("gathered_bytes")
     names = ("net", "client", "precision", "root_samples", "source", "central")
     net, kind, precision, root_samples, source, central = (scenario.pop(key) for key in names)
-    held_out = scenario.pop("held_out_clients")
+    held_out, own_rounds = scenario.pop("held_out_clients"), scenario.pop("rounds")
     step = {key: scenario.pop(key) for key in ("lr", "momentum")}
     algorithm_options = {"lam": 0.5} if kind is Ditto else {}
     client = kind(
         seeded(net),
         optimizer=partial(torch.optim.SGD, **step),
-        local_epochs=2,
+        local_epochs=1,
         **algorithm_options,
     )
     data = FederatedData(
@@ -394,8 +398,8 @@ def make(name, folder, rounds, processes, nodes):
         num_nodes=nodes,
         strategy="ddp" if processes > 1 else "auto",
         precision=precision,
-        max_epochs=rounds,
-        check_val_every_n_epoch=3,
+        max_epochs=rounds or own_rounds,
+        check_val_every_n_epoch=3 if rounds else own_rounds,
         num_sanity_val_steps=0,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -403,7 +407,7 @@ def make(name, folder, rounds, processes, nodes):
     return trainer, client, data
 
 
-def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
+def run(name, folder, rounds=None, resumes=None, processes=1, nodes=1):
     """Run a scenario, and return its outcome. All processes return equal outcomes."""
     trainer, client, data = make(name, folder, rounds, processes, nodes)
     try:
