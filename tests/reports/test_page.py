@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_folders import (
     CONFIG,
+    draw_only,
     read_table,
     with_changes,
     without_accuracy,
@@ -141,8 +142,9 @@ def test_each_picture_has_a_description_and_files(shared_page):
     assert len(read_table(path.parent / "runs.csv")) == 4
 
 
-def test_report_replaces_a_previous_report(shared_page, tmp_path):
+def test_report_replaces_a_previous_report(shared_page, tmp_path, monkeypatch):
     """It removes all files of the previous report, and no others."""
+    draw_only(monkeypatch, "Training loss")
     folder = shutil.copytree(shared_page.parent, tmp_path / "out")
     assert (folder / "uploads.png").is_file()
     for name in ("mine.png", "uploads_mine.csv"):
@@ -216,7 +218,8 @@ def test_page_names_runs_without_results_by_class(tmp_path):
     assert "Not shown here, without per_class.csv: run0." in reader.texts
 
 
-def test_page_names_runs_without_accuracy_beside_runs_with_accuracy(tmp_path):
+def test_page_names_runs_without_accuracy_beside_runs_with_accuracy(tmp_path, monkeypatch):
+    draw_only(monkeypatch, page._SPREAD, page._CLIENTS)
     for name in ("classes", "values"):
         write_run(tmp_path / name)
     without_accuracy(tmp_path / "values")
@@ -395,7 +398,8 @@ def test_page_counts_clients_that_never_took_part_if_models_are_personal(tmp_pat
     assert all("part: 2 of 3 in mine. Personal models" in text for text in notes)
 
 
-def test_metrics_on_the_servers_samples_have_a_row_and_a_picture(tmp_path):
+def test_metrics_on_the_servers_samples_have_a_row_and_a_picture(tmp_path, monkeypatch):
+    draw_only(monkeypatch, "Validation over rounds")
     folder = write_run(tmp_path / "mine", extra={"val/central/accuracy": 0.4})
     table = read_table(folder / "metrics.csv")
     last = {"test/central/accuracy": 0.375, "test/central/class_std": 0.1}
@@ -447,6 +451,7 @@ def test_results_have_a_column_for_a_number_that_the_user_logs(tmp_path):
 
 
 def test_pictures_show_as_many_groups_as_there_are_kinds_of_lines(tmp_path, monkeypatch):
+    draw_only(monkeypatch, page._CLIENTS)
     monkeypatch.setattr(page, "_MAX_DRAWN", 2)
     for lam in (1, 2, 3):
         write_run(tmp_path / f"run{lam}", with_changes({"model.init_args.lam": lam}))

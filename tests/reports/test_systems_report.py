@@ -3,13 +3,14 @@
 import json
 
 import pytest
-from run_folders import read_table, with_changes, write_run, write_table
+from run_folders import draw_only, read_table, with_changes, write_run, write_table
 
 from pl_fed.reports import page
 from pl_fed.reports.answers import find_answers
 from pl_fed.reports.group import group_runs
 from pl_fed.reports.run import find_runs
 
+OVER_TIME = "Validation over simulated time"
 DROP = {"federation.systems": {"policy": "drop", "deadline": 2.0}}
 PARTIAL = {"federation.systems": {"policy": "partial", "deadline": 2.0}}
 
@@ -69,7 +70,8 @@ def test_byzantine_clients_do_not_count(tmp_path):
     assert (row["rounds per client"], row["most"]) == (2.0, 3)
 
 
-def test_runs_without_a_clock_have_neither_answer_nor_picture(tmp_path):
+def test_runs_without_a_clock_have_neither_answer_nor_picture(tmp_path, monkeypatch):
+    draw_only(monkeypatch, OVER_TIME)
     write_run(tmp_path / "a")
     assert "participation" not in read_answers(tmp_path)
     groups = find_runs([tmp_path])[0]
@@ -77,7 +79,8 @@ def test_runs_without_a_clock_have_neither_answer_nor_picture(tmp_path):
     assert "simulated time" not in text
 
 
-def test_page_draws_metrics_over_simulated_time(tmp_path):
+def test_page_draws_metrics_over_simulated_time(tmp_path, monkeypatch):
+    draw_only(monkeypatch, OVER_TIME)
     write_timed_run(tmp_path / "a", DROP, 2.0, (4, 4, 4, 0))
     write_timed_run(tmp_path / "b", PARTIAL, 1.5, (4, 4, 4, 4))
     (tmp_path / "a" / "summary.json").write_text(json.dumps({}))
@@ -89,8 +92,9 @@ def test_page_draws_metrics_over_simulated_time(tmp_path):
     assert (tmp_path / "report" / "participation.csv").is_file()
 
 
-def test_validation_after_the_last_round_has_no_simulated_time(tmp_path):
+def test_validation_after_the_last_round_has_no_simulated_time(tmp_path, monkeypatch):
     """Its round is the number of rounds: no round of training has this number."""
+    draw_only(monkeypatch, OVER_TIME)
     write_timed_run(tmp_path / "a", DROP, 2.0, (4, 4, 4, 0))
     *trained, evaluated = read_table(tmp_path / "a" / "metrics.csv")
     write_table(

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_folders import CONFIG, with_changes
 
@@ -13,6 +13,7 @@ LABELS = {"class_path": "pl_fed.attacks.RandomLabels", "init_args": {"redraw": T
 
 
 @pytest.mark.slow
+@settings(max_examples=50)
 @given(
     st.fixed_dictionaries(
         {},
@@ -35,7 +36,7 @@ def test_seeds_and_output_settings_keep_the_identity(changes):
 
 
 def test_other_settings_change_the_group():
-    settings = {
+    changes = {
         "model.init_args.lam": 0.2,
         "data.num_clients": 5,
         "federation.aggregator": MEDIAN,
@@ -44,8 +45,8 @@ def test_other_settings_change_the_group():
         "trainer.max_epochs": 5,
         "model.init_args.seed": 1,
     }
-    names = [configs.group_name(with_changes({key: value})) for key, value in settings.items()]
-    assert len({configs.group_name(CONFIG), *names}) == 1 + len(settings)
+    names = [configs.group_name(with_changes({key: value})) for key, value in changes.items()]
+    assert len({configs.group_name(CONFIG), *names}) == 1 + len(changes)
     assert all(name.startswith("Ditto-") and len(name) == 14 for name in names)
 
 
