@@ -219,14 +219,14 @@ def test_config_of_an_earlier_version_lacks_new_arguments(run, tmp_path, capsys)
     assert not list(run.glob("config_to_round_*.yaml"))
 
 
-def test_evaluations_take_the_run_with_their_config(tmp_path):
-    older, newer = fit(tmp_path), fit(tmp_path, "--model.lam", "1")
+def test_evaluations_take_the_run_with_their_config(run, tmp_path):
+    newer = fit(tmp_path, "--model.lam", "1")
     name = "test/personal/accuracy"
-    for arguments, run in (([], older), (["--model.lam", "1"], newer)):
+    for arguments, tested in (([], run), (["--model.lam", "1"], newer)):
         before = {*tmp_path.iterdir()}
         main(["test", *QUICKSTART, *short(tmp_path), *arguments, "--ckpt_path", "last"])
         (new,) = {*tmp_path.iterdir()} - before
-        assert rows(new / "metrics.csv")[-1][name] == rows(run / "metrics.csv")[-1][name]
+        assert rows(new / "metrics.csv")[-1][name] == rows(tested / "metrics.csv")[-1][name]
     with pytest.warns(UserWarning, match=r"under another config \(model\.lam 1 → 2\)"):
         main(["test", *QUICKSTART, *short(tmp_path), "--model.lam", "2", "--ckpt_path", str(newer)])
 
@@ -240,9 +240,9 @@ def test_folder_without_a_run_is_refused(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_refused_resume_starts_no_wandb_run(tmp_path, capsys, started):
+def test_refused_resume_starts_no_wandb_run(run, tmp_path, capsys, started):
     wandb = ["--config", str(ROOT / "configs" / "wandb.yaml")]
-    run = fit(tmp_path, *(wandb if started else []))
+    run = fit(tmp_path, *wandb) if started else run
     pytest.importorskip("wandb").finish()
     more = ["--seed_everything", "5", "--trainer.max_epochs", "3", "--ckpt_path", unfinish(run)]
     before = {*run.rglob("*")}
@@ -312,8 +312,8 @@ def test_config_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch, momen
     assert not [*run.rglob("*.tmp")]
 
 
-def test_resume_leaves_a_finished_run_without_checkpoint_alone(tmp_path):
-    older, newer = fit(tmp_path), fit(tmp_path)
+def test_resume_leaves_a_finished_run_without_checkpoint_alone(run, tmp_path):
+    older, newer = run, fit(tmp_path)
     (older / "checkpoints" / "last.ckpt").unlink()
     before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
     main(["fit", *QUICKSTART, *short(tmp_path), "--trainer.max_epochs", "3", "--ckpt_path", "last"])
@@ -354,14 +354,14 @@ def test_resume_with_another_config_warns_and_keeps_both_configs(run, tmp_path):
     assert (run / "config.yaml").read_text() == before
 
 
-def test_run_stopped_before_its_first_checkpoint_restarts_in_its_folder(tmp_path):
+def test_run_stopped_before_its_first_checkpoint_restarts_in_its_folder(run, tmp_path):
     options = [
         "--model.lam",
         "1",
         "--federation.engine.name",
         "one_by_one",
     ]  # auto may choose another engine
-    older, newer = fit(tmp_path), fit(tmp_path, *options)
+    older, newer = run, fit(tmp_path, *options)
     expected = (newer / "per_client.csv").read_text()
     remove_checkpoint(newer)
     before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
