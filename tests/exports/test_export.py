@@ -34,6 +34,7 @@ SMALL = {"class_path": "pl_fed.models.MLP", "init_args": SIZES}
 BUSY = {"class_path": "nets.Busy", "init_args": {"width": 4}}
 FROZEN = {"class_path": "nets.OnFeatures", "init_args": {"width": 16}}
 CLIENTS = [1, 4]
+ONE_STEP = {"local_steps": 1, "trainer": {"max_epochs": 1}}
 
 
 def config(folder, algorithm="Ditto", net=SMALL, federation=None, data=None, trainer=None, **model):
@@ -80,7 +81,8 @@ def fit(folder, *args, **kwargs):
 
 
 def fit_and_predict(folder, **options):
-    """Run it, and return the run's folder and the predictions of its trainer, as ``predict``."""
+    """Run a round, and return the run's folder and its trainer's predictions, as ``predict``."""
+    options["trainer"] = {"max_epochs": 1, **options.get("trainer", {})}
     (folder / "c.yaml").write_text(yaml.safe_dump(config(folder, **options)))
     cli = FederatedCLI(["fit", "--config", str(folder / "c.yaml")])
     columns = ("sample", "prediction", "probability")
@@ -153,7 +155,7 @@ CASES = {  # a few local steps, as FedRep has them, give each client a model of 
     "Local": {},
     "DittoChoice": {"data": {"val_fraction": 0.3}},
     "FedBN": {"net": BUSY},
-    "FedDBE": {"net": BUSY},
+    "FedDBE": {"net": BUSY, "trainer": {"max_epochs": 2}},  # v_k is 0 in the first
     "FedPer": {"net": BUSY},
     "FedRep": {"net": BUSY},
     "FedROD": {"net": BUSY},
@@ -670,7 +672,7 @@ def test_checkpoint_with_slashes_in_its_name_is_exported(folder, tmp_path):
 
 @pytest.mark.slow
 def test_selection_of_a_missing_model_is_refused(tmp_path, capsys):
-    run = fit(tmp_path, "FedAvg")
+    run = fit(tmp_path, "FedAvg", **ONE_STEP)
     for select in ("personal", "validation"):
         message = get_refusal(capsys, "--ckpt", run, "--client", "1", "--select", select)
         assert "`select` to be global for an algorithm without personal models" in message
@@ -678,10 +680,12 @@ def test_selection_of_a_missing_model_is_refused(tmp_path, capsys):
     _, about = export(run, "--global", "--format", "state_dict")
     assert [entry["name"] for entry in about["models"]] == ["global"]
     (tmp_path / "knn").mkdir()
-    message = get_refusal(capsys, "--ckpt", fit(tmp_path / "knn", "KNNPer"), "--client", "1")
+    message = get_refusal(
+        capsys, "--ckpt", fit(tmp_path / "knn", "KNNPer", **ONE_STEP), "--client", "1"
+    )
     assert "`select` to be global for KNNPer, which predicts by more than a net" in message
     (tmp_path / "local").mkdir()
-    run = fit(tmp_path / "local", "Local")
+    run = fit(tmp_path / "local", "Local", **ONE_STEP)
     message = get_refusal(capsys, "--ckpt", run, "--client", "1", "--select", "validation")
     assert "`select` to be personal for an algorithm without global models" in message
     message = get_refusal(capsys, "--ckpt", run, "--global")
@@ -700,7 +704,7 @@ def test_onnx_without_its_package_is_refused(folder, capsys, monkeypatch):
 def test_net_that_cannot_be_traced_is_exported_as_state_dict_only(net, tmp_path, capsys):
     """The state dict can be exported."""
     data = {"batch_size": 2, "drop_last": True, "test_fraction": 0.0, "val_fraction": 0.0}
-    run = fit(tmp_path, net={"class_path": f"nets.{net}"}, data=data)
+    run = fit(tmp_path, net={"class_path": f"nets.{net}"}, data=data, **ONE_STEP)
     message = get_refusal(capsys, "--ckpt", run, "--client", "1")
     assert f"`format` to be one that supports {net} but got 'torch_export' (" in message
     assert not list((run / "exports").iterdir())
