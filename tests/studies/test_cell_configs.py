@@ -24,7 +24,8 @@ def outcome(words, monkeypatch=None):
 def test_a_shared_parser_gives_what_a_new_one_gives(monkeypatch):
     order = [DITTO, UNKNOWN, FEDAVG, WRONG, LOGGED, DITTO, FEDAVG, LOGGED]
     shared = [outcome(words) for words in order]
-    assert shared == [outcome(words, monkeypatch) for words in order]
+    separate = {tuple(words): outcome(words, monkeypatch) for words in order[:5]}
+    assert shared == [separate[tuple(words)] for words in order]
     assert shared[0] == shared[5] != shared[2] == shared[6]
     assert "did you mean model" in shared[1]
     assert "`data.normalize`" in shared[3]

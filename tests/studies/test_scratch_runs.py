@@ -131,10 +131,10 @@ def test_a_killed_run_resumes_from_a_parcel_that_came_home(tmp_path, monkeypatch
 def test_a_run_of_another_config_comes_home_aside(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home" / "far"
-    job = make_job(home, ["quickstart"])
+    job = make_job(home, ["quickstart"], epochs=1)
     bring_home(job, *run_in_scratch(job, b"", {}, tmp_path / "scratch", print, 10.0)[1:])
     old = read(home / job.path)
-    job = make_job(home, ["quickstart", {"model.lam": 2.5}])
+    job = make_job(home, ["quickstart", {"model.lam": 2.5}], epochs=1)
     files = pack(home / job.path)
     outcome, files, aside = run_in_scratch(job, files, {}, tmp_path / "scratch", print, 10.0)
     assert outcome.state == "done"
