@@ -24,7 +24,7 @@ from pl_fed.clients import APFL, Client, Ditto, FedAvg, Scaffold
 from pl_fed.engine.choice import COMPILED, EAGER
 
 SIZES = [7, 3, 10, 1]  # in minibatches of 4
-BUDGETS = torch.tensor([3, 0, 1, 5])  # of each client, in steps; an epoch has 2, 1, 3 and 1
+BUDGETS = torch.tensor([3, 0, 1, 2])  # of each client, in steps; an epoch has 2, 1, 3 and 1
 
 
 class Budgeted:
