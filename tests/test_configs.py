@@ -81,7 +81,7 @@ def overrides_for(config: Path, data_folder: Path) -> list[str]:
             *(f"--model.net.{name}", str(data_folder / config.stem)),
         ]
     if config.stem in ("privacy", "privacy_robust"):  # the noise for one round takes longer to find
-        return ["--federation.privacy.rounds", "60"]
+        return ["--federation.privacy.rounds", "2000"]
     if config.stem == "frozen_body":
         return [
             *("--model.net.weights", "none", "--data.num_clients", "4"),

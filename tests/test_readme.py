@@ -125,7 +125,7 @@ class Reader:
                 self._run_pl_fed([*arguments, "--print_config"])
             else:
                 if "configs/privacy.yaml" in arguments and short is ONE_ROUND:
-                    short = [*short, "--federation.privacy.rounds", "60"]  # quicker to calibrate
+                    short = [*short, "--federation.privacy.rounds", "2000"]  # quicker to calibrate
                 main([*arguments, *short])
         else:
             run_command(arguments)
