@@ -65,8 +65,9 @@ def test_other_updates_stay(function, width):
     assert rewrite(function, weight, torch.tensor(True), RATE, a, b)[1] == 0
 
 
-def wide_mlp():
-    return nn.Sequential(nn.Linear(64, 70), nn.Tanh(), nn.Linear(70, 3))
+def wide_net():
+    """Return a net whose weight gets its product in place, and whose bias does not."""
+    return nn.Linear(64, 70)
 
 
 class FillsMissing(nn.Module):
@@ -79,10 +80,10 @@ class FillsMissing(nn.Module):
 @each_compiled
 def test_compiled_run_with_missing_values_equals_eager_run(engine):
     """Only the augmentation fills missing values: clients without further steps keep them."""
-    arrays = classes([8, 4, 12, 4], (64,))  # minibatches of 4
+    arrays = classes([8, 4, 12, 4], (64,), num_classes=70)  # minibatches of 4
     arrays.inputs[:, 3] = torch.nan
     data = shared_out(arrays, augment=[FillsMissing()])
-    client = FedAvg(seeded(wide_mlp), optimizer=sgd(0.1), local_epochs=2)
+    client = FedAvg(seeded(wide_net), optimizer=sgd(0.1), local_epochs=2)
     eager = run_rounds(client, data)
     with assert_engine_warnings():
         compiled = run_rounds(client, data, engine=engine, chunk_size=3)
