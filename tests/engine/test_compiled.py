@@ -566,7 +566,8 @@ def test_cuda_graphs_may_change_their_inputs(monkeypatch):
         return compiled
 
     monkeypatch.setattr(compile_fx, "_compile_fx_inner", note)
-    client = FedAvg(seeded(mlp), optimizer=sgd(0.1, momentum=0.5), local_epochs=2)
+    net = seeded(lambda: nn.Linear(4, 3))
+    client = FedAvg(net, optimizer=sgd(0.1, momentum=0.5), local_epochs=2)
     data = shared_out(classes([5, 2, 3]))
     expected = run_rounds(client, data)
     settings = {"engine": "stacked_compiled", "chunk_size": 3}
