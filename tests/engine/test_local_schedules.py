@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from small_federations import Given, Only, classes, mlp, run_rounds, seeded, sgd, shared_out
 from tables import table_test
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR, StepLR
 from torch.testing import assert_close
@@ -153,8 +154,8 @@ def adam(params):
 
 CLIENTS = {
     "SGD": lambda schedule: FedAvg(seeded(mlp), optimizer=sgd(0.3), lr_scheduler=schedule),
-    "momentum": lambda schedule: FedAvg(
-        seeded(mlp),
+    "momentum": lambda schedule, net=mlp: FedAvg(
+        seeded(net),
         optimizer=sgd(0.1, momentum=0.9, weight_decay=0.01, dampening=0.3),
         lr_scheduler=schedule,
         local_epochs=2,
@@ -183,7 +184,7 @@ def test_engines_agree(uncompiled, name, engine):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["stacked", "stacked_compiled"])
 def test_kept_states_of_optimizers_agree(engine):
-    client = CLIENTS["momentum"](SCHEDULES["one-cycle"])
+    client = CLIENTS["momentum"](SCHEDULES["one-cycle"], lambda: nn.Linear(4, 3))
     options = {"keep_optimizer_state": True, "rounds": 3}
     expected = run_rounds(client, data_of(), **options)
     assert run_rounds(client, data_of(), engine=engine, **options).distance(expected) < 1e-10
