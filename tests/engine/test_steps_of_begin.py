@@ -107,7 +107,7 @@ def test_steps_of_one_client_have_a_closed_form(engine):
 @pytest.mark.parametrize("engine", EAGER)
 def test_client_without_steps_does_not_count_in_the_loss(engine):
     counted = run(budgeted(FedAvg(seeded(mlp), optimizer=sgd(0.1))), engine, rounds=1)
-    stepping = torch.tensor([3, 9, 1, 5])
+    stepping = torch.tensor([3, 9, 1, 2])
     losses = [
         run(budgeted(FedAvg(seeded(mlp), optimizer=sgd(0.1)), only(k, stepping)), engine, rounds=1)
         .reports[0]["train/loss"]
