@@ -26,6 +26,7 @@ from pl_fed.nets.kept_values import Changes, KeptValues, Part, ValueGuard
 from pl_fed.nets.modes import evaluation_mode, list_shortened_weights, training_mode
 from pl_fed.preflight.explanations import call_or_explain
 from pl_fed.preflight.step_rules import (
+    describe_lasting_metrics,
     describe_outside_values,
     describe_restored_numbers,
     refuse_evaluation_changes,
@@ -262,6 +263,8 @@ def _try_evaluation(
             net, [batch], part, logs, accepts_undefined=False, names_as_logged=True
         ),
     )
+    if part == "val" and logs.lasting_metrics:
+        rank_zero_warn(describe_lasting_metrics(type(net).__name__, logs.lasting_metrics))
     return _Part(choose_stage(net, part), logs.directions(), loss, values)
 
 

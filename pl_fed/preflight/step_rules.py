@@ -143,6 +143,15 @@ def describe_outside_values(step: str, net: str, names: Sequence[str]) -> str:
     )
 
 
+def describe_lasting_metrics(net: str, names: Sequence[str]) -> str:
+    """Return the sentence about metrics that a plain fit carries from validation to validation."""
+    return (
+        f"The metrics {quote(names)} of {net}, which a plain fit carries from one validation to the"
+        " next, begin anew with each client in every evaluation: they have the value of one"
+        " evaluation, and no best one of several rounds. `ModelCheckpoint` keeps the best round."
+    )
+
+
 def describe_restored_numbers(step: str, net: str, names: Sequence[str]) -> str:
     """Return the sentence about a number that an evaluation sets, such as a threshold."""
     return (

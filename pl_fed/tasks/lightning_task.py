@@ -1,6 +1,7 @@
 """The task of a LightningModule: its own steps define loss, metrics and predictions."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -278,9 +279,10 @@ class LightningTask(Task):
     ) -> tuple[float, dict[str, float]]:
         """Return the loss and the metrics of a module on one client's samples.
 
-        The loss is the loss that the evaluation step returns, or else the loss that it logs. If
-        there is none, it is NaN: ``training_step`` runs on training samples only. The caller
-        restores what the step and the hooks change in the module.
+        The loss is the loss that the evaluation step returns, or else the loss that it logs. The
+        logged one counts if its mean is another one, such as over tokens. If there is none, it is
+        NaN: ``training_step`` runs on training samples only. The caller restores what the step and
+        the hooks change in the module.
 
         Args:
             module: A LightningModule in evaluation mode.
@@ -317,6 +319,8 @@ class LightningTask(Task):
                 if not accepts_undefined:
                     raise
                 self._warn_of_undefined(module, stage, size, error)
+        if names_as_logged:
+            logs.lasting_metrics = logs.list_lasting_metrics(module)
         logged = logs.values()
         named = logged if names_as_logged else self._name(logged, stage)
         values = {name: float(value) for name, value in named.items()}
@@ -324,11 +328,20 @@ class LightningTask(Task):
         if names_as_logged:
             return torch.nan if loss is None else total / size, values
         logged_loss = values.pop("loss", None)
+        if loss is None:
+            return torch.nan if logged_loss is None else logged_loss, values
+        has_own_mean = "loss" in self._name(logs.own_means, stage)
+        return self._choose_loss(total / size, logged_loss, part, has_own_mean), values
+
+    def _choose_loss(
+        self, returned: float, logged: float | None, part: str, has_own_mean: bool
+    ) -> float:
+        """Return the loss that a step returns, or the other one that it logs."""
+        if logged is None:
+            return returned
         judged_part = "test" if part == "test" else "val"  # training samples are validated, too
-        logs_other_loss = judged_part in self.facts.logged_losses
-        if loss is not None and (logged_loss is None or not logs_other_loss):
-            return total / size, values
-        return torch.nan if logged_loss is None else logged_loss, values
+        is_other = has_own_mean and not math.isclose(logged, returned, rel_tol=1e-6)
+        return logged if is_other or judged_part in self.facts.logged_losses else returned
 
     def _warn_of_undefined(
         self, module: nn.Module, stage: str, size: int, error: Exception

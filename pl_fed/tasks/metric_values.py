@@ -229,6 +229,18 @@ def find_source(value: Tensor, module: nn.Module) -> Metric | None:
     return None
 
 
+def name_computed_metrics(module: nn.Module) -> dict[str, Metric]:
+    """Return the parts of a module that are metrics, computed after their last update, by name.
+
+    A metric that has been reset is none of them.
+    """
+    return {
+        name: part
+        for name, part in module.named_modules()
+        if isinstance(part, Metric) and part.update_called and part._computed is not None
+    }
+
+
 def keep_local(metric: Any) -> None:
     """Stop a metric from communicating: processes evaluate different clients."""
     metric.distributed_available_fn = _is_not_distributed

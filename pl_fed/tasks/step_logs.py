@@ -16,6 +16,7 @@ from pl_fed.tasks.metric_values import (
     UNDEFINED_ERRORS,
     compute_metric,
     find_source,
+    name_computed_metrics,
     raise_device_error,
     repeat_on_cpu,
 )
@@ -40,24 +41,51 @@ class StepLogs:
         size: The number of samples of the current step.
         source: The step or hook that runs. If several of them log one name, the last one counts,
             as in Lightning.
+        lasting_metrics: The names of the module's metrics that a plain fit does not reset, after
+            the trial of an evaluation.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
         self.size = 1
         self.source = ""
+        self.lasting_metrics: list[str] = []
         self._sources: dict[str, str] = {}
         self._numbers: dict[str, list[Tensor]] = {}
         self._weights: dict[str, list[float]] = {}
         self._reductions: dict[str, str] = {}
         self._metrics: dict[str, Metric | tuple[MetricCollection, str]] = {}
         self._results: dict[str, Metric] = {}
+        self._own_means: set[str] = set()
         self._module: nn.Module | None = None
 
     @property
     def names(self) -> list[str]:
         """The names of all logged values."""
         return [*self._numbers, *self._metrics]
+
+    @property
+    def own_means(self) -> dict[str, None]:
+        """The names whose value need not be the mean over samples of what the steps log.
+
+        They have a ``batch_size`` or a ``reduce_fx`` of their own, are metrics of torchmetrics, or
+        a hook logs them.
+        """
+        hooks = [name for name, source in self._sources.items() if not source.endswith("_step")]
+        return dict.fromkeys(sorted({*self._own_means, *self._metrics, *hooks}))
+
+    def list_lasting_metrics(self, module: nn.Module) -> list[str]:
+        """Return the names of a module's metrics that a plain fit does not reset.
+
+        They have been computed since their last update, and are no logged metric: Lightning resets
+        logged ones alone.
+        """
+        logged = [_find_member(metric) for metric in self._metrics.values()]
+        return [
+            name
+            for name, metric in name_computed_metrics(module).items()
+            if not any(metric is other for other in logged)
+        ]
 
     @contextmanager
     def record(self, module: nn.Module) -> Iterator[None]:
@@ -128,8 +156,11 @@ class StepLogs:
             self._results[name] = metric
         number = value.detach().reshape(()).clone()  # a step may change a buffer that it logs
         self._numbers.setdefault(name, []).append(number)
-        self._weights.setdefault(name, []).append(float(batch_size or self.size))
+        size = self.size if batch_size is None else batch_size
+        self._weights.setdefault(name, []).append(float(size))
         self._reductions[name] = str(reduction)
+        if size != self.size or reduction != "mean":
+            self._own_means.add(name)
 
     def log_dict(
         self, dictionary: Mapping[str, Any] | MetricCollection, *args: Any, **kwargs: Any

@@ -5,7 +5,7 @@ import pytest
 import torch
 from small_federations import classes, seeded, shared_out
 from stateful_modules import Stateful
-from torchmetrics import MeanSquaredError, MinMaxMetric
+from torchmetrics import MaxMetric, MeanMetric, MeanSquaredError, MinMaxMetric
 from torchmetrics.regression import PearsonCorrCoef
 
 import pl_fed
@@ -170,3 +170,64 @@ def test_metric_with_several_values_is_refused_with_its_entries():
     logs.log("mse", metric)
     with pytest.raises(ValueError, match=r"one number but got a dict \(raw, max, min\)"):
         logs.values()
+
+
+class LogsTokenMeans(Stateful):
+    """Logs losses 1 of 3 tokens and 5 of 1 token, and returns them; ``how`` names the log."""
+
+    how = "batch_size"
+
+    def validation_step(self, batch, batch_idx):
+        tokens, loss = (3, 1)[batch_idx], torch.tensor((1.0, 5.0)[batch_idx])
+        self.total = getattr(self, "total", 0.0) + tokens * loss / 4
+        if self.how == "batch_size":
+            self.log("val_loss", loss, batch_size=tokens)
+        if self.how == "sum":
+            self.log("val_loss", tokens * loss / 4, reduce_fx="sum")
+        if self.how == "plain":
+            self.log("val_loss", loss)
+        return loss
+
+    def on_validation_epoch_end(self):
+        if self.how == "hook":
+            self.log("val_loss", self.total)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"), [("batch_size", 2.0), ("sum", 2.0), ("hook", 2.0), ("plain", 3.0)]
+)
+def test_logged_loss_with_a_mean_of_its_own_counts_as_in_a_plain_validation(how, expected):
+    task, batch = LightningTask(), Batch(torch.zeros(1, 4), torch.zeros(1))
+    task.facts = ModuleFacts(logged_names={"validation": {"val_loss": "loss"}})
+    module = LogsTokenMeans().eval()
+    module.how = how
+    assert task.evaluate(module, [batch, batch], "val") == (expected, {})
+
+
+def test_batch_without_a_counted_sample_has_no_weight_in_a_log():
+    logs = StepLogs()
+    logs.log("positives", 0.0, batch_size=0)
+    logs.log("positives", 4.0, batch_size=2)
+    assert logs.values() == {"positives": 4.0}
+
+
+class KeepsItsBest(Stateful):
+    """The best accuracy of all validations, as in a widespread template."""
+
+    def __init__(self):
+        super().__init__()
+        self.acc, self.mean, self.best = MeanMetric(), MeanMetric(), MaxMetric()
+
+    def validation_step(self, batch, batch_idx):
+        self.acc(batch[1].float())
+        self.log("val_acc", self.acc)
+        self.log("val_mean", self.mean(batch[1].float()))
+
+    def on_validation_epoch_end(self):
+        self.best(self.acc.compute())
+        self.log("val_best", self.best.compute())
+
+
+def test_metric_over_all_validations_is_said_to_begin_anew(tmp_path):
+    with pytest.warns(UserWarning, match=r"The metrics `best` of KeepsItsBest, which a plain fit"):
+        fit(KeepsItsBest, tmp_path)
