@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_fed.arguments import check_integers
@@ -54,8 +55,8 @@ class ClientFolder(DataSource):
       :class:`pl_fed.data.Table` for the arguments that name columns. Categories and classes are
       numbered over all files.
 
-    If the files lie in folders ``train``, ``test`` and, optionally, ``val``, these are the official
-    parts. A client has the same file name in each of them.
+    If the files lie in folders ``train``, ``test`` and, optionally, ``val`` (or ``valid`` or
+    ``validation``), these are the official parts. A client has the same file name in each of them.
 
     Args:
         folder: The path of the folder.
@@ -245,11 +246,12 @@ def _find_files(folder: Path) -> list[_ClientFile]:
             " `data.dataset.folder`."
         )
     files = _list_files(folder, None)
+    folders = sorted(path for path in folder.iterdir() if path.is_dir())
     parts = [
         file
-        for name in ("train", "val", "test")
-        if (folder / name).is_dir()
-        for file in _list_files(folder / name, PARTS[name])
+        for path in folders
+        if (part := PARTS.get(path.name.lower())) is not None
+        for file in _list_files(path, part)
     ]
     if bool(files) == bool(parts):
         got = f"files both in it and in {parts[0].path.parent.name}" if files else "none"
@@ -257,6 +259,8 @@ def _find_files(folder: Path) -> list[_ClientFile]:
             f"Expected argument `folder` to be a folder with {_LAYOUT}, in it or in train and"
             f" test, but got {got} in {folder.absolute()}."
         )
+    if parts:
+        _warn_of_omitted(folders)
     files = sorted(
         files or parts, key=lambda file: (_natural_order(file.client), file.client, file.part)
     )
@@ -270,6 +274,22 @@ def _find_files(folder: Path) -> list[_ClientFile]:
                 f"Expected {folder} to hold one file for each client but got {count} for {client}."
             )
     return files
+
+
+def _warn_of_omitted(folders: Sequence[Path]) -> None:
+    """Say that folders with files of clients are no official parts, by their names."""
+    others = [
+        path.name
+        for path in folders
+        if path.name.lower() not in PARTS
+        and not path.name.startswith(".")
+        and _list_files(path, None)
+    ]
+    if others:
+        rank_zero_warn(
+            f"pl_fed leaves out the files in {', '.join(others)} of {folders[0].parent}: name"
+            " official parts train, val and test, or move these folders elsewhere."
+        )
 
 
 def _list_files(folder: Path, part: int | None) -> list[_ClientFile]:

@@ -352,10 +352,19 @@ def _build_targets(
 
 
 def _warn_of_two_writings(name: str, values: Sequence[str]) -> None:
-    """Say that an integer has two ids because pandas wrote it as a real number in some rows.
+    """Say that values have two ids because of a space or of pandas.
 
-    It does so in a file where another value of the column is missing.
+    pandas writes integers as real numbers in a file where another value of the column is missing.
     """
+    by_words: dict[str, list[str]] = {}
+    for value in values:
+        by_words.setdefault(value.strip(), []).append(value)
+    spaced = next((alike for alike in by_words.values() if len(alike) > 1), None)
+    if spaced is not None:
+        rank_zero_warn(
+            f"pl_fed takes {spaced[0]!r} and {spaced[1]!r} in column {name!r} for two values,"
+            " because of a space before or after the name: remove the space."
+        )
     written = {*values}
     doubled = [value for value in values if f"{value}.0" in written]
     if doubled:

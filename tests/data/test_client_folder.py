@@ -90,6 +90,14 @@ def test_official_parts_by_folders(tmp_path):
     assert sizes == [[3, 3], [0, 3], [3, 3]]
 
 
+def test_parts_have_the_names_of_a_split_column(tmp_path):
+    for part in ("Train", "valid", "testing"):
+        write_arrays(tmp_path / part, "a", 2)
+    with pytest.warns(UserWarning, match=r"leaves out the files in testing of .*: name official"):
+        arrays = ClientFolder(str(tmp_path)).load()
+    assert arrays.split.tolist() == [0, 0, 1, 1]
+
+
 def test_official_parts_by_an_array(tmp_path):
     for name in "ab":
         write_arrays(tmp_path, name, 3, split=np.array([0, 1, 2]))
@@ -125,6 +133,12 @@ def test_folder_of_tables_equals_the_joined_table(tables):
     assert torch.equal(a.targets, b.targets)
     assert all(torch.equal(x, y) for x, y in zip(a.inputs, b.inputs, strict=True))
     assert joined_table.preparation == pieces.preparation
+
+
+def test_names_that_differ_by_a_space_are_reported(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,ill\n2,well\n3,ill \n")
+    with pytest.warns(UserWarning, match="takes 'ill' and 'ill ' in column 'y' for two values"):
+        ClientFolder(str(tmp_path), target="y").load()
 
 
 @pytest.mark.parametrize(
