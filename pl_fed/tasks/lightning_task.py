@@ -30,7 +30,7 @@ from pl_fed.tasks.one_process import one_process
 from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.tasks.step_logs import StepLogs, name_metrics, strip_stage
 from pl_fed.tasks.trainer_stages import trainer_stage
-from pl_fed.text import first_line
+from pl_fed.text import first_line, quote
 from pl_fed.trees import Tree, clone, describe, leaves, select
 from pl_fed.types import Batch, SampleEntries
 
@@ -231,10 +231,10 @@ class LightningTask(Task):
     def call_gradient_hook(
         self, hook: str, net: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Call a hook of the module on its gradients, if it has the hook; its logs are left out.
+        """Call a hook of the module on its gradients, if it has the hook.
 
         The hook gets an optimizer with the module's own parameters: a client may train several
-        models.
+        models. Its logs are left out, with one warning.
         """
         if hook not in self.list_gradient_hooks(net):
             return
@@ -242,8 +242,17 @@ class LightningTask(Task):
         own_optimizer.param_groups = [
             group for group in optimizer.param_groups if {*map(id, group["params"])} <= own
         ]
-        with StepLogs().record(net):
+        logs = StepLogs()
+        with logs.record(net):
             getattr(net, hook)(*([own_optimizer] if hook == "on_before_optimizer_step" else []))
+        if not self._omitted.issuperset(logs.names):
+            self._omitted |= {*logs.names}
+            warnings.warn(
+                f"pl_fed leaves out {quote(logs.names)}, which `{hook}` of"
+                f" {type(net).__name__} logs: compute such a number in `training_step`, a gradient"
+                " by `torch.autograd.grad`, and log it there.",
+                stacklevel=2,
+            )
 
     # Evaluation
 

@@ -211,6 +211,21 @@ def test_batch_without_a_counted_sample_has_no_weight_in_a_log():
     assert logs.values() == {"positives": 4.0}
 
 
+class LogsGradients(Stateful):
+    def on_before_optimizer_step(self, optimizer):
+        self.log_dict({f"norm_{name}": 1.0 for name in "abcde"})
+
+
+def test_logs_of_gradient_hooks_are_left_out_with_one_warning(recwarn):
+    task, net = LightningTask(), LogsGradients()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    task.call_gradient_hook("on_before_optimizer_step", net, optimizer)
+    task.call_gradient_hook("on_before_optimizer_step", net, optimizer)
+    (warning,) = recwarn
+    message = "leaves out `norm_a`, `norm_b`, `norm_c` and 2 more, which `on_before_optimizer_step`"
+    assert message in str(warning.message)
+
+
 class KeepsItsBest(Stateful):
     """The best accuracy of all validations, as in a widespread template."""
 
