@@ -476,7 +476,12 @@ class Federation(Configurable):
             clients: Client ids, int64 [clients]; held-out clients have those after the last
                 training client's.
             models: The names of the models.
+
+        Raises:
+            ValueError: If another process keeps the model of a client.
         """
+        if any(model != "global" for model in models):
+            self._check_home(clients)
         training, held_out = self._separate_held_out(clients)
         evaluator = self.session.evaluation.evaluator
         tables = evaluator.tables(self.data, part, training, models)
@@ -512,7 +517,8 @@ class Federation(Configurable):
 
         Raises:
             ValueError: If the algorithm evaluates no model of this name: its tensors may be those
-                of the first round, as those of a global model that nobody trains.
+                of the first round, as those of a global model that nobody trains. Or if another
+                process keeps the model of a client.
         """
         evaluated = self.client.evaluated
         if model is not None and model not in evaluated:
@@ -520,10 +526,35 @@ class Federation(Configurable):
                 f"Expected argument `model` to be one of {', '.join(evaluated)} but got {model!r},"
                 f" which {type(self.client).__name__} does not evaluate."
             )
+        if model != "global":
+            self._check_home(clients)
         held_out = self.session.held_out
         if held_out is None or not len(self._separate_held_out(clients)[1]):
             return self.session.evaluation.models_of(clients, model)
         return (net for client in clients.split(1) for net in self._models_of_one(client, model))
+
+    def _check_home(self, clients: Tensor) -> None:
+        """Refuse clients whose models are in other processes: here they would be untrained.
+
+        Raises:
+            ValueError: With the first of these clients.
+        """
+        states, held_out = self.session.states, self.session.held_out
+        processes = states.processes
+        training, new = self._separate_held_out(clients)
+        homes = processes.home_ranks(torch.cat([training, new]))
+        keeps_models = [states.keeps_models] * len(training)
+        keeps_models += [held_out is not None and held_out.trains] * len(new)
+        is_elsewhere = torch.tensor(keeps_models, dtype=torch.bool) & (homes != processes.rank)
+        if is_elsewhere.any():
+            first = int(is_elsewhere.nonzero()[0])
+            client = int(torch.cat([training, new + states.loaded.num_clients])[first])
+            raise ValueError(
+                f"Expected argument `client` to be a client of process {processes.rank} of"
+                f" {processes.size} but got {client}, whose model is in process"
+                f" {int(homes[first])}: ask that process, or load the run in one process, by"
+                " `pl_fed.load(<folder of the run>)`."
+            )
 
     def _models_of_one(self, client: Tensor, model: str | None) -> Iterator[nn.Module]:
         """Yield the model of one client, int64 [1]: a training client, or a held-out client."""
@@ -541,7 +572,8 @@ class Federation(Configurable):
 
         Raises:
             TypeError: If ``client`` is not an integer.
-            ValueError: If ``client`` is not the id of a client, or there is no such model.
+            ValueError: If ``client`` is not the id of a client, there is no such model, or another
+                process keeps it.
         """
         check_integers(0, client=client)
         check_at_most(self.session.datamodule.num_evaluated - 1, client=client)
