@@ -388,6 +388,9 @@ def test_time_out_has_a_sentence_that_names_the_option(monkeypatch):
     message = r"^Expected all 2 processes to answer within .*`trainer\.strategy\.timeout` 10 s but"
     with pytest.raises(LostProcessError, match=message), explain_lost_process(Processes(1, 2)):
         raise error
+    message = r"`trainer\.strategy\.timeout` but process 1"  # in collectives after it
+    with pytest.raises(LostProcessError, match=message), explain_lost_process(Processes(1, 2)):
+        raise RuntimeError("Application timeout caused pair closure")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
     message = r"^Expected all 2 processes to meet within the time of `trainer\.strategy\.timeout`"
     with pytest.raises(LostProcessError, match=message), explain_lost_process(Processes(1, 2)):

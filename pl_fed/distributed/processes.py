@@ -32,7 +32,9 @@ _have_met = threading.Event()
 _OPTION = "trainer.strategy.timeout"
 _TIMED_OUT = re.compile(r"time(d)?[ -]?out", re.I)
 _MILLISECONDS = re.compile(r"(\d+) ?ms\b")
-_BROKEN = re.compile(r"gloo|nccl|closed by peer|connection (was )?(reset|refused|closed)", re.I)
+_BROKEN = re.compile(
+    r"gloo|nccl|closed by peer|pair closure|connection (was )?(reset|refused|closed)", re.I
+)
 
 
 class LostProcessError(RuntimeError):
