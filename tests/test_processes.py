@@ -397,6 +397,21 @@ def test_time_out_has_a_sentence_that_names_the_option(monkeypatch):
         raise torch.distributed.DistStoreError("Timed out after 11 seconds waiting for clients.")
 
 
+@pytest.mark.parametrize("has_new_name", [True, False])
+def test_gather_has_no_warning_about_a_name_that_torch_has_changed(monkeypatch, has_new_name):
+    def gather(gathered, rows):
+        gathered.copy_(torch.cat([rows, rows + 1]))
+
+    old, new = Mock(side_effect=gather), Mock(side_effect=gather)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", old)
+    monkeypatch.setattr(torch.distributed, "all_gather_single", new, raising=False)
+    if not has_new_name:
+        monkeypatch.delattr(torch.distributed, "all_gather_single")
+    assert Processes(0, 2).gather(torch.tensor([1.0]), 1).tolist() == [1.0, 2.0]
+    assert (old.call_count, new.call_count) == ((0, 1) if has_new_name else (1, 0))
+
+
 SLEEP = [sys.executable, "-c", "import time; time.sleep(100)"]
 
 

@@ -112,7 +112,9 @@ class Processes:
             padded = padded.new_zeros(length, *rows.shape[1:])
             padded[: len(rows)] = rows
         gathered = padded.new_empty(self.size * length, *rows.shape[1:])
-        dist.all_gather_into_tensor(gathered, padded)
+        # torch has renamed it, and warns about the earlier name
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(gathered, padded)
         return gathered.to(rows.device)
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:

@@ -292,6 +292,7 @@ def _replace_communication():
         return run
 
     collectives = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce")
+    collectives += ("all_gather_single",) if hasattr(dist, "all_gather_single") else ()
     for name in (*collectives, "all_to_all_single", "reduce_scatter_tensor"):
         setattr(dist, name, through_cpu(getattr(dist, name)))
     dist._broadcast_coalesced = lambda group, tensors, size, src=0: [
