@@ -359,7 +359,7 @@ def _warn_of_two_writings(name: str, values: Sequence[str]) -> None:
     by_words: dict[str, list[str]] = {}
     for value in values:
         by_words.setdefault(value.strip(), []).append(value)
-    spaced = next((alike for alike in by_words.values() if len(alike) > 1), None)
+    spaced = next((names for names in by_words.values() if len(names) > 1), None)
     if spaced is not None:
         rank_zero_warn(
             f"pl_fed takes {spaced[0]!r} and {spaced[1]!r} in column {name!r} for two values,"
