@@ -1,10 +1,10 @@
 """A trial of the net before training, on a few samples: with task, loss, metrics and attacks."""
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.text import quote
 from pl_fed.trees import Tree, clone, count_samples, describe, leaves, read_versions, select
 from pl_fed.types import Batch, ClientContext
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -100,30 +102,14 @@ def find_own_reads(trial: Trial) -> bool:
     original in a copy. A net whose loss fails is left to the trial of the local steps, as is one
     that Python cannot copy.
     """
-    index = trial.data.train.index[:2]
-    try:
-        copied = trial.copy()
-    except Exception:
-        return False
-    if not len(index):
-        return False
-    client, row = copied.client, copied.client.row("global")
-    rows = [row.data, trial.client.row("global").data]
-    net = Net(client.global_model, row.layout.views(row.data.clone()))
-    with (
-        torch.enable_grad(),
-        fork_all_generators(),
-        evaluation_mode(client),
-        restore_values(trial.client),
-        trial.settings.autocast(),
-    ):
-        batch = copied.load_minibatch(index)
-        try:
-            return reads_own_weights(rows, lambda: client.task.loss(net, batch))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:
-            return False
+
+    def compute(client: Client, batch: Batch) -> bool:
+        row = client.row("global")
+        rows = [row.data, trial.client.row("global").data]
+        net = Net(client.global_model, row.layout.views(row.data.clone()))
+        return reads_own_weights(rows, lambda: client.task.loss(net, batch))
+
+    return bool(_compute_on_copy(trial, compute))
 
 
 def refuse_unused_parts(trial: Trial) -> None:
@@ -149,30 +135,43 @@ def refuse_unused_parts(trial: Trial) -> None:
 
 def _find_used_parameters(trial: Trial) -> list[str]:
     """Return the names of the trainable parameters that change the loss of a few samples."""
+
+    def compute(client: Client, batch: Batch) -> list[str]:
+        parameters = client.row("global").tensors
+        loss = client.task.loss(client.global_model, batch)
+        gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
+        return [name for name, value in zip(parameters, gradients) if value is not None]
+
+    return _compute_on_copy(trial, compute) or []
+
+
+def _compute_on_copy(trial: Trial, compute: Callable[[Client, Batch], _Result]) -> _Result | None:
+    """Return a result for two samples, on a copy of the client in evaluation mode.
+
+    The result is ``None`` if there are no samples, Python cannot copy the client, or ``compute``
+    fails.
+    """
     index = trial.data.train.index[:2]
     try:
         copied = trial.copy()
     except Exception:
-        return []
+        return None
     if not len(index):
-        return []
-    client = copied.client
+        return None
     with (
         torch.enable_grad(),
         fork_all_generators(),
-        evaluation_mode(client),
+        evaluation_mode(copied.client),
         restore_values(trial.client),
         trial.settings.autocast(),
     ):
+        batch = copied.load_minibatch(index)
         try:
-            parameters = client.row("global").tensors
-            loss = client.task.loss(client.global_model, copied.load_minibatch(index))
-            gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
+            return compute(copied.client, batch)
         except torch.OutOfMemoryError:
             raise
         except Exception:
-            return []
-    return [name for name, value in zip(parameters, gradients) if value is not None]
+            return None
 
 
 def _try_kept_states(client: Client, optimizer: torch.optim.Optimizer) -> None:
