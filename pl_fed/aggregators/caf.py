@@ -21,9 +21,8 @@ from torch import Tensor
 
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.functional.aggregation import gram_matrix, weighted_sum
+from pl_fed.functional.selection import TIE
 from pl_fed.types import RoundContext
-
-_TIE = 1e-9  # the relative difference of equal τ, above rounding
 
 
 class CAF(ByzantineAwareAggregator):
@@ -104,5 +103,5 @@ def least_variance_weights(products: Tensor, min_total: int) -> Tensor:
         if not highest > 0:
             break
         factors = 1 - scores / highest
-        counts = counts * torch.where(factors > _TIE, factors, 0)
+        counts = counts * torch.where(factors > TIE, factors, 0)
     return best_shares

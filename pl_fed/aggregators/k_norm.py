@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.functional.aggregation import merging_dtype, squared_norms, subset_mean
-from pl_fed.functional.selection import ascending_order, complement_mask, join_ties
+from pl_fed.functional.selection import TIE, ascending_order, complement_mask, join_ties
 from pl_fed.types import RoundContext
 
 
@@ -49,7 +49,7 @@ class KNorm(ByzantineAwareAggregator):
         """Merge uploads [n, d] into the mean of the shortest ones [d]."""
         num_dropped = self.resolve_num_byzantine(context)
         self.require_uploads(uploads, num_dropped + 1)
-        tolerance = max(1e-9, 8 * torch.finfo(merging_dtype(uploads)).eps)
+        tolerance = max(TIE, 8 * torch.finfo(merging_dtype(uploads)).eps)
         norms = join_ties(context.sum(squared_norms(uploads)), tolerance)
         selected = ascending_order(norms, context.clients)[: len(uploads) - num_dropped]
         context.reject_rows(complement_mask(selected, len(uploads)))

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pl_fed.functional.selection import TIE
+
 _CACHE_LINE = 16  # float32 numbers of a cache line
 _CHUNK_NUMBERS = {"cpu": 1 << 18}  # numbers of one chunk of columns, which stays in the cache
 _DEFAULT_CHUNK_NUMBERS = 1 << 25  # on other devices, the start of a chunk costs more than memory
-_TIE = 1e-9  # the relative difference of equal distances, above rounding
 _ULPS = 16  # the products of equal rows differ by 4 units in the last place at most, in trials
 
 
@@ -226,7 +227,7 @@ def _mean_near_median(ordered: Tensor, count: int) -> Tensor:
         lower = nearest[: len(upper)]
         distance, size = (lower - middle).abs_(), torch.maximum(lower.abs(), upper.abs())
         excess = distance - (upper - middle).abs_()  # above 0 if upper is nearer
-        rounding = _TIE * distance + 2 * torch.finfo(size.dtype).eps * size
+        rounding = TIE * distance + 2 * torch.finfo(size.dtype).eps * size
         nearer = torch.where(excess < 0, lower, upper)
         is_clear = excess.abs() >= rounding
         nearest[: len(upper)] = torch.where(is_clear, nearer, 0.5 * lower + 0.5 * upper)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_TIE = 1e-9  # the relative difference of equal numbers, above rounding
+TIE = 1e-9  # the relative difference of equal numbers, above rounding
 
 
 def ascending_order(values: Tensor, clients: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def ascending_order(values: Tensor, clients: Tensor) -> Tensor:
     return by_client[values[by_client].argsort(stable=True)]
 
 
-def join_ties(values: Tensor, tolerance: float = _TIE) -> Tensor:
+def join_ties(values: Tensor, tolerance: float = TIE) -> Tensor:
     """Return numbers with one value, the smallest, for all that differ by rounding only.
 
     Neighbours in sorted order belong together if their relative difference is small.
