@@ -190,8 +190,8 @@ class StackedRunner(BatchedRunner):
 def _load_statistics(client: Client, models: Mapping[str, ModelRows]) -> None:
     """Load the running statistics that all clients of a stack have.
 
-    A stacked step reads the buffers of the modules. Those of the clients' rows are others, for
-    example, if a callback has changed a buffer of the global model and clients begin with it.
+    A stacked step reads the buffers of the modules. The clients' rows differ from them, for
+    example, after a callback has changed a buffer of the global model.
 
     Raises:
         CannotStackError: If the clients' statistics of a model differ.

@@ -11,13 +11,7 @@ from torch import Tensor
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Objective
 from pl_fed.devices import to_device
-from pl_fed.engine.base import (
-    CannotStackError,
-    Clipping,
-    LocalSettings,
-    are_close,
-    expand_to,
-)
+from pl_fed.engine.base import CannotStackError, Clipping, LocalSettings, are_close, expand_to
 from pl_fed.engine.step_function import StepFunction
 from pl_fed.engine.tracing import loosen_views, trace
 from pl_fed.nets.calls import reads_own_weights

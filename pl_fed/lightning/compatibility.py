@@ -399,12 +399,12 @@ def check_monitors(
     names = [*logged, "train/loss", "round", "time/round", "epoch", "step"]
     for owner, monitor in _list_monitors(trainer, strict=True):
         if monitor not in names and (includes_rounds or not monitor.startswith("train/")):
-            of_all = monitor.replace("_trained", "")
-            if of_all in names and monitor.endswith(TRAINED_STATISTICS):
+            plain_monitor = monitor.replace("_trained", "")
+            if plain_monitor in names and monitor.endswith(TRAINED_STATISTICS):
                 raise ValueError(
                     f"Expected {owner} with a `monitor` that each validation logs but got"
                     f" {monitor}, which is logged only until all clients have taken part: take"
-                    f" {of_all}."
+                    f" {plain_monitor}."
                 )
             similar = difflib.get_close_matches(monitor, names) or names[:3]
             metric = re.sub("_(worst|best)10$", "", monitor)

@@ -15,7 +15,7 @@ class Regression(CriterionTask):
 
     The metrics of a client are ``mae``, the mean absolute error; ``rmse``, the root of the mean
     squared error; and ``r2``, the share of explained variance. ``r2`` is NaN for a client
-    whose targets are a single number.
+    with one sample of one target.
 
     Args:
         criterion: The loss; the mean squared error by default. See :class:`CriterionTask`.

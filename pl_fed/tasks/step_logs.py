@@ -66,7 +66,7 @@ class StepLogs:
 
     @property
     def own_means(self) -> dict[str, None]:
-        """The names whose value need not be the mean over samples of what the steps log.
+        """The names of values that need not be means over samples.
 
         They have a ``batch_size`` or a ``reduce_fx`` of their own, are metrics of torchmetrics, or
         a hook logs them.
