@@ -48,8 +48,16 @@ class ClientLosses(ABC):
         self._losses[position] = self._weights[position] = 0
 
     @property
+    def is_defined(self) -> Tensor:
+        """Whether a sample counts in the mean loss of each client, bool [clients].
+
+        None does if all labels are ignored, or all classes have the weight 0.
+        """
+        return self._weights != 0
+
+    @property
     def means(self) -> Tensor:
-        """The mean losses, float64 [clients]; 0 for a client without a weighted sample."""
+        """The mean losses, float64 [clients]; 0 for a client without a sample that counts."""
         return self._losses / torch.where(self._weights == 0, 1, self._weights)
 
 

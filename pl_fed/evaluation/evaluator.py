@@ -125,6 +125,7 @@ class Evaluator:
                 **triggers,
                 measures=measures,
                 groups=own.groups,
+                has_loss=own.has_loss,
             )
 
     def _compute_tables(
@@ -501,10 +502,12 @@ class _Sums:
     def tables(self) -> Tables:
         """The results of all added samples."""
         count = self._count.view(self._shape)
-        loss = self._losses.means * count.sum(1)
+        has_loss = self._losses.is_defined
+        loss = (self._losses.means * count.sum(1)).masked_fill(~has_loss, torch.nan)
         no_measures = loss.new_empty(len(loss), 0)
         measures = no_measures if self._measures is None else self._measures.values
-        return Tables(self._correct.view(self._shape), count, loss, measures, self._groups)
+        correct = self._correct.view(self._shape)
+        return Tables(correct, count, loss, has_loss, measures, self._groups)
 
 
 def _select_tables(prefers_second: Tensor, first: Tables, second: Tables) -> Tables:
@@ -516,6 +519,7 @@ def _select_tables(prefers_second: Tensor, first: Tables, second: Tables) -> Tab
         _select(prefers_second, first.correct, second.correct),
         _select(prefers_second, first.samples, second.samples),
         _select(prefers_second, first.loss, second.loss),
+        _select(prefers_second, first.has_loss, second.has_loss),
         _select(prefers_second, first.measures, second.measures),
         groups,
     )

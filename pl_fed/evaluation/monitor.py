@@ -16,7 +16,9 @@ class Tables(NamedTuple):
     Attributes:
         correct: Number of correct samples of each class, [clients, classes].
         samples: Number of samples of each class, [clients, classes].
-        loss: The mean loss, as in training, times the number of samples, [clients].
+        loss: The mean loss, as in training, times the number of samples, [clients]; NaN where no
+            sample counts in it.
+        has_loss: Whether a sample counts in each client's loss, bool [clients].
         measures: The task's metrics of each client, [clients, metrics]; NaN where undefined.
         groups: Counts of samples by group and class, int64 [clients, 3, groups, classes], as in
             ``pl_fed.functional.group_fairness``; ``None`` without groups.
@@ -25,6 +27,7 @@ class Tables(NamedTuple):
     correct: Tensor
     samples: Tensor
     loss: Tensor
+    has_loss: Tensor
     measures: Tensor
     groups: Tensor | None = None
 
@@ -35,15 +38,15 @@ class Tables(NamedTuple):
         groups = None
         if self.groups is not None and other.groups is not None:
             groups = torch.cat([self.groups, other.groups])
-        correct, samples, loss, measures = map(torch.cat, zip(self[:4], other[:4]))
-        return Tables(correct, samples, loss, measures, groups)
+        correct, samples, loss, has_loss, measures = map(torch.cat, zip(self[:5], other[:5]))
+        return Tables(correct, samples, loss, has_loss, measures, groups)
 
     def select(self, rows: Tensor) -> "Tables":
         """Return the results of some clients, by their rows, int64 [n]."""
         rows = rows.to(self.loss.device)
         groups = None if self.groups is None else self.groups[rows]
-        correct, samples, loss, measures = (table[rows] for table in self[:4])
-        return Tables(correct, samples, loss, measures, groups)
+        correct, samples, loss, has_loss, measures = (table[rows] for table in self[:5])
+        return Tables(correct, samples, loss, has_loss, measures, groups)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,11 @@ class StepEvaluation:
     def tables(self) -> Tables:
         """The results of all clients."""
         count = self.samples.sizes.to(self._loss.device)[:, None]
-        return Tables(torch.zeros_like(count), count, self._loss * count[:, 0], self._values)
+        loss = self._loss * count[:, 0]
+        has_loss = torch.ones_like(
+            loss, dtype=torch.bool
+        )  # a mean over no sample is NaN, as in a fit
+        return Tables(torch.zeros_like(count), count, loss, has_loss, self._values)
 
 
 class _ClientBatches:

@@ -33,7 +33,7 @@ SUCCESS = "backdoor_success"
 TAKEN_NAMES = ("accuracy", "loss", "class_std", "samples", "byzantine", SUCCESS)
 """Reserved names: no metric of a task may have them."""
 
-_CORRECT, _BENIGN, _TRAINED = "/correct", "/benign", "/trained"
+_CORRECT, _BENIGN, _TRAINED, _LOSS_SAMPLES = "/correct", "/benign", "/trained", "/loss_samples"
 """Columns of the clients' table that are no metric, by names that no metric has."""
 
 _LOSSES = ("loss", "loss_var")
@@ -91,6 +91,9 @@ class ClientMetrics(Metric):
         - ``clients``: ids, int64 [n]; an id may occur more than once.
         - ``correct``, ``count``: correct samples and samples of each true class, [n, C].
         - ``loss_sum``: sum of the losses over the samples, [n].
+        - ``has_loss``: whether the loss is defined, bool [n]; by default it is. A client without a
+          counted token, say, is not in the statistics of the loss. NaN is a defined loss: that of a
+          diverged model.
         - ``measures``: each client's own value of each metric, [n]; NaN if it is undefined.
         - ``misled``, ``triggered``: samples misled by a trigger, and samples with a trigger, [n].
         - ``groups``: counts by group and class, [n, 3, groups, C]; needed with groups.
@@ -116,6 +119,7 @@ class ClientMetrics(Metric):
     correct: Tensor
     count: Tensor
     loss_sum: Tensor
+    loss_samples: Tensor
     benign: Tensor
     trained: Tensor
     misled: Tensor
@@ -161,6 +165,7 @@ class ClientMetrics(Metric):
         # float64: a float32 sum would depend on the distribution of the samples over processes
         losses = torch.zeros(num_clients, dtype=torch.float64)
         self.add_state("loss_sum", default=losses, dist_reduce_fx="sum")
+        self.add_state("loss_samples", default=table[:, 0].clone(), dist_reduce_fx="sum")
         if self.measures:
             values = losses.new_zeros(num_clients, len(self.measures))
             self.add_state("values", default=values, dist_reduce_fx="sum")
@@ -182,6 +187,7 @@ class ClientMetrics(Metric):
         triggered: Tensor | None = None,
         measures: Mapping[str, Tensor] | None = None,
         groups: Tensor | None = None,
+        has_loss: Tensor | None = None,
     ) -> None:
         """Add the results of evaluated clients; the class documents the shapes."""
         expected = (len(clients), max(1, self.num_classes))
@@ -191,8 +197,14 @@ class ClientMetrics(Metric):
                     f"Expected argument `{name}` to be of shape {list(expected)} "
                     f"but got shape {list(table.shape)}."
                 )
-        sums = {"loss_sum": loss_sum, "misled": misled, "triggered": triggered, **(measures or {})}
-        for name, values in sums.items():
+        columns = {
+            "loss_sum": loss_sum,
+            "has_loss": has_loss,
+            "misled": misled,
+            "triggered": triggered,
+            **(measures or {}),
+        }
+        for name, values in columns.items():
             if values is not None and values.shape != expected[:1]:
                 raise ValueError(
                     f"Expected argument `{name}` to be of shape {list(expected[:1])} "
@@ -202,7 +214,12 @@ class ClientMetrics(Metric):
             self._add_groups(clients, groups)
         self.correct.index_add_(0, clients, correct.to(torch.int64))
         self.count.index_add_(0, clients, count.to(torch.int64))
+        loss_samples = count.to(torch.int64).sum(1)
+        if has_loss is not None:
+            loss_sum = loss_sum.masked_fill(~has_loss, 0)
+            loss_samples = loss_samples * has_loss
         self.loss_sum.index_add_(0, clients, loss_sum.double())
+        self.loss_samples.index_add_(0, clients, loss_samples)
         for column, name in enumerate(self.measures):
             values = (measures or {})[name].double()
             self.values[:, column].index_add_(0, clients, values)
@@ -287,7 +304,10 @@ class ClientMetrics(Metric):
         for name in GROUP_FIGURES:
             values, title = clients[f"group_{name}"], f"group/client_{name}"
             is_higher_better = name == GROUP_FIGURES[-1]
-            found = _statistics(title, values, clients["samples"], is_higher_better)
+            defined = ~values.isnan()
+            found = _statistics(
+                title, values[defined], clients["samples"][defined], is_higher_better
+            )
             found[f"{title}_undefined"] = values.isnan().sum().double()
             statistics |= {
                 f"{title}{end}": found[f"{title}{end}"] for end in _OF_GAPS if title + end in found
@@ -305,7 +325,7 @@ class ClientMetrics(Metric):
         """Return the further statistics over the clients with a defined value of the metric."""
         numbers = {}
         for name, metric, figure in self._list_figures():
-            values = clients[metric] if metric == "loss" else _drop_undefined(clients[metric])
+            values = clients[metric][_is_defined(clients, metric)]
             if len(values):
                 number = figure.compute(values.numpy(), self._directions[metric])
                 numbers[name] = torch.tensor(number, dtype=torch.float64)
@@ -317,23 +337,23 @@ class ClientMetrics(Metric):
             return {}
         errors = {}
         for name in self._directions:
-            values = clients[name] if name == "loss" else _drop_undefined(clients[name])
+            values = clients[name][_is_defined(clients, name)]
             if len(values) > 1:
                 errors[f"{name}{STANDARD_ERROR}"] = standard_error(values, self.sampled)
         return errors
 
     def _statistics_of_all(self, clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the metrics over clients, from the columns of their table."""
-        loss = clients["loss"]
-        losses = {"loss": loss.mean(), "loss_var": population_var(loss)}
         measures: dict[str, Tensor] = {}
         for name, higher_is_better in self.measures.items():
-            measures |= _statistics(name, clients[name], clients["samples"], higher_is_better)
+            measures |= _statistics_of(clients, name, higher_is_better)
             measures[f"{name}_undefined"] = clients[name].isnan().sum().double()
         if self.num_classes == 0 and not self.has_loss:
             return measures
+        all_losses = _statistics_of(clients, "loss", higher_is_better=False)
+        losses = {name: all_losses[name] for name in _LOSSES if name in all_losses}
         if self.num_classes == 0:
-            return measures | losses | _statistics("loss", loss, clients["samples"], False)
+            return measures | losses | all_losses
         samples, accuracy, class_stds = (
             clients[name] for name in ("samples", "accuracy", "class_std")
         )
@@ -364,9 +384,9 @@ class ClientMetrics(Metric):
         if trained.all() or not trained.any():
             return {}
         metrics = {}
+        of_trained = {name: column[trained] for name, column in clients.items()}
         for name, higher_is_better in self._directions.items():
-            values, samples = clients[name][trained], clients["samples"][trained]
-            statistics = _statistics(name, values, samples, higher_is_better)
+            statistics = _statistics_of(of_trained, name, higher_is_better)
             for ending in TRAINED_STATISTICS:
                 if (of_all := f"{name}{ending.removeprefix('_trained')}") in statistics:
                     metrics[f"{name}{ending}"] = statistics[of_all]
@@ -380,14 +400,14 @@ class ClientMetrics(Metric):
         Returns:
             Columns on the CPU: ``samples`` and ``byzantine`` (int64; 1 for an attacker),
             ``accuracy``, ``loss`` and ``class_std`` (float64), each [num_clients]; NaN for a client
-            without evaluated samples. Accuracy and ``class_std`` are also NaN for targets without
-            classes. A column for each metric of the task. With groups, ``group_equalized_odds`` and
-            the other gaps; NaN if undefined. With ``backdoor``, the column ``backdoor_success``;
-            NaN if no sample could be misled.
+            without evaluated samples, and for a loss that is undefined. Accuracy and ``class_std``
+            are also NaN for targets without classes. A column for each metric of the task. With
+            groups, ``group_equalized_odds`` and the other gaps; NaN if undefined. With
+            ``backdoor``, the column ``backdoor_success``; NaN if no sample could be misled.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             columns = self._columns()
-            for name in (_CORRECT, _TRAINED):
+            for name in (_CORRECT, _TRAINED, _LOSS_SAMPLES):
                 del columns[name]
             return columns | {"byzantine": (~columns.pop(_BENIGN)).to(torch.int64)}
 
@@ -438,7 +458,8 @@ class ClientMetrics(Metric):
             _CORRECT: self.correct.sum(dim=1),
             "samples": samples,
             "accuracy": accuracy,
-            "loss": self.loss_sum / samples,
+            _LOSS_SAMPLES: self.loss_samples,
+            "loss": self.loss_sum / self.loss_samples,
             "class_std": class_stds,
         }
         for column, name in enumerate(self.measures):
@@ -475,15 +496,32 @@ def _join_names(*groups: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for group in groups for name in group))
 
 
-def _drop_undefined(values: Tensor) -> Tensor:
-    """Return the values that are not NaN."""
-    return values[~values.isnan()]
+def _is_defined(clients: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return the mask of the clients with a defined value of a metric, bool [clients].
+
+    A loss of NaN is defined if samples count in it: the model has diverged.
+    """
+    return clients[_LOSS_SAMPLES] > 0 if name == "loss" else ~clients[name].isnan()
+
+
+def _statistics_of(
+    clients: Mapping[str, Tensor], name: str, higher_is_better: bool | None
+) -> dict[str, Tensor]:
+    """Return the statistics of a metric over the clients with a defined value of it.
+
+    Args:
+        clients: The columns of the clients' table.
+        name: The name of the metric.
+        higher_is_better: As for :func:`_statistics`.
+    """
+    defined = _is_defined(clients, name)
+    return _statistics(name, clients[name][defined], clients["samples"][defined], higher_is_better)
 
 
 def _statistics(
     name: str, values: Tensor, samples: Tensor, higher_is_better: bool | None
 ) -> dict[str, Tensor]:
-    """Return the statistics of a metric over the clients with a defined value.
+    """Return the statistics of a metric over clients; empty without a client.
 
     Args:
         name: The name of the metric.
@@ -492,9 +530,6 @@ def _statistics(
         higher_is_better: Whether the clients with the smallest values are the worst; ``None`` if
             unknown, and then no client is the worst or the best.
     """
-    if name != "loss":  # a loss of NaN is defined: the model has diverged
-        defined = ~values.isnan()
-        values, samples = values[defined], samples[defined]
     if not len(values):
         return {}
     largest = torch.where(values.isnan().any(), torch.nan, best_mean(values))

@@ -101,9 +101,9 @@ class CentralEvaluation:
 
         Returns:
             ``accuracy`` and ``class_std``, the standard deviation of the classes' accuracies, if
-            targets are class ids; the mean ``loss``; each metric of the task, over all samples at
-            once, NaN where it is undefined; and with a backdoor its success on samples with the
-            trigger. Empty without samples.
+            targets are class ids; the mean ``loss``, NaN if no sample counts in it; each metric of
+            the task, over all samples at once, NaN where it is undefined; and with a backdoor its
+            success on samples with the trigger. Empty without samples.
         """
         names = self.names(part)
         if not names:

@@ -442,15 +442,34 @@ def test_losses_are_means_and_leave_the_client_in_training():
         torch.testing.assert_close(losses[position], nn.functional.cross_entropy(outputs, y))
 
 
+def test_clients_without_a_weighted_class_have_no_loss():
+    data = to_float64(make_clients())
+    weight = torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64)
+    client = FedAvg(seeded(mlp), criterion=nn.CrossEntropyLoss(weight))
+    store = make_store(client)
+    index = data.test.samples(1)
+    data.targets[index] = 1
+    metrics = compute_metrics(client, data, "test", "global", store)
+    losses = [
+        nn.functional.cross_entropy(
+            *reversed(reference_outputs(client, data, "test", "global", store, k)), weight
+        )
+        for k in (0, 2, 3)
+    ]
+    torch.testing.assert_close(metrics.compute()["loss"], torch.stack(losses).mean())
+    assert metrics.per_client()["loss"].isnan().tolist() == [False, True, False, False]
+
+
 # Hybrid models
 
 
 def test_nan_loss_is_worse_than_any_loss():
     nan = math.nan
     none, right = torch.zeros(4, 1), torch.tensor([[1], [1], [1], [2]])
-    first = Tables(right, none, torch.tensor([nan, 1.0, nan, nan]), torch.empty(4, 0))
+    has_loss = torch.ones(4, dtype=torch.bool)
+    first = Tables(right, none, torch.tensor([nan, 1.0, nan, nan]), has_loss, torch.empty(4, 0))
     losses = torch.tensor([2.0, nan, nan, 0.0])
-    second = Tables(torch.ones(4, 1), none, losses, torch.empty(4, 0))
+    second = Tables(torch.ones(4, 1), none, losses, has_loss, torch.empty(4, 0))
     assert prefer_second(first, second).tolist() == [True, False, True, False]
 
 

@@ -163,7 +163,7 @@ def test_sums_of_processes_are_those_of_one():
         losses = torch.ones(len(ids))
         tables = own[:, 2].sum(1), own[:, 0].sum(1)
         metric.update(torch.tensor(ids), *tables, losses, groups=own)
-    for name in ("group_counts", "correct", "count", "loss_sum"):
+    for name in ("group_counts", "correct", "count", "loss_sum", "loss_samples"):
         setattr(metrics[1], name, getattr(metrics[1], name) + getattr(metrics[2], name))
     whole, joined = metrics[0].compute(), metrics[1].compute()
     assert list(whole) == list(metrics[0].names)

@@ -180,9 +180,9 @@ def two_processes(evaluation):
         make_metric(correct, count, losses, benign, rows)
         for rows in (slice(half), slice(half, None))
     ]
-    states = [[part.correct, part.count, part.loss_sum] for part in halves]
+    states = [[part.correct, part.count, part.loss_sum, part.loss_samples] for part in halves]
     for own, metric in zip(states, halves):
-        turns = itertools.cycle(range(3))  # torchmetrics gathers the states one by one
+        turns = itertools.cycle(range(4))  # torchmetrics gathers the states one by one
 
         def gather(state, group=None, own=own, turns=turns):
             position = next(turns)
@@ -309,6 +309,22 @@ def test_real_valued_targets_have_loss_metrics_and_no_accuracy():
     assert table["loss"].tolist() == [1, 3]
     assert table["accuracy"].isnan().all()
     assert table["class_std"].isnan().all()
+
+
+def test_loss_to_which_no_sample_counts_is_undefined_and_that_of_a_diverged_model_is_not():
+    for num_classes in (0, 1):
+        metric, ones = ClientMetrics(3, num_classes), torch.ones(3, 1)
+        losses = torch.tensor([1.0, 3.0, torch.nan])
+        metric.update(
+            torch.arange(3), ones, ones, losses, has_loss=torch.tensor([True, True, False])
+        )
+        metrics = metric.compute()
+        assert metrics["loss"] == 2
+        assert metrics["loss_var"] == 1
+        assert metric.per_client()["loss"].isnan().tolist() == [False, False, True]
+        metric.reset()
+        metric.update(torch.arange(3), ones, ones, losses)
+        assert metric.compute()["loss"].isnan()
 
 
 def test_metrics_without_evaluated_clients_are_empty():
