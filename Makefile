@@ -11,7 +11,7 @@ PIP = $(BIN)/python -m pip install --quiet --no-compile
 # an independent implementation of defences and attacks, which tests compare with; not its plots
 BYZFL = byzfl==0.0.11
 
-.PHONY: help setup quickstart test test-fast lint format docs clean
+.PHONY: help setup quickstart test test-all test-fast lint format docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
@@ -32,7 +32,12 @@ quickstart: setup ## run Ditto on scikit-learn's digits, about 10 seconds
 # in each other's way
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-test: setup ## run all tests
+# every promise, once; of the tests of further combinations none, or those of PART=3/8, say
+PART ?= none
+test: setup ## run the tests
+	$(PYTEST) --exhaustive $(PART)
+
+test-all: setup ## run the tests of all combinations, too: before a release
 	$(PYTEST)
 
 # between two edits: no process, no compiler, no real data, no more than a fifth of a second for a test

@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 from hypothesis import HealthCheck, settings
+from lanes import is_chosen
 
 from pl_fed.lazy_imports import quick_imports
 
@@ -30,6 +31,31 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")
 
 os.environ.setdefault("WANDB_MODE", "disabled")  # tests of W&B set their own
+
+
+def pytest_addoption(parser):
+    """Add the option for the tests that are marked ``exhaustive``."""
+    parser.addoption(
+        "--exhaustive",
+        default="all",
+        metavar="all|none|K/N",
+        help="of the tests of further combinations, run all (the default), none, or a part of them",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Leave out exhaustive tests that nobody asks for; none belongs to the fast lane."""
+    chosen, left_out = [], []
+    for item in items:
+        is_exhaustive = item.get_closest_marker("exhaustive") is not None
+        if is_exhaustive:
+            item.add_marker("slow")
+        asked = not is_exhaustive or is_chosen(item.nodeid, config.option.exhaustive)
+        (chosen if asked else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = chosen
 
 
 def pytest_configure(config):
