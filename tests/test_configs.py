@@ -28,6 +28,10 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))  # W&B runs the sweeps
+SIMILAR = dict.fromkeys(  # to a config of the same kind that is quicker, or to its tests
+    ("lora", "frozen_body", "privacy_robust", "simple_tuning", "pfedme_epochs", "fedadagrad"),
+    pytest.mark.exhaustive,
+)
 FASHION_MNIST = "configs/fashion_mnist.yaml"
 FEW_CLIENTS = "{data: {num_clients: 20}, federation: {sampler: {init_args: {cohort_size: 5}}}}"
 ONE_ROUND = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
@@ -109,7 +113,10 @@ def check_files_of(run: Path) -> None:
         assert (run / name).read_text().count("\n") > 1, name
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=[path.stem for path in CONFIGS])
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(path, id=path.stem, marks=SIMILAR.get(path.stem, ())) for path in CONFIGS],
+)
 def test_config_runs_on_small_data(config, data_folder, tmp_path, monkeypatch):
     if config.stem.startswith("privacy"):
         pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not installed")

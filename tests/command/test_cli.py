@@ -18,6 +18,7 @@ import lightning
 import pytest
 import torch
 import yaml
+from lanes import mark_others
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.callbacks import PerClient
@@ -464,7 +465,12 @@ INTERRUPTS = {"Ctrl-C": (KeyboardInterrupt, 130), "SIGTERM": (SIGTERMException, 
 @pytest.mark.filterwarnings("ignore:.*was stopped before its first checkpoint")
 @pytest.mark.filterwarnings("ignore:.*No checkpoint is written")
 @pytest.mark.parametrize(
-    ("name", "rounds"), [("Ctrl-C", 0), ("SIGTERM", 1), ("Ctrl-C", 2), ("SIGTERM", 2)]
+    ("name", "rounds"),
+    mark_others(
+        [("Ctrl-C", 0), ("SIGTERM", 1), ("Ctrl-C", 2), ("SIGTERM", 2)],
+        ("Ctrl-C", 0),
+        ("SIGTERM", 1),
+    ),
 )
 def test_interrupted_run_prints_the_command_that_resumes_it(
     tmp_path, monkeypatch, capsys, name, rounds

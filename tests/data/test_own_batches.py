@@ -10,6 +10,7 @@ from itertools import chain
 import lightning
 import pytest
 import torch
+from lanes import mark_others
 from lightning.pytorch import LightningDataModule, LightningModule
 from small_federations import seeded
 from tables import table_test
@@ -515,7 +516,9 @@ def test_wrong_arguments_are_one_sentence(arguments, match):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "noise"), [(FedAvg, 0.0), (Ditto, 0.1)])
+@pytest.mark.parametrize(
+    ("algorithm", "noise"), mark_others([(FedAvg, 0.0), (Ditto, 0.1)], (FedAvg, 0.0))
+)
 def test_workers_that_read_ahead_change_no_number(tmp_path, algorithm, noise, monkeypatch):
     taken, take = [], BatchWorkers.take
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from covering_cells import choose_cells, labels_of
+from lanes import mark_others
 
 from experiments.attack_board import benchmarks, further_tables, page
 from experiments.attack_board.nets import CifarResNet18
@@ -56,6 +57,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_every_attack_defence_and_algorithm_of_the_board_builds():
     for cell in choose_cells(Study.from_file(FOLDER / "board.yaml").cells, labels_of):
@@ -78,7 +80,13 @@ def test_other_studies_have_the_axes_of_the_board(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["flpoison", "backfed", "flpoison_quick", "backfed_quick"])
+@pytest.mark.parametrize(
+    "name",
+    mark_others(
+        ["flpoison", "backfed", "flpoison_quick", "backfed_quick"],
+        *("flpoison_quick", "backfed_quick"),
+    ),
+)
 def test_benchmark_settings_build(name):
     cells = Study.from_file(FOLDER / f"{name}.yaml").cells
     check_config(cells[0].arguments)

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from lanes import mark_others
 from small_federations import run_tried_rounds, seeded
 
 from experiments.bring_your_own import run as experiment
@@ -15,6 +16,8 @@ from pl_fed.clients import APFL, Ditto, FedAvg, FedRep
 from pl_fed.data import FederatedData, LightningData
 from pl_fed.partitioners import IID
 
+# class ids, boxes in lists, sequences, own batches of graphs, and two views of a sample
+VARIED = ("images", "detection", "language", "graphs", "contrastive")
 OPTIONAL = {"hugging_face": "transformers", "timm_net": "timm", "molecules": "torch_geometric"}
 
 
@@ -35,7 +38,7 @@ def build(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CODE_BASES)
+@pytest.mark.parametrize("name", mark_others(CODE_BASES, *VARIED))
 def test_code_base_runs_under_algorithms_and_an_attack(name):
     if name in OPTIONAL:
         pytest.importorskip(OPTIONAL[name], reason="the code base imports it")

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import pytest
 from covering_cells import choose_cells, settings_of
+from lanes import mark_others
 from study_processes import fork_workers
 
 from experiments.__main__ import find_experiments, main, open_experiment
@@ -170,7 +171,13 @@ def test_committed_results_are_those_of_all_cells(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*find_experiments()} - {"robustness"}))
+@pytest.mark.parametrize(
+    "name",
+    mark_others(
+        sorted({*find_experiments()} - {"robustness"}),
+        *("fedtilt/own", "flame/attacks", "privacy", "compression", "systems", "shakespeare"),
+    ),
+)
 def test_fit_accepts_the_configs(name):
     """All classes and keys; ``test_robustness.py`` has all labels of that experiment."""
     if name == "adapters":

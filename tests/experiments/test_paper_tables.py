@@ -60,6 +60,7 @@ def fit(config, folder):
     return dict(iterate_numbers(summary["metrics"])), run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_choice_among_runs_equals_the_choice_within_one_run(tmp_path):
     """Each client chooses its λ among single runs, and in one run of DittoChoice."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lanes import mark_others
 
 from experiments.experiment import read_csv, write_csv
 from experiments.pfllib_published import page
@@ -15,7 +16,7 @@ FOLDER = Path(page.__file__).parent
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["study", "quick"])
+@pytest.mark.parametrize("name", mark_others(["study", "quick"], "quick"))
 def test_each_published_cell_has_a_cell_that_builds(name):
     cells = Study.from_file(FOLDER / f"{name}.yaml").cells
     keys = {(cell.values["split"], cell.values["method"]) for cell in cells}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lanes import mark_others
 
 from experiments.reliability import __main__ as campaign
 from experiments.reliability import kills, races
@@ -68,7 +69,10 @@ def test_differences_of_checkpoints_are_found(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number"),
-    [("mutated config", 3), ("broken file", 2), ("kill or signal", 1), ("race", 1)],
+    mark_others(
+        [("mutated config", 3), ("broken file", 2), ("kill or signal", 1), ("race", 1)],
+        ("broken file", 2),
+    ),
 )
 def test_sample_of_a_campaign(kind, number, tmp_path, monkeypatch):
     """Of four rounds instead of twelve."""

@@ -46,6 +46,7 @@ def test_cells_cover_the_grid_and_other_fractions():
     assert {cell for cell in cells if cell[2] != "0.2"} == expected
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_every_attack_and_defence_builds():
     cells = open_experiment("robustness").cells
@@ -56,6 +57,7 @@ def test_every_attack_and_defence_builds():
     assert len(set().union(*map(labels_of, cells))) == 15 + 21 + 5
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_runs_are_over_the_same_clients_and_differ(real_data, tmp_path):
     if real_data is None:

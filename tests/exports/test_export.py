@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lanes import mark_others
 from sklearn.datasets import load_digits
 
 import pl_fed
@@ -171,13 +172,19 @@ CASES = {  # a few local steps, as FedRep has them, give each client a model of 
 }
 
 
+# The algorithms that compute a client's model, and one of each kind of net and setting.
+VARIED = (
+    *("PerFedAvg", "APFL", "DittoChoice", "FedBN", "FedDBE", "FedROD"),
+    *("Ditto, frozen", "Ditto, busy", "Finetuning, clipped and accumulated"),
+)
+
 # A program is traced from a net and the tensors of its state dict: one case for each kind of net
 # and precision has programs, and one algorithm whose clients have their own statistics.
 WITH_PROGRAMS = ("Ditto", "Ditto, frozen", "Ditto, busy", "Ditto, float64", "FedBN")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mark_others(CASES, *VARIED))
 def test_exported_models_give_the_predictions_of_predict(case, tmp_path, monkeypatch):
     """The state dict and the program predict on inputs prepared by the manifest alone."""
     monkeypatch.chdir(tmp_path)
@@ -700,7 +707,7 @@ def test_onnx_without_its_package_is_refused(folder, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("net", ["Undecided", "TwoByTwo"])
+@pytest.mark.parametrize("net", mark_others(["Undecided", "TwoByTwo"], "TwoByTwo"))
 def test_net_that_cannot_be_traced_is_exported_as_state_dict_only(net, tmp_path, capsys):
     """The state dict can be exported."""
     data = {"batch_size": 2, "drop_last": True, "test_fraction": 0.0, "val_fraction": 0.0}
