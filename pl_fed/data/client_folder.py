@@ -22,6 +22,7 @@ from pl_fed.data.columns import (
     drop_row_numbers,
     find_shared_categories,
     find_texts,
+    join_tables,
     read_table,
     table_suffix,
     warn_of_row_numbers,
@@ -216,10 +217,8 @@ class ClientFolder(DataSource):
                 )
         warn_of_row_numbers(row_numbers, f"the files in {folder}")
         with report_read_errors(folder, "a folder of tables that fit together"):
-            import pyarrow
-
-            joined = pyarrow.concat_tables(tables, promote_options="permissive")
-            samples = build_arrays(joined, self.roles, self.categories)
+            joined = join_tables(tables, self.roles)
+            samples = build_arrays(joined, replace(self.roles, exclude=None), self.categories)
         self.preparation, self.columns = samples.preparation, samples.columns
         self._has_classes = samples.arrays.num_classes > 0
         return samples.arrays, [len(table) for table in tables]

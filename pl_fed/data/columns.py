@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +26,7 @@ INDEX_NAMES = ("index", "level_0")  # row numbers if all are different integers
 _ROW_NUMBERS = re.compile(r"Unnamed: 0(\.\d+)*|__index_level_\d+__")
 _REAL = re.compile(r"[^\w]*\d[\d.,' ]*[.,]\d+[^\w]*")  # also 1,200 and 3,14 and $1.50
 _BOOLEAN_NAMES = ("yes", "no", "on", "off")  # YAML reads them as booleans without quotes
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _OTHER = "other"  # the category of values outside of the categories
 _LISTED = 100  # largest number of categories that a preparation lists
 
@@ -164,15 +166,39 @@ def _is_distinct(column: Any) -> bool:
 
 
 def find_texts(tables: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """Return the columns that hold text in one of several tables."""
-    return [
-        name
-        for name in dict.fromkeys(names)
-        if any(
-            name in table.column_names and _is_text(table.schema.field(name).type)
-            for table in tables
-        )
-    ]
+    """Return the columns that hold text in one of several tables, or booleans in some only."""
+    import pyarrow as pa
+
+    columns = []
+    for name in dict.fromkeys(names):
+        kinds = [table.schema.field(name).type for table in tables if name in table.column_names]
+        kinds = [kind for kind in kinds if not pa.types.is_null(kind)]
+        if any(map(_is_text, kinds)) or len({*map(pa.types.is_boolean, kinds)}) > 1:
+            columns.append(name)
+    return columns
+
+
+def join_tables(tables: Sequence[Any], roles: ColumnRoles) -> Any:
+    """Return the rows of several tables in one, without columns that have no role.
+
+    Numbers of an input or a target may be booleans in some tables: they become 0 and 1.
+
+    Args:
+        tables: Tables with the columns of the first one, in any order.
+        roles: The use of each column.
+    """
+    import pyarrow as pa
+
+    used = {*roles.input_columns(tables[0].column_names), *roles.targets, roles.split, roles.group}
+    names = roles.name_columns()
+    joined = []
+    for table in tables:
+        table = table.select([name for name in tables[0].column_names if name in used])
+        for place, field in enumerate(table.schema):
+            if pa.types.is_boolean(field.type) and field.name not in names:
+                table = table.set_column(place, field.name, table.column(place).cast(pa.int8()))
+        joined.append(table)
+    return pa.concat_tables(joined, promote_options="permissive")
 
 
 def _is_text(kind: Any) -> bool:
@@ -352,9 +378,10 @@ def _build_targets(
 
 
 def _warn_of_two_writings(name: str, values: Sequence[str]) -> None:
-    """Say that values have two ids because of a space or of pandas.
+    """Say that values have two ids because of a space, of pandas or of programs' booleans.
 
-    pandas writes integers as real numbers in a file where another value of the column is missing.
+    pandas writes integers as real numbers in a file where another value of the column is missing,
+    and booleans as ``True``; other programs write ``true``, ``TRUE`` or 1.
     """
     by_words: dict[str, list[str]] = {}
     for value in values:
@@ -372,6 +399,15 @@ def _warn_of_two_writings(name: str, values: Sequence[str]) -> None:
             f"pl_fed takes {doubled[0]!r} and '{doubled[0]}.0' in column {name!r} for two values,"
             " because they are written differently, as by pandas in a column with a missing value:"
             " write them alike, in pandas by `astype('Int64')`."
+        )
+    booleans = {value: _BOOLEANS.get(value.lower()) for value in values if value != "missing"}
+    if None in booleans.values():
+        return
+    pairs = [(a, b) for a, b in combinations(booleans, 2) if booleans[a] == booleans[b]]
+    if pairs:
+        rank_zero_warn(
+            f"pl_fed takes {pairs[0][0]!r} and {pairs[0][1]!r} in column {name!r} for two values,"
+            " because they are written differently: write all booleans of the column alike."
         )
 
 

@@ -161,6 +161,42 @@ def test_categories_and_types_are_joined_over_all_tables(tmp_path):
     assert arrays.targets.tolist() == [0, 1]
 
 
+def test_booleans_beside_numbers_are_0_and_1(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.csv").write_text("smokes,y\nTrue,2\nFalse,5\n")
+    (tmp_path / "b.csv").write_text("smokes,y\n1,5\n0,2\n")
+    arrays = ClientFolder(str(tmp_path), target="y").load()
+    assert arrays.inputs.tolist() == [[1], [0], [1], [0]]
+    assert arrays.targets.tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("others", ["1\n2,0", "true\n2,false", "TRUE\n2,FALSE"])
+def test_booleans_that_are_written_differently_are_reported(tmp_path, others):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.csv").write_text("x,y\n1,True\n2,False\n")
+    (tmp_path / "b.csv").write_text(f"x,y\n1,{others}\n")
+    with pytest.warns(UserWarning, match="in column 'y' for two values, .* booleans of the column"):
+        ClientFolder(str(tmp_path), target="y").load()
+
+
+def test_booleans_of_parquet_files_beside_integers_are_reported(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for name, y in {"a": [True, False], "b": [1, 0]}.items():
+        parquet.write_table(pyarrow.table({"x": [1, 2], "y": y}), tmp_path / f"{name}.parquet")
+    with pytest.warns(UserWarning, match="takes '0' and 'false' in column 'y' for two values"):
+        ClientFolder(str(tmp_path), target="y").load()
+
+
+def test_columns_that_are_left_out_may_differ_in_their_types(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.csv").write_text("x,visit,y\n1,2020-02-01,0\n")
+    (tmp_path / "b.csv").write_text("x,visit,y\n2,7,1\n")
+    for columns in ({"exclude": ["visit"]}, {"inputs": ["x"]}):
+        arrays = ClientFolder(str(tmp_path), target="y", **columns).load()
+        assert arrays.inputs.tolist() == [[1], [2]]
+
+
 def assert_refused(folder, path, words, error=ValueError, **settings):
     with pytest.raises(error, match=words) as failed:
         ClientFolder(str(folder), **settings).load()
