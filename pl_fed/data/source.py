@@ -143,6 +143,11 @@ class Arrays:
             tensor = getattr(self, name)
             if tensor is not None and not isinstance(tensor, Tensor):
                 raise TypeError(_expect_tensor(name, type(tensor).__name__))
+        if self.split is not None and self.split.dtype == torch.bool:
+            raise ValueError(
+                "Expected `split` to be 0 (train), 1 (val) or 2 (test) but got booleans: write, for"
+                " example, `2 * is_test` for a mask of test samples."
+            )
         for name in ("inputs", "targets"):
             kind = foreign_leaf(getattr(self, name))
             if kind is not None:

@@ -185,6 +185,7 @@ WITH_A_NAN[2, 1] = math.nan
         ),
         ({"split": np.zeros(4)}, "`split` to be integers but got torch.float64"),
         ({"split": np.array([0, 1, 2, 3])}, r"`split` to be 0 \(train\), .* but got 3"),
+        ({"split": np.zeros(4, bool)}, r"or 2 \(test\) but got booleans: .* `2 \* is_test`"),
         ({"split": np.array([0, -1, 2, 2])}, r"`split` to be 0 \(train\), .* but got -1"),
         ({"x": WITH_A_NAN}, "`x` to hold finite numbers but got NaN .* first in sample 2"),
         ({"x": np.full((4, 1), np.inf)}, "`x` to hold finite .* in 4 samples, first in sample 0"),
