@@ -66,7 +66,7 @@ class Shakespeare(DataSource):
             raise missing_files_error(data_root(self.root), self.file, remedy)
         kind = f"speeches below their roles, of {self.min_characters} characters a role"
         with report_read_errors(path, kind):
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             roles = self._roles(text)
             if not roles:
                 raise ValueError(

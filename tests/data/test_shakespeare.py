@@ -32,6 +32,16 @@ def test_a_role_needs_one_character_more_than_a_sequence(tmp_path):
     assert arrays.names == ["Longer"]
 
 
+def test_the_mark_at_the_beginning_of_a_file_is_no_character(tmp_path):
+    text = write_plays(tmp_path, SPEECHES)
+    source = Shakespeare(str(tmp_path), length=4, min_characters=5)
+    expected = source.load()
+    (tmp_path / "Shakespeare" / "input.txt").write_text(text, encoding="utf-8-sig")
+    arrays = source.load()
+    assert arrays.names == ["All", "Fool"], "the first speech of All has no other role"
+    assert torch.equal(arrays.inputs, expected.inputs)
+
+
 def test_a_text_without_long_roles_is_refused(tmp_path):
     write_plays(tmp_path, SPEECHES)
     with pytest.raises(ValueError, match=r"input.txt to be speeches .* of 99 characters .* lower"):
