@@ -24,10 +24,11 @@ from pl_fed.text import first_line
 class HuggingFace(DataSource):
     """Hugging Face data: a ``datasets.Dataset``, or a ``DatasetDict`` with official parts.
 
-    Columns keep their types: uint8 stays uint8, and ids stay integers. Inputs are a dict of
-    columns, and the net is called as ``net(input_ids=..., attention_mask=...)``; a single column is
-    the tensor itself. Tokenize texts before, by ``dataset.map``. Of a ``DatasetDict``, ``train``,
-    ``validation`` and ``test`` are the official parts.
+    Columns keep their types: uint8 stays uint8, and ids stay integers; other integers of 8 or 16
+    bits, as of a tokenized data set, become int32. Inputs are a dict of columns, and the net is
+    called as ``net(input_ids=..., attention_mask=...)``; a single column is the tensor itself.
+    Tokenize texts before, by ``dataset.map``. Of a ``DatasetDict``, ``train``, ``validation`` and
+    ``test`` are the official parts.
 
     Needs the package datasets: ``pip install pl_fed[hf]``.
 
@@ -344,6 +345,7 @@ def _holds_row_numbers(dataset: Any, name: str) -> bool:
     return len({*dataset.with_format(None)[name]}) == len(dataset)
 
 
+_SMALL_INTEGERS = (torch.int8, torch.int16, torch.uint16)  # uint8 is that of images
 _TEXTS = ("string", "large_string")
 _DATES = ("date", "time", "duration")  # the beginnings of the types
 
@@ -369,10 +371,15 @@ def _type_of(feature: Any) -> str | None:
 def _restore_type(name: Any, value: Any, kind: str | None) -> Any:
     """Return a tensor in the type of its column; datasets gives int64 for all integers.
 
+    Masks and types of tokens have 8 bits in a tokenized data set. They become int32, because
+    embeddings take no smaller integers.
+
     Raises:
         ValueError: If a value is missing: datasets gives NaN for an integer, and otherwise `None`.
     """
     dtype = getattr(torch, kind or "", None)
+    if dtype in _SMALL_INTEGERS:
+        dtype = torch.int32
     is_missing = value is None
     if isinstance(value, Tensor) and isinstance(dtype, torch.dtype):
         is_real = value.is_floating_point() and not dtype.is_floating_point

@@ -16,6 +16,7 @@ datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
 
 COUNT = 300
+LABEL = datasets.Value("int64")
 FEATURES = {
     "input_ids": datasets.Sequence(datasets.Value("int32")),
     "attention_mask": datasets.Sequence(datasets.Value("bool")),
@@ -63,6 +64,17 @@ def test_columns_keep_their_dtypes_and_are_padded():
     assert arrays.targets.tolist() == rows["label"].tolist()
     assert arrays.num_classes == 3, "of the ClassLabel"
     assert [arrays.owner_name(int(id)) for id in arrays.client] == rows["user"]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "uint16"])
+def test_small_integers_are_those_of_embeddings(kind):
+    """Tokenized data sets have token types and masks of int8, which no embedding takes."""
+    columns = {"token_type_ids": [[0, 1], [1, 1]], "label": [0, 1]}
+    features = {"token_type_ids": datasets.Sequence(datasets.Value(kind)), "label": LABEL}
+    dataset = datasets.Dataset.from_dict(columns, datasets.Features(features))
+    types = HuggingFace(dataset).load().inputs
+    assert types.tolist() == columns["token_type_ids"]
+    assert torch.nn.functional.embedding(types, torch.eye(2)).argmax(-1).tolist() == types.tolist()
 
 
 @pytest.mark.slow
