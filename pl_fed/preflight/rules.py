@@ -12,7 +12,7 @@ from pl_fed.clients.features import keeps_features
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.choice import STACKED
-from pl_fed.trees import describe
+from pl_fed.trees import describe, leaves
 from pl_fed.types import SampleEntries
 
 
@@ -116,9 +116,21 @@ def check_own_batches(client: Client, data: ClientData, attacks: Iterable[Attack
 def warn_of_scaled_images(client: Client, data: ClientData) -> None:
     """Warn that the steps of a LightningModule get images in [0, 1] that a data set has as uint8.
 
-    In a Lightning fit, these steps get uint8, and divide by 255 themselves.
+    In a Lightning fit, these steps get uint8, and divide by 255 themselves. Targets of integers are
+    not scaled, also if they are the images, as those of an autoencoder.
     """
-    if client.task.runs_steps and data.scales_images and isinstance(data.entries, SampleEntries):
+    if not (client.task.runs_steps and data.scales_images):
+        return
+    shapes = [leaf.shape for leaf in leaves(data.inputs) if leaf.dim() > 1]
+    targets = [leaf for leaf in leaves(data.targets) if not leaf.is_floating_point()]
+    are_images = any(leaf.shape in shapes for leaf in targets)
+    if are_images:
+        rank_zero_warn(
+            "pl_fed scales the uint8 inputs of the data set to [0, 1] for the steps of"
+            f" {type(client.global_model).__name__}, but not its integer targets of the same shape:"
+            " divide the targets alone by 255, or let the data set return real numbers for both."
+        )
+    elif isinstance(data.entries, SampleEntries):
         rank_zero_warn(
             "pl_fed scales the uint8 inputs of the data set to [0, 1] for the steps of"
             f" {type(client.global_model).__name__}: leave out their division by 255, or let the"

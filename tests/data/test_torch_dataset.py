@@ -552,3 +552,25 @@ def test_scaled_images_are_reported_to_steps_that_may_scale_them():
             run_tried_rounds(client, data, rounds=1, dtype=torch.float32)
         texts = [str(warning.message) for warning in caught]
         assert is_reported == any("scales the uint8 inputs of the data set" in t for t in texts)
+
+
+class Autoencoder(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(2, 2)
+
+    def training_step(self, batch, batch_idx):
+        inputs, images = batch
+        return nn.functional.mse_loss(self.net(inputs.float()), images.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_images_as_targets_are_reported_as_not_scaled(dtype):
+    images = torch.randint(256, (12, 2), dtype=torch.uint8, generator=torch.Generator())
+    data = FederatedData(TorchDataset([(row, row.to(dtype)) for row in images]), IID(), 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        client = FedAvg(Autoencoder(), optimizer=sgd())
+        run_tried_rounds(client, data, rounds=1, dtype=torch.float32)
+    texts = [str(warning.message) for warning in caught]
+    assert any("divide the targets alone by 255" in t for t in texts) == (dtype == torch.uint8)
