@@ -76,8 +76,8 @@ class Redraw:
                 raise ValueError(
                     f"Expected samples to keep their shape {list(shape)} when they are drawn anew"
                     f" but got {list(leaf.shape[1:])}: set `padding` to the number that pads the"
-                    " shorter ones, let `collate_fn` pad to a fixed length, or set `redraw` to"
-                    " false"
+                    " shorter ones, let `collate_fn` pad to a fixed length, set `redraw` to false,"
+                    " or set `batches` to own for the steps of a LightningModule"
                 )
 
 
@@ -174,7 +174,8 @@ def explain_errors(name: str) -> Iterator[None]:
     except Exception as error:  # of any type
         text = first_line(error)
         if text.startswith("Expected "):
-            raise ValueError(f"{text} (in {name}).") from error
+            place = f" (in {name})"
+            raise ValueError(f"{text.removesuffix('.').removesuffix(place)}{place}.") from error
         if "equal size" in text:
             raise ValueError(
                 f"Expected all samples of {name} to have the same shape but got several: set"
