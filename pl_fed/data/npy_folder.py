@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from pl_fed.arguments import check_integers
-from pl_fed.data.reading import read_npy, report_read_errors
+from pl_fed.data.reading import read_npy, report_read_errors, warn_of_similar_names
 from pl_fed.data.source import Arrays, DataSource, count_classes
 
 _FILES = ("y", "client", "split", "labels", "group")
@@ -80,6 +80,8 @@ class NpyFolder(DataSource):
             for name in _FILES
             if (folder / f"{name}.npy").exists()
         }
+        files = sorted(file.stem for file in folder.glob("*.npy"))
+        warn_of_similar_names(files, ["x", *arrays], _FILES, folder)
         names: dict[str, list[str]] = {}
         for name in _TEXTS:
             if name in arrays and arrays[name].dtype.kind == "U":

@@ -75,14 +75,28 @@ def read_npz(
                     arrays = ", ".join(file.files) or "none"
                     raise ValueError(f"Expected {path} to hold an array `{name}` but got {arrays}.")
             names = [name for name in (*required, *optional) if name in file.files]
-            missing = [name for name in optional if name not in names]
-            for name in file.files:
-                if name not in names and (similar := get_close_matches(name, missing, n=1)):
-                    rank_zero_warn(
-                        f"pl_fed does not read the array `{name}` of {path}: name it"
-                        f" `{similar[0]}` if it is meant as that."
-                    )
+            warn_of_similar_names(file.files, names, optional, path)
             return {name: _convert(name, file[name], name in texts) for name in names}
+
+
+def warn_of_similar_names(
+    arrays: Sequence[str], names: Sequence[str], optional: Sequence[str], path: Path
+) -> None:
+    """Say that an array is left out and has almost the name of an optional one that is missing.
+
+    Args:
+        arrays: The names of all arrays.
+        names: The names of the arrays that are read.
+        optional: The names of the arrays that may be missing.
+        path: The file or folder of the arrays.
+    """
+    missing = [name for name in optional if name not in names]
+    for name in arrays:
+        if name not in names and (similar := get_close_matches(name, missing, n=1)):
+            rank_zero_warn(
+                f"pl_fed does not read the array `{name}` of {path}: name it `{similar[0]}` if it"
+                " is meant as that."
+            )
 
 
 def read_npy(path: Path, name: str, allow_text: bool = False) -> np.ndarray:

@@ -215,6 +215,13 @@ def test_mismatched_files_are_refused(tmp_path, arrays, words):
     assert "\n" not in str(failed.value)
 
 
+def test_file_with_almost_the_name_of_another_is_named(tmp_path):
+    for name, array in {"x": np.zeros((2, 3)), "y": [0, 1], "splits": [0, 2]}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    with pytest.warns(UserWarning, match=r"read the array `splits` of .*: name it `split` if"):
+        NpyFolder(str(tmp_path)).load()
+
+
 def test_missing_files_are_refused(tmp_path):
     folder = write(tmp_path, make_inputs("uint8"))
     (tmp_path / "y.npy").unlink()
