@@ -138,10 +138,10 @@ class RoundRunner:
         self.centers = self.local_training.centers
         self.systems: SystemsClock | None = None
         if systems is not None:
-            data = datamodule.clients
+            number, owners = datamodule.clients.num_clients, datamodule.evaluated_owners
             self.systems = SystemsClock(
                 systems,
-                ClientProfiles(systems, data.num_clients, data.owners, seed),
+                ClientProfiles(systems, number, owners, seed, datamodule.num_evaluated - number),
                 self._draw_clients,
                 self.local_training.count_steps,
                 lambda: LinkBytes(*self.traffic.client_bytes),

@@ -19,21 +19,28 @@ class ClientProfiles:
     Args:
         settings: The section.
         num_clients: Number of clients.
-        owners: Names of the owners of each client's samples; may be empty.
+        owners: Names of the owners of each client's samples, also of held-out clients; may be
+            empty.
         seed: The seed of the federation.
+        num_held_out: Number of held-out clients, which a trace may name.
 
     Raises:
         ValueError: If a number is out of range, or the trace does not fit the clients.
     """
 
     def __init__(
-        self, settings: Systems, num_clients: int, owners: Sequence[Sequence[str]], seed: int
+        self,
+        settings: Systems,
+        num_clients: int,
+        owners: Sequence[Sequence[str]],
+        seed: int,
+        num_held_out: int = 0,
     ) -> None:
         self.seed = seed
         self.jitter = settings.jitter
         self._trace: Trace | None = None
         if settings.trace is not None:
-            self._trace = Trace.read(settings.trace, num_clients, owners)
+            self._trace = Trace.read(settings.trace, num_clients, owners, num_held_out)
         self._constant: dict[str, Tensor] = {}
         for column in COLUMNS:
             distribution = settings.distribution(column)

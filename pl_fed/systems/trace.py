@@ -30,13 +30,22 @@ class Trace:
     columns: Mapping[str, Tensor]
 
     @classmethod
-    def read(cls, path: str | Path, num_clients: int, owners: Sequence[Sequence[str]]) -> "Trace":
+    def read(
+        cls,
+        path: str | Path,
+        num_clients: int,
+        owners: Sequence[Sequence[str]],
+        num_held_out: int = 0,
+    ) -> "Trace":
         """Read a file, and check it against the clients.
 
         Args:
             path: The CSV file: see :class:`Systems`.
             num_clients: Number of clients of the federation.
-            owners: Names of the owners of each client's samples; may be empty.
+            owners: Names of the owners of each client's samples, also of held-out clients; may be
+                empty.
+            num_held_out: Number of held-out clients, numbered after the others. They may have rows,
+                which are not used.
 
         Raises:
             ValueError: If the file cannot be read, lacks a column or a client, names an unknown
@@ -45,13 +54,14 @@ class Trace:
         rows = _read_rows(Path(path))
         names = [name for name in COLUMNS if name in rows[0]]
         ids = {own[0]: client for client, own in enumerate(owners) if len(own) == 1}
-        ids = {**{str(client): client for client in range(num_clients)}, **ids}
+        num_all = num_clients + num_held_out
+        ids = {**{str(client): client for client in range(num_all)}, **ids}
         starts: dict[tuple[int, int], list[float]] = {}
         for line, row in enumerate(rows, 2):
             if row["client"] not in ids:
                 raise ValueError(
                     f"Expected column `client` of {_NAME} to name clients, by ids of 0 to"
-                    f" {num_clients - 1} or by names of owners, but got"
+                    f" {num_all - 1} or by names of owners, but got"
                     f" {escape_controls(row['client'])!r} in line {line}: remove the line."
                 )
             start = ids[row["client"]], _read_round(row.get("round", "0"), line)
@@ -68,8 +78,8 @@ class Trace:
                 f"Expected {_NAME} to have a row of round 0 for each of {num_clients} clients but"
                 f" got none for clients {missing[:5]}{', …' if missing[5:] else ''}: add them."
             )
-        span = 1 + max(round for _, round in starts)
-        order = sorted(starts)
+        order = sorted(start for start in starts if start[0] < num_clients)
+        span = 1 + max(round for _, round in order)
         table = torch.tensor([starts[start] for start in order], dtype=torch.float64)
         return cls(
             torch.tensor([client * span + round for client, round in order]),

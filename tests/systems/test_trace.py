@@ -31,6 +31,19 @@ def test_rows_are_valid_from_their_round_on(tmp_path):
     assert trace.select(clients, 4)["availability"].tolist() == [1.0, 0.0, 0.5]
 
 
+def test_rows_of_held_out_clients_are_not_used(tmp_path):
+    text = "client,round,speed\nward a,0,3\nward b,0,5\nward b,4,1\n2,0,7\n"
+    owners = [["ward a"], ["c", "d"], ["ward b"]]  # the held-out client is the last
+    trace = Trace.read(write(tmp_path, text.replace("2,0,7", "1,0,7")), 2, owners, num_held_out=1)
+    assert trace.select(torch.tensor([0, 1]), 9)["speed"].tolist() == [3.0, 7.0]
+    trace = Trace.read(write(tmp_path, "client,speed\n0,3\n1,5\n2,7\n"), 2, (), num_held_out=1)
+    assert trace.select(torch.tensor([0, 1]), 0)["speed"].tolist() == [3.0, 5.0]
+    with pytest.raises(
+        ValueError, match="by ids of 0 to 1 or by names of owners, but got 'ward b'"
+    ):
+        Trace.read(write(tmp_path, text), 2, owners[:2])
+
+
 def test_a_trace_replaces_the_distributions_of_its_columns(tmp_path):
     path = write(tmp_path, "client,download\n0,100\n1,200\n")
     profiles = ClientProfiles(Systems(speed=3.0, upload=7.0, trace=path), 2, (), seed=0)
