@@ -179,7 +179,8 @@ def explain_errors(name: str) -> Iterator[None]:
         if "equal size" in text:
             raise ValueError(
                 f"Expected all samples of {name} to have the same shape but got several: set"
-                " `padding` to the number that pads the shorter ones, or `collate_fn`."
+                " `padding` to the number that pads the shorter ones, or give images one size and"
+                " one colour mode before, or join samples by the `collate_fn` of a TorchDataset."
             ) from error
         places = [*getattr(error, "__notes__", ()), find_code_line(error)]
         place = "; ".join(filter(None, places))
@@ -190,5 +191,6 @@ def explain_errors(name: str) -> Iterator[None]:
 
 
 def name_of(dataset: Any) -> str:
-    """Return the name of a data set's class."""
-    return type(dataset).__name__
+    """Return the name of a data set's class; pl_fed's own views have none for users."""
+    name = type(dataset).__name__
+    return "the data set" if name.startswith("_") else name

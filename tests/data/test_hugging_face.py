@@ -171,7 +171,7 @@ def test_data_set_with_indices_and_another_format():
             make_dataset,
             {"inputs": ["input_ids"]},
             ValueError,
-            "the same shape but got several: set `padd",
+            "samples of the data set to have the same shape but got several: set `padd",
         ),
         (
             make_dataset,
