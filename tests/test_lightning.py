@@ -323,6 +323,28 @@ def test_log_in_training_step_is_refused(tmp_path):
         fit(tmp_path, make_client(Logs))
 
 
+def test_exhausted_iterators_do_not_end_loops(tmp_path):
+    """Lightning takes StopIteration for the end of the data, and goes on without a word."""
+    values, samples = iter([1.0, 2.0]), iter(range(1))
+
+    class Reads(FedAvg):
+        def end_round(self, client):
+            next(values)
+            return super().end_round(client)
+
+    class Counts(Callback):
+        def on_test_batch_end(self, *_):
+            next(samples)
+
+    trainer = make(tmp_path, {"engine": "one_by_one"}, callbacks=[Counts()], max_epochs=1)
+    client = make_client(Reads)
+    with pytest.raises(RuntimeError, match=r"StopIteration.*next\(values\)\): begin") as raised:
+        trainer.fit(client, digits())
+    assert "round 0" in "".join(raised.value.__notes__)
+    with pytest.raises(RuntimeError, match=r"StopIteration.* \(.*next\(samples\)\): begin"):
+        trainer.test(client, digits(), verbose=False)
+
+
 # Length of a run
 
 

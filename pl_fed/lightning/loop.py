@@ -4,15 +4,16 @@ It needs these private names, which ``tests/test_lightning.py`` checks: ``_FitLo
 ``_call_lightning_module_hook``; the trainer's ``_logger_connector``, ``_signal_connector`` and
 ``_checkpoint_connector``; ``_SignalConnector`` and its ``_sigterm_notifier_fn``;
 ``_CheckpointConnector`` and its ``_hpc_resume_path``; ``_ResultCollection`` and the ``_results`` of
-the loops; the module's ``_current_fx_name``; of the epoch loop ``_should_check_val_epoch`` and
-``_batches_that_stepped``; of ``ModelCheckpoint`` ``_last_global_step_saved`` and
-``_last_checkpoint_saved``. It also changes the progress counters of the loops, which are public but
-undocumented.
+the loops; the ``_evaluation_step`` and ``_predict_step`` of the loops; the module's
+``_current_fx_name``; of the epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``;
+of ``ModelCheckpoint`` ``_last_global_step_saved`` and ``_last_checkpoint_saved``. It also changes
+the progress counters of the loops, which are public but undocumented.
 """
 
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -40,8 +41,10 @@ from pl_fed.lightning.compatibility import (
 from pl_fed.loggers import RunCSV, WaitingRows
 from pl_fed.preflight.explanations import explain_log
 from pl_fed.rounds.round import RoundHooks
+from pl_fed.text import find_code_line
 
 _Hooked = TypeVar("_Hooked")
+_Result = TypeVar("_Result")
 
 _BAR_SECONDS = 0.1  # shortest time between two updates of the progress bar within a round
 
@@ -108,6 +111,32 @@ class EvaluationResults(_ResultCollection):
         self._numbers, self._bar_names = {}, set()
 
 
+def _refuse_stop_iteration(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Return a function that raises a ``RuntimeError`` in place of ``StopIteration``.
+
+    Lightning takes the latter for the end of the data. An exhausted iterator in a client's step, a
+    data set or a callback would end the run, or leave other clients out of an evaluation, without
+    a word.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration as stop:
+            line = find_code_line(stop)
+            error = RuntimeError(
+                "Expected steps, data sets and callbacks not to raise StopIteration, which would"
+                f" end the loop around them, but got it{f' ({line})' if line else ''}: begin the"
+                " iterator anew when it is exhausted, or give `next` a default."
+            )
+            for note in getattr(stop, "__notes__", ()):
+                error.add_note(note)
+            raise error from stop
+
+    return call
+
+
 class FederatedLoop(_FitLoop):
     """Federated loop: Lightning's fit loop with a communication round as its epoch.
 
@@ -139,6 +168,9 @@ class FederatedLoop(_FitLoop):
         trainer._checkpoint_connector = CheckpointConnector(trainer)
         for loop in (self.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
             loop._results = EvaluationResults()
+            loop._evaluation_step = _refuse_stop_iteration(loop._evaluation_step)
+        predict_loop = trainer.predict_loop
+        predict_loop._predict_step = _refuse_stop_iteration(predict_loop._predict_step)
         self.federation = federation
         self.within_round = False
         self.ends_together = False
@@ -291,6 +323,7 @@ class FederatedLoop(_FitLoop):
                 if self.done:  # the run resumes from the file of this round
                     callback._last_global_step_saved = self.trainer.global_step
 
+    @_refuse_stop_iteration
     def on_advance_start(self) -> None:
         """Begin a round, unless the checkpoint contains its beginning."""
         self.setup_data()
@@ -299,6 +332,7 @@ class FederatedLoop(_FitLoop):
             self._call("on_train_epoch_start")
             self.epoch_progress.increment_started()
 
+    @_refuse_stop_iteration
     def advance(self) -> None:
         """Run the round, and validate if a validation is due."""
         epoch = self.epoch_loop
@@ -319,6 +353,7 @@ class FederatedLoop(_FitLoop):
             self.trainer.training = True
             self._validated = True
 
+    @_refuse_stop_iteration
     def on_advance_end(self) -> None:
         """End the round.
 
