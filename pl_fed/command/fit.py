@@ -26,7 +26,9 @@ from pl_fed.command.run_choice import (
     LAST,
     FinishedRunError,
     choose_evaluated_run,
+    choose_requeued_run,
     choose_run,
+    is_requeued,
 )
 from pl_fed.command.run_files import (
     active_loggers,
@@ -35,6 +37,7 @@ from pl_fed.command.run_files import (
     place_logger,
     saves_into_run_folder,
     wandb_loggers_in,
+    write_slurm_job,
 )
 from pl_fed.command.saved_config import SaveAndLogConfig, add_defaults, dump_config
 from pl_fed.command.sections import SectionsCLI
@@ -170,13 +173,17 @@ class FederatedCLI(SectionsCLI):
         resumes, run = self.subcommand == "fit", self._choose_run(root)
         if is_first_process():  # only this process chooses the folder and writes into it
             self._lock_folder(run.folder if run and resumes else self._choose_folder(root))
+            if self.subcommand == "fit" and run is None:
+                write_slurm_job(self.run_dir)  # type: ignore[arg-type]
             if run and resumes:
                 check_writable(run_dir=run.folder)  # before the first change of a file
             if self.subcommand == "fit" and saves_into_run_folder(config.trainer):
                 (self.run_dir / "checkpoints").mkdir(exist_ok=True)  # type: ignore[operator]
         self._resumes = bool(run and resumes)
-        if self._resumes:
-            config.ckpt_path = LAST  # the last checkpoint in the run's folder
+        if run and resumes:
+            # the last checkpoint in the run's folder; without one, the run is as a new one, also in
+            # a process that sees the folder that the first process has just made
+            config.ckpt_path = LAST if run.checkpoint else None
         self._config_without_folder = self.config
         self.config = copy.deepcopy(self.config)
         config = self.config[self.subcommand]
@@ -196,14 +203,26 @@ class FederatedCLI(SectionsCLI):
                 silence_wandb()
 
     def _choose_run(self, root: str | Path) -> StoredRun | None:
-        """Return the run that ``ckpt_path`` names, by ``last`` or its folder, or ``None``."""
+        """Return the run that ``ckpt_path`` names, by ``last`` or its folder, or ``None``.
+
+        A job that SLURM has requeued continues its run also without ``ckpt_path``.
+        """
         path = self.config[self.subcommand].ckpt_path
         file = None if path in (None, LAST) else local_path(path)
-        if path != LAST and (file is None or not file.is_dir()):
+        repeats = path is None and self.subcommand == "fit" and self._lock is None
+        repeats = repeats and is_requeued()
+        if path != LAST and not repeats and (file is None or not file.is_dir()):
             return None
         config = load_yaml(dump_config(self.config, self.parser))[self.subcommand]
-        choose = choose_run if self.subcommand == "fit" else choose_evaluated_run
-        return choose(LAST if file is None else str(file), root, config, self._add_defaults)
+        if repeats:
+            return choose_requeued_run(root, config, self._add_defaults)
+        place = LAST if file is None else str(file)
+        if self.subcommand != "fit":
+            return choose_evaluated_run(place, root, config, self._add_defaults)
+        run = choose_run(place, root, config, self._add_defaults)
+        if run is None:
+            self.config[self.subcommand].ckpt_path = None
+        return run
 
     def _add_defaults(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Return a saved config with the defaults of the arguments that it lacks."""
@@ -220,7 +239,6 @@ class FederatedCLI(SectionsCLI):
         elif run.checkpoint is not None:
             rank_zero_info(f"The run in {run.folder} goes on.")
         else:
-            config.ckpt_path = None
             if self.run_dir and (rows := self.run_dir / "metrics.csv").is_file():
                 rows.replace(self.run_dir / _UNSAVED_METRICS)
             rank_zero_warn(

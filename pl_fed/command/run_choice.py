@@ -1,5 +1,6 @@
 """The run that a command continues or evaluates: ``--ckpt_path last`` or the folder of a run."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pl_fed.command.run_files import CONFIG
+from pl_fed.command.run_files import CONFIG, SLURM_JOB, read_slurm_job
 from pl_fed.command.saved_config import (
     PREVIOUS_CONFIG,
     Completion,
@@ -20,6 +21,7 @@ from pl_fed.run_folder import StoredRun, find_runs, name_other_checkpoint, no_ru
 
 LAST = "last"
 _MAX_LISTED = 5  # most runs in a sentence
+_SLURM_RESTARTS = "SLURM_RESTART_COUNT"  # environment variable of SLURM
 
 
 class FinishedRunError(Exception):
@@ -85,12 +87,15 @@ def _find_config(run: StoredRun) -> Path:
 
 def choose_run(
     path: str, root: str | Path, config: dict[str, Any], complete: Completion
-) -> StoredRun:
-    """Return the run that a fit continues.
+) -> StoredRun | None:
+    """Return the run that a fit continues; ``None`` if ``last`` finds no run at all.
 
     ``last`` is the newest unfinished run with the command's config. If there is none, it is the
     newest finished run with this config and fewer rounds. A folder is that of the run in it, also
     with another config; a finished run then needs the same config with more rounds.
+
+    As with Lightning, ``last`` begins a new run where there is none: a job that is restarted has
+    one command for its first start and all others.
 
     Args:
         path: ``last``, or the folder of a run.
@@ -99,7 +104,7 @@ def choose_run(
         complete: Adds defaults to the config of a run of an earlier version.
 
     Raises:
-        FileNotFoundError: If there is no run.
+        FileNotFoundError: If there are runs or checkpoints, but none that could continue.
         FinishedRunError: If the run has ended under this config.
         ValueError: If no run can continue under this config.
     """
@@ -107,7 +112,12 @@ def choose_run(
         return _choose_folder(Path(path), config, complete)
     candidates = [Candidate.compare(run, config, complete) for run in find_runs(root)]
     if not candidates:
-        raise no_run_error(root)
+        if any(Path(root).glob(f"*/{CONFIG}")) or name_other_checkpoint(root):
+            raise no_run_error(root)
+        rank_zero_warn(
+            f"`ckpt_path` = last finds no run under {Path(root).absolute()}, so a new run begins."
+        )
+        return None
     matching = [candidate for candidate in candidates if candidate.matches]
     unfinished = [candidate for candidate in matching if not candidate.run.is_finished]
     if matching:
@@ -119,6 +129,40 @@ def choose_run(
         " the folder of an unfinished run to continue it under this config, or leave it out to"
         " start a new run."
     )
+
+
+def is_requeued() -> bool:
+    """Return whether SLURM has restarted this job.
+
+    It repeats the command after a requeue signal, a preemption or the failure of a node, and counts
+    the restarts.
+    """
+    return bool(os.environ.get(_SLURM_RESTARTS, "").strip("0"))
+
+
+def choose_requeued_run(
+    root: str | Path, config: dict[str, Any], complete: Completion
+) -> StoredRun | None:
+    """Return the run that an earlier start of this job of SLURM has begun.
+
+    Args:
+        root: The parent folder of the runs.
+        config: The config of the command, in the form of ``config.yaml``.
+        complete: Adds defaults to the config of a run of an earlier version.
+
+    Returns:
+        The run; ``None`` if the job has none with this config.
+
+    Raises:
+        FinishedRunError: If the job has finished the run already.
+    """
+    job = os.environ.get(SLURM_JOB)
+    runs = [run for run in find_runs(root) if job and read_slurm_job(run.folder) == job]
+    candidates = [Candidate.compare(run, config, complete) for run in runs]
+    unfinished = [candidate.run for candidate in candidates if candidate.matches]
+    if not unfinished:
+        _leave_finished_run(candidates)
+    return next(iter(unfinished), None)
 
 
 def _choose_folder(folder: Path, config: dict[str, Any], complete: Completion) -> StoredRun:

@@ -11,11 +11,15 @@ from typing import Any
 from jsonargparse import Namespace
 
 from pl_fed.command.wandb_runs import SWEEP_ID, close_wandb_run
+from pl_fed.files import replace_file
 
 CONFIG = "config.yaml"
 """The name of a run's config in its folder."""
+SLURM_JOB = "SLURM_JOB_ID"
+"""The environment variable of SLURM with the id of a job, which its restarts keep."""
 _RUN_ID = "wandb_run_id"  # file in the run's folder: a resumed run continues its W&B run
-_UNSTARTED = {CONFIG, "checkpoints", _RUN_ID}  # contents of a run's folder before the first round
+_JOB_ID = "slurm_job_id"  # file in the run's folder: a requeued job continues its run
+_UNSTARTED = {CONFIG, "checkpoints", _RUN_ID, _JOB_ID}  # in a run's folder before its first round
 
 
 def discard_unstarted_run(run_dir: Path | None) -> None:
@@ -33,6 +37,21 @@ def discard_unstarted_run(run_dir: Path | None) -> None:
         if contents <= _UNSTARTED:
             close_wandb_run(failed=True)
             shutil.rmtree(run_dir)
+
+
+def write_slurm_job(run_dir: Path) -> None:
+    """Write the id of the job of SLURM that starts a run into its folder, if there is one."""
+    if job := os.environ.get(SLURM_JOB):
+        with replace_file(run_dir / _JOB_ID) as temporary:
+            temporary.write_text(job, encoding="utf-8")
+
+
+def read_slurm_job(run_dir: Path) -> str | None:
+    """Return the id of the job of SLURM that started the run in a folder, or ``None``."""
+    try:
+        return (run_dir / _JOB_ID).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
 
 
 def saves_into_run_folder(trainer: Namespace) -> bool:

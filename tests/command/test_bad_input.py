@@ -471,7 +471,6 @@ REFUSED = {
         ["--seed_everything=-1"],
         "`seed_everything` to be an integer from 0 to 4294967295 but got -1",
     ),
-    "last checkpoint": (["--ckpt_path=last"], "`ckpt_path` = last to find a run"),
     "best checkpoint": (["--ckpt_path=best"], "last or the folder of a run but got best: no such"),
     "no devices": (["--trainer.devices=0"], "`trainer.devices` to be auto or a number of at least"),
     "tiny share": (["--trainer.overfit_batches=1e-300"], "`trainer.overfit_batches`, or the"),

@@ -26,6 +26,8 @@ from pl_fed.command import saved_config
 from pl_fed.command.fit import _resume_arguments
 from pl_fed.command.main import main
 from pl_fed.command.parser import Parser
+from pl_fed.command.run_choice import choose_requeued_run, is_requeued
+from pl_fed.command.run_files import write_slurm_job
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.federation import Federation
 from pl_fed.lightning.trainer import Trainer
@@ -198,6 +200,51 @@ def test_last_is_the_newest_unfinished_run_with_the_same_config(tmp_path, capsys
     error = capsys.readouterr().err
     assert f"{runs[0]} (already finished; seed_everything 0 → 5)" in error
     assert "leave it out to start a new run" in error
+
+
+def test_repeated_commands_continue_the_run_of_the_first(tmp_path, monkeypatch, caplog):
+    """``last`` begins a run where there is none; a requeued job of SLURM needs no ``last``."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    command = [*("--trainer.max_epochs", "1"), *("--trainer.logger", "false")]
+    with pytest.warns(UserWarning, match="`ckpt_path` = last finds no run under"):
+        run = fit(tmp_path, *command, "--ckpt_path", "last")
+    assert yaml.safe_load((run / "config.yaml").read_text())["ckpt_path"] is None
+    before = read_files(run)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    main(["fit", *QUICKSTART, *short(tmp_path), *command])
+    assert f"{run} is already finished" in caplog.text
+    assert read_files(run) == before
+    unfinish(run)
+    (run / "per_client.csv").unlink()
+    main(["fit", *QUICKSTART, *short(tmp_path), *command])
+    assert read_files(run)[run / "per_client.csv"] == before[run / "per_client.csv"]
+    assert [*tmp_path.iterdir()] == [run]
+
+
+def test_requeued_job_continues_its_own_unfinished_run(tmp_path, monkeypatch):
+    for name, job, lam in (("a", "7", 0.1), ("b", "7", 1), ("c", "8", 0.1)):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "config.yaml").write_text(f"model: {{lam: {lam}}}")
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        write_slurm_job(tmp_path / name)
+    chosen = []
+    for job, lam in (("7", 0.1), ("7", 1), ("8", 0.1), ("8", 1), ("9", 1)):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        run = choose_requeued_run(tmp_path, {"model": {"lam": lam}}, dict)
+        chosen.append(run and run.folder.name)
+    assert chosen == ["a", "b", "c", None, None]
+    for count, requeued in (("", False), ("0", False), ("1", True), ("10", True)):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+        assert is_requeued() is requeued
+
+
+def test_last_beside_other_checkpoints_is_refused(tmp_path, capsys):
+    file = tmp_path / "a" / "checkpoints" / "epoch=0.ckpt"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(SystemExit):
+        fit(tmp_path, "--ckpt_path", "last")
+    assert f"newest other checkpoint is {file}: set" in capsys.readouterr().err
 
 
 def test_config_of_an_earlier_version_lacks_new_arguments(run, tmp_path, capsys):
