@@ -60,6 +60,12 @@ def list_outdated(statuses: Sequence[CellStatus], earlier: RecordedRows) -> list
     return [status for status, row in found if row and _is_of_other_config(row, status)]
 
 
+def list_foreign(statuses: Sequence[CellStatus], earlier: RecordedRows) -> list[Mapping[str, Any]]:
+    """Return the rows of an earlier table whose labels or seeds the study no longer has."""
+    own = {frozenset(status.cell.labels.items()) for status in statuses}
+    return [row for labels, row in earlier.items() if labels not in own]
+
+
 def _find_earlier(status: CellStatus, earlier: RecordedRows) -> Mapping[str, Any] | None:
     """Return the row of a missing cell in an earlier table; ``None`` if it has a folder."""
     row = earlier.get(frozenset(status.cell.labels.items()))
@@ -145,13 +151,29 @@ def read_table(
                 " put the original back, or remove it."
             ) from error
         if status in _ENDED:
-            rows[frozenset(labels.items())] = {
-                **labels,
-                "status": str(status),
-                **digests,
-                **numbers,
-            }
+            row = {**labels, "status": str(status), **digests, **numbers}
+            key = frozenset(labels.items())
+            rows[key] = _choose_row(rows.get(key, row), row, name, path)
     return rows
+
+
+def _choose_row(
+    first: dict[str, Any], row: dict[str, Any], name: str, path: Path
+) -> dict[str, Any]:
+    """Return the row of a cell that has two rows, as in a table merged from two: its result.
+
+    Raises:
+        StudyError: If both rows are results, and other ones.
+    """
+    if str(row) == str(first) or not State(row["status"]).is_result:
+        return first
+    if not State(first["status"]).is_result:
+        return row
+    cell = ",".join(f"{axis}={row[axis]}" for axis in list(row)[: list(row).index(SEED) + 1])
+    raise StudyError(
+        f"Expected {name} to have one row for each cell but got two that differ for {cell} in"
+        f" {path}: remove one of them."
+    )
 
 
 def _read_number(text: str) -> float:

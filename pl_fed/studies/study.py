@@ -13,13 +13,20 @@ from pl_fed.studies.cell_folder import State, write_text
 from pl_fed.studies.cells import Cell, expand
 from pl_fed.studies.engines import open_remote_pool
 from pl_fed.studies.execution import Event, Execution
-from pl_fed.studies.inspection import CellStatus, check_configs, needs_check, read_states
+from pl_fed.studies.inspection import (
+    CellStatus,
+    RecordedRows,
+    check_configs,
+    needs_check,
+    read_states,
+)
 from pl_fed.studies.pool import Pool, WorkerPool, count_cores
 from pl_fed.studies.readers import StudyError, refuse
 from pl_fed.studies.remote_pool import read_remote
 from pl_fed.studies.results import (
     RESULTS,
     copy_aside,
+    list_foreign,
     list_outdated,
     make_row,
     read_table,
@@ -239,8 +246,10 @@ class Study:
             report: Receives an event for each ended attempt, and ticks.
 
         Raises:
-            ValueError: If the config of a cell is invalid; before the first run.
+            ValueError: If the config of a cell, or an earlier ``results.csv``, is invalid; before
+                the first run.
         """
+        self._read_earlier()
         self.tune(workers, only, report)
         statuses = self.read_states(only)
         if needs_check(statuses):
@@ -253,13 +262,17 @@ class Study:
                 listener = report or (lambda _: None)
                 Execution(self.spec.name, self.folder, todo, keep, listener).run(pool)
         self._remove_checkpoints(statuses)
-        earlier = read_table(self.folder / RESULTS, "the study's results.csv")
+        earlier = self._read_earlier()
         statuses = self.inspect()
         rows = [make_row(status, earlier) for status in statuses]
-        if list_outdated(statuses, earlier):
+        if list_outdated(statuses, earlier) or list_foreign(statuses, earlier):
             copy_aside(self.folder)
         write_results(self.folder, rows)
         return rows
+
+    def _read_earlier(self) -> RecordedRows:
+        """Return the rows of the table of results in the study's folder, if there is one."""
+        return read_table(self.folder / RESULTS, "the study's results.csv")
 
     def _remove_checkpoints(self, statuses: Sequence[CellStatus]) -> None:
         """Remove the checkpoints of finished runs that an earlier, killed start left behind."""
@@ -327,7 +340,7 @@ class Study:
 
         A cell without a folder has its row of an earlier ``results.csv``, as in the report.
         """
-        earlier = read_table(self.folder / RESULTS, "the study's results.csv")
+        earlier = self._read_earlier()
         return [make_row(status, earlier) for status in self.inspect()]
 
     def results(self) -> Any:

@@ -311,6 +311,29 @@ def test_a_table_of_a_spreadsheet_begins_with_a_mark(tmp_path):
     assert list(read_table(table)) == [{("algorithm", "Ditto"), ("seed", "0")}]
 
 
+@pytest.mark.parametrize(
+    ("lines", "losses"),
+    [
+        (["0,done,0.5", "0,done,0.50"], [0.5]),
+        (["0,done,0.5", "0,failed,"], [0.5]),
+        (["0,failed,", "0,done,0.5", "1,done,2.5"], [0.5, 2.5]),
+        (["0,done,nan", "0,done,nan"], None),
+        (["0,done,0.5", "1,done,0.5", "0,done,0.6"], "two that differ for algorithm=Ditto,seed=0"),
+    ],
+)
+def test_cells_of_a_merged_table_have_one_row(tmp_path, lines, losses):
+    """The last row of a cell replaced the others, also a failed one a result."""
+    table = tmp_path / "results.csv"
+    text = "".join(f"Ditto,{line}\n" for line in ["seed,status,loss", *lines])
+    table.write_text(text.replace("Ditto", "algorithm", 1))
+    if isinstance(losses, str):
+        with pytest.raises(StudyError, match=losses):
+            read_table(table)
+    else:
+        read = [row["loss"] for row in read_table(table).values()]
+        assert read == losses or losses is None
+
+
 def test_a_table_that_was_cut_off_is_refused(tmp_path):
     table = tmp_path / "results.csv"
     table.write_text("algorithm,seed,status,loss,accuracy\nDitto,0,done,0.5,1\nFedAvg,0,done,0.")

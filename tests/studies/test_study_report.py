@@ -726,6 +726,20 @@ def test_a_run_copies_rows_of_another_config_aside(tmp_path):
     assert len([*(tmp_path / "study_aside").iterdir()]) == 1
 
 
+def test_a_run_copies_rows_of_removed_labels_aside(tmp_path):
+    """Without their folders, the table is all that is left of them."""
+    folder = tmp_path / "study"
+    make_table_with_digests(folder)
+    earlier = (folder / "results.csv").read_bytes()
+    options = {"folder": str(folder), "recorded": str(folder / "results.csv")}
+    axes = {"algorithm": {"FedAvg": {"model": "FedAvg"}}}
+    for _ in range(2):
+        rows = Study("table", ["quickstart"], axes, 2, options=options).run()
+        assert [row["test/round"] for row in rows] == [7, 7]
+        (aside,) = (tmp_path / "study_aside").iterdir()
+        assert aside.read_bytes() == earlier
+
+
 def test_rows_of_a_table_without_folders_are_written_again_with_the_same_bytes(tmp_path):
     study = make_table_with_digests(tmp_path)
     before = (tmp_path / "results.csv").read_bytes()
