@@ -47,7 +47,7 @@ from pl_fed.nets.rows import (
     trainable_parameters,
 )
 from pl_fed.optimizers import LocalSchedule
-from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
+from pl_fed.tasks import Classification, CriterionTask, Task, find_task_class
 from pl_fed.tasks.module_steps import build_layers, has_training_step, list_hooks
 from pl_fed.tasks.one_process import one_process
 from pl_fed.trees import Tree, count_samples, leaves, tree_map
@@ -249,9 +249,9 @@ class Client(Configurable, ClientRounds, ABC):
         data = (data_classes, *((id(leaf), leaf.shape, leaf.dtype) for leaf in leaves(targets)))
         if self._task_data != data:
             self._task_data = data
-            task = choose_task(self.task.criterion, targets, data_classes)
-            if type(task) is not type(self.task):
-                self._set_task(task)
+            kind = find_task_class(self.task.criterion, targets, data_classes)
+            if kind is not type(self.task):  # a new task copies the criterion, with its hooks
+                self._set_task(kind(self.task.criterion))
 
     def count_classes(self, data: ClientData) -> int:
         """Return the number of classes; 0 if the task has none."""

@@ -1,7 +1,7 @@
 """Tasks: kinds of learning problems, with their losses, predictions and metrics."""
 
 from pl_fed.tasks.base import Task as Task
-from pl_fed.tasks.choice import choose_task as choose_task
+from pl_fed.tasks.choice import find_task_class as find_task_class
 from pl_fed.tasks.classification import Classification as Classification
 from pl_fed.tasks.criterion import CriterionTask as CriterionTask
 from pl_fed.tasks.hugging_face import HuggingFace as HuggingFace

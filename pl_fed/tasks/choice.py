@@ -2,7 +2,6 @@
 
 from torch import Tensor, nn
 
-from pl_fed.tasks.base import Task
 from pl_fed.tasks.classification import Classification
 from pl_fed.tasks.criterion import CriterionTask
 from pl_fed.tasks.multi_label import MultiLabel
@@ -13,8 +12,8 @@ _MULTI_LABEL_LOSSES = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 _REGRESSION_LOSSES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
 
-def choose_task(criterion: nn.Module, targets: Tree, data_classes: int) -> Task:
-    """Return the default task for a criterion and data.
+def find_task_class(criterion: nn.Module, targets: Tree, data_classes: int) -> type[CriterionTask]:
+    """Return the class of the default task for a criterion and data.
 
     Args:
         criterion: The loss.
@@ -28,17 +27,17 @@ def choose_task(criterion: nn.Module, targets: Tree, data_classes: int) -> Task:
 
     Example:
         >>> import torch
-        >>> type(choose_task(nn.L1Loss(), torch.zeros(3, 1), 0)).__name__
+        >>> find_task_class(nn.L1Loss(), torch.zeros(3, 1), 0).__name__
         'Regression'
     """
     if data_classes:
-        return Classification(criterion)
+        return Classification
     if isinstance(targets, Tensor) and targets.is_floating_point():
         if isinstance(criterion, _MULTI_LABEL_LOSSES) and _is_binary(targets):
-            return MultiLabel(criterion)
+            return MultiLabel
         if isinstance(criterion, _REGRESSION_LOSSES):
-            return Regression(criterion)
-    return CriterionTask(criterion)
+            return Regression
+    return CriterionTask
 
 
 def _is_binary(targets: Tensor) -> bool:

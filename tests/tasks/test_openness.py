@@ -1,6 +1,7 @@
 """Nets of several inputs, losses of pixels, and tasks of a user's own, in several engines."""
 
 import copy
+import functools
 from typing import NamedTuple
 
 import pytest
@@ -496,3 +497,13 @@ def test_task_is_inferred_from_criterion_and_data():
     assert task(Arrays(x, labels * 0.5, owner), nn.BCEWithLogitsLoss()) is CriterionTask
     assert task(Arrays(x, labels, owner), nn.SmoothL1Loss()) is Regression
     assert task(Arrays(x, labels.softmax(1), owner), None) is CriterionTask
+
+
+def test_a_task_that_fits_other_data_is_not_made_anew():
+    """A profiler's hooks on the criterion hold objects without a copy."""
+    client = FedAvg(mlp())
+    client.choose_task(torch.tensor([0, 1]), 2)
+    task = client.task
+    task.criterion.register_forward_hook(functools.partial(print, (item for item in ())))
+    client.choose_task(torch.tensor([0, 1]), 3)
+    assert client.task is task
