@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.base import PreAggregator, PreparedUploads
 from pl_fed.arguments import check_integers
+from pl_fed.devices import to_device
 from pl_fed.functional.aggregation import merging_dtype
 from pl_fed.random import generator
 from pl_fed.types import RoundContext
@@ -65,29 +66,38 @@ class Bucketing(PreAggregator):
         """Merge uploads [n, d] into the means of buckets [⌈n / s⌉, d]."""
         self.require_uploads(uploads)
         draw = generator(context.seed, "bucketing", context.round)
-        ranks = torch.randperm(len(uploads), generator=draw).split(self.bucket_size)
+        ranks = torch.randperm(len(uploads), generator=draw)
         by_client = context.clients.argsort(stable=True)
-        buckets = [by_client[bucket_ranks] for bucket_ranks in ranks]
+        order, size = by_client[ranks], self.bucket_size
+        buckets = to_device(order, like=uploads).split(size)
         rows = uploads.new_empty(len(buckets), uploads.shape[1], dtype=merging_dtype(uploads))
         for row, bucket in zip(rows, buckets):
-            torch.mean(uploads[bucket.to(uploads.device)], 0, dtype=rows.dtype, out=row)
-        first = by_client[torch.stack([bucket_ranks.min() for bucket_ranks in ranks])]
+            torch.mean(uploads[bucket], 0, dtype=rows.dtype, out=row)
+        first = by_client[torch.stack([part.min() for part in ranks.split(size)])]
         context = replace(
             context.mix_clients(),
             clients=context.clients[first],
-            losses=_pool(context.losses, buckets, torch.mean),
-            start_losses=_pool(context.start_losses, buckets, torch.mean),
-            group_counts=_pool(context.group_counts, buckets, lambda counts: counts.sum(0)),
+            losses=_pool(context.losses, order, size, torch.mean),
+            start_losses=_pool(context.start_losses, order, size, torch.mean),
+            group_counts=_pool(context.group_counts, order, size, lambda counts: counts.sum(0)),
         )
-        return PreparedUploads(rows, _pool(weights, buckets, torch.sum), context)
+        return PreparedUploads(rows, _pool(weights, order, size, torch.sum), context)
 
     def breakdown(self, num_uploads: int, next_breakdown: Callable[[int], int]) -> int:
         """Return the next stage's breakdown for ⌈n / s⌉ uploads."""
         return next_breakdown(-(-num_uploads // self.bucket_size))
 
 
-def _pool(values: Tensor, buckets: list[Tensor], reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """Reduce the clients' values to one value for each bucket; an empty tensor stays empty."""
+def _pool(values: Tensor, order: Tensor, size: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Reduce the clients' values to one value for each bucket; an empty tensor stays empty.
+
+    Args:
+        values: One value or row for each upload, [n, ...].
+        order: The uploads, bucket after bucket, int64 [n].
+        size: The uploads of a bucket.
+        reduce: Reduces the values of a bucket.
+    """
     if not len(values):
         return values
-    return torch.stack([reduce(values[bucket.to(values.device)]) for bucket in buckets])
+    buckets = to_device(order, like=values).split(size)
+    return torch.stack([reduce(values[bucket]) for bucket in buckets])

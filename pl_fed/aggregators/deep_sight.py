@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from pl_fed.aggregators.base import Aggregator
 from pl_fed.aggregators.output_layer import OutputLayer
 from pl_fed.arguments import check_integers, check_shares
+from pl_fed.devices import to_device
 from pl_fed.functional.aggregation import (
     clip_and_average,
     cosine_distances,
@@ -212,7 +213,8 @@ class DeepSight(Aggregator):
         draw = generator(context.seed, "deepsight", context.round, number)
         for begin in range(0, self.num_inputs, _BATCH):
             size = min(_BATCH, self.num_inputs - begin)
-            yield torch.rand(size, *example.shape[1:], generator=draw).to(example)
+            inputs = torch.rand(size, *example.shape[1:], generator=draw)
+            yield to_device(inputs, example, example.dtype)
 
     def _log_probabilities(self, net: nn.Module, inputs: Tensor) -> Tensor:
         """Return the logarithms of the softmax of a net's outputs, float64 [batch, K]."""

@@ -65,17 +65,17 @@ class FreqFed(Aggregator):
         """Merge uploads [n, d] into the mean of the majority's cluster [d]."""
         self.require_uploads(uploads)
         broadcast = self.require_broadcast(uploads, context).cpu().double()
-        by_client = context.clients.to(uploads.device).argsort(stable=True)
+        by_client, on_cpu = context.clients.argsort(stable=True), uploads.cpu()
         find = low_matrix_frequencies if self.transform == "matrix" else low_row_frequencies
         rows = [
-            torch.from_numpy(find((uploads[row].cpu().double() + broadcast).numpy()))
+            torch.from_numpy(find((on_cpu[row].double() + broadcast).numpy()))
             for row in by_client.tolist()
         ]
         products = gram_matrix(torch.stack(rows))
         if not products.isfinite().all():
             raise self.overflow_error(uploads)
         component = majority_component(cosine_distances(products))
-        accepted = by_client[component.to(uploads.device)]
+        accepted = by_client[component].to(uploads.device)
         context.reject_rows(complement_mask(accepted, len(uploads)))
         return subset_mean(uploads, accepted.sort().values)
 

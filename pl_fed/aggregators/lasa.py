@@ -148,7 +148,7 @@ class LASA(Aggregator):
                 norm = torch.linalg.vector_norm(numbers, dtype=torch.float64)
                 norms[row, index] = factors[row] * norm
                 positive, count = (numbers > 0).count_nonzero(), numbers.count_nonzero()
-                shares[row, index] = positive.double() / count if count else 0.5
+                shares[row, index] = torch.where(count > 0, positive.double() / count, 0.5)
         by_client = clients.argsort(stable=True).to(uploads.device)
         accepted = torch.empty_like(norms, dtype=torch.bool)
         accepted[by_client] = (median_scores(norms[by_client]) < self.norm_radius) & (

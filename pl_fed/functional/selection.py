@@ -48,8 +48,9 @@ def join_ties(values: Tensor, tolerance: float = TIE) -> Tensor:
     ordered, order = values.flatten().sort(stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[1:] = ~(ordered.diff() <= tolerance * ordered[:-1])
+    positions = torch.arange(len(ordered), device=ordered.device)
     joined = torch.empty_like(ordered)
-    joined[order] = ordered[begins][begins.cumsum(0) - 1]
+    joined[order] = ordered[torch.where(begins, positions, 0).cummax(0).values]
     return joined.view_as(values)
 
 
@@ -107,16 +108,16 @@ def select_by_krum(distances: Tensor, num_byzantine: int, count: int) -> Tensor:
     """
     n = len(distances)
     nearest, order = distances.sort(dim=1)
-    remaining = torch.ones(n, dtype=torch.bool, device=distances.device)
-    candidates = remaining.repeat(n, 1)  # in row i: the remaining rows by distance, without i
-    candidates[order == torch.arange(n, device=order.device)[:, None]] = False
+    rows = torch.arange(n, device=order.device)
+    remaining = torch.ones_like(rows, dtype=torch.bool)
+    candidates = order != rows[:, None]  # in row i: the remaining rows by distance, without i
     for num_remaining in range(n, n - count, -1):
         num_neighbours = max(1, num_remaining - num_byzantine - 2)
         neighbours = candidates & (candidates.cumsum(1) <= num_neighbours)
         scores = torch.where(neighbours, nearest, 0).sum(1)
         scores.clamp_(max=torch.finfo(scores.dtype).max)
         best = torch.where(remaining, join_ties(scores), torch.inf).argmin()
-        remaining[best] = False
+        remaining &= rows != best
         candidates &= order != best
     return (~remaining).nonzero().flatten()
 

@@ -74,6 +74,44 @@ def test_host_waits_in_no_step_and_rarely_in_a_round(run_script):
         assert total["short"] <= 6 + reads, f"{name}: a round waits, {counts['short']}"
 
 
+AGGREGATE = """
+import json, sys
+sys.path[:0] = ["tests/devices", "tests", "tests/aggregators"]
+import pretend_device
+pretend_device.install()
+from dataclasses import replace
+import test_aggregator_contract as contract
+import torch
+from pl_fed import aggregators
+
+def waits(name, clients):
+    uploads = torch.randn(clients, 12, generator=torch.Generator().manual_seed(0)).double().cuda()
+    context = contract.context(uploads.cpu())
+    views = context.layout.views(torch.linspace(2.0, -1.0, 12).double().cuda())
+    context = replace(
+        context,
+        net=lambda update=None: lambda inputs: inputs.double() @ views["weight"].T + views["bias"],
+        broadcast=context.broadcast.cuda(),
+        **{name: getattr(context, name).cuda() for name in ("inputs", "losses", "group_counts")},
+    )
+    options = {"num_inputs": 5, "num_sets": 2} if name == "DeepSight" else {}
+    aggregator = getattr(aggregators, name)(**options).cuda()
+    with pretend_device.counting() as counts:
+        aggregator(uploads, torch.arange(1, clients + 1).cuda(), context)
+    return {f"{reason} at {place}": count for (reason, place), count in counts.waits.items()}
+
+names = ("Bucketing", "Bulyan", "DeepSight", "FreqFed", "LASA")
+print(json.dumps({name: [waits(name, 8), waits(name, 16)] for name in names}))
+"""
+
+
+def test_aggregators_wait_as_often_for_many_clients_as_for_few(run_script):
+    done = run_script("", "-c", AGGREGATE)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for name, (few, many) in json.loads(done.stdout.splitlines()[-1]).items():
+        assert sum(many.values()) == sum(few.values()) < 20, f"{name}: {many}"
+
+
 VALIDATE = """
 import json, sys
 from pathlib import Path
