@@ -11,6 +11,9 @@ If no upload is trusted, the result is 0, and the round does not change the glob
 leaves this case open. BackFed does the same, and FLPoison takes the plain mean. FLPoison's server
 has 100 samples, with the class shares of the training set. BackFed's server step is 0.1 times the
 update; until October 2025, its root was never set, so that its FLTrust was FedAvg.
+
+With an algorithm whose clients keep a part of the model, such as FedPer, Δ_0 is the update of the
+shared part, because uploads are.
 """
 
 import torch

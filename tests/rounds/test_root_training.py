@@ -33,7 +33,19 @@ import pl_fed
 from pl_fed import Federation
 from pl_fed.aggregators import Chain, Clipping, FLTrust, Mean
 from pl_fed.attacks import Attack, RandomLabels
-from pl_fed.clients import APFL, FLAME, Ditto, FedAvg, FedProx, FedRep, FedTilt, PFedMe, Scaffold
+from pl_fed.clients import (
+    APFL,
+    FLAME,
+    Ditto,
+    FedAvg,
+    FedBABU,
+    FedPer,
+    FedProx,
+    FedRep,
+    FedTilt,
+    PFedMe,
+    Scaffold,
+)
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays
 from pl_fed.random import key
@@ -213,7 +225,24 @@ def test_root_update_of_every_algorithm_equals_that_of_fedavg(kind):
     )
     (expected,), (start,) = run_roots(reference, data, rounds=1)
     assert torch.equal(before, start)
+    expected[client.unsent_positions] = 0  # FedRep's head
     assert_close(root, expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", [FedPer, FedBABU], ids=lambda kind: kind.__name__)
+def test_fltrust_scales_bodies_to_the_length_of_the_body_of_the_root(kind):
+    """With one client, the update is as long as the root."""
+    arrays = classes([9, 10])
+    one_class = torch.zeros_like(arrays.targets)
+    arrays = Arrays(arrays.inputs, one_class, arrays.client, num_classes=3)
+    data = shared_out(arrays, root_samples=10)
+    client = kind(seeded(mlp), optimizer=sgd(0.1)).double()
+    federation = make_federation(client, data, sampler=Only(1))
+    before = client.row("global").data.clone()
+    federation.run_round(0, client.configure_optimizers())
+    update, (root,) = client.row("global").data - before, federation.server.aggregator.roots
+    assert not root[client.unsent_positions].any()
+    assert float(update.norm()) == pytest.approx(float(root.norm()))
 
 
 def test_root_update_uses_the_learning_rate_of_the_round():
