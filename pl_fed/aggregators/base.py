@@ -158,6 +158,16 @@ class Aggregator(Configurable, Memory, ABC):
         """
         return numbers
 
+    def compared_positions(self, layout: RowLayout) -> Tensor | None:
+        """Return the positions of an upload by which it tells clients apart, int64.
+
+        ``None``, the default, stands for all positions.
+
+        Args:
+            layout: The layout of an upload.
+        """
+        return None
+
     def take_needs(self, aggregator: "Aggregator") -> None:
         """Declare the needs of an aggregator that this one calls, beside its own.
 

@@ -33,7 +33,7 @@ from pl_fed.aggregators.client_memory import ClientMemory
 from pl_fed.aggregators.output_layer import OutputLayer
 from pl_fed.arguments import check_choice, check_positive, check_shares
 from pl_fed.functional.aggregation import gram_matrix, merging_dtype, weighted_sum
-from pl_fed.nets.rows import finite_rows
+from pl_fed.nets.rows import RowLayout, finite_rows
 from pl_fed.types import RoundContext
 
 _EPSILON = 1e-5  # of the authors' code
@@ -114,6 +114,12 @@ class FoolsGold(Aggregator):
         elif self.divisor == "clients":
             alphas = alphas / len(uploads)
         return weighted_sum(uploads, alphas)
+
+    def compared_positions(self, layout: RowLayout) -> Tensor | None:
+        """Return the positions of the output layer's weights; ``None`` without ``output_share``."""
+        if self.output_share is None:
+            return None
+        return layout.positions(OutputLayer.find(layout, type(self).__name__).name)
 
     def _select_features(
         self, uploads: Tensor, context: RoundContext

@@ -38,6 +38,7 @@ from pl_fed.functional.aggregation import (
 )
 from pl_fed.functional.clustering import Array, count_clusters, find_clusters
 from pl_fed.functional.selection import complement_mask
+from pl_fed.nets.rows import RowLayout
 from pl_fed.random import key, numpy_generator
 from pl_fed.types import RoundContext
 
@@ -105,6 +106,10 @@ class RFLBAT(Aggregator):
         if not len(accepted):
             return uploads.new_zeros(uploads.shape[1], dtype=merging_dtype(uploads))
         return subset_mean(uploads, accepted)
+
+    def compared_positions(self, layout: RowLayout) -> Tensor | None:
+        """Return the positions of ``layers``; ``None`` for all."""
+        return None if self.layers is None else layout.positions(*self.layers)
 
     def _select_layers(self, uploads: Tensor, context: RoundContext) -> Tensor:
         """Return the compared coordinates of the uploads [n, f]."""

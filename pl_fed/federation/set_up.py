@@ -32,6 +32,7 @@ from pl_fed.preflight.rules import (
     check_accumulation,
     check_attacks,
     check_class_counts,
+    check_compared_parts,
     check_engine,
     check_group_counts,
     check_held_out_clients,
@@ -219,6 +220,7 @@ class SessionSetup:
         check_held_out_clients(client, self.datamodule.held_out)
         check_mean(client, aggregator, federation.server.only_adds)
         check_upload_factors(client, aggregator)
+        check_compared_parts(client, aggregator)
         warn_of_untrained_parts(client, aggregator)
         check_server_step(aggregator, federation.server.only_adds)
         if federation.compression is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -351,6 +352,31 @@ def check_upload_factors(client: Client, aggregator: Aggregator) -> None:
             f" {type(client).__name__}, which scales uploads before their weights are known, but"
             f" got {type(aggregator.final_aggregator).__name__}: use, for example, Mean."
         )
+
+
+def check_compared_parts(client: Client, aggregator: Aggregator) -> None:
+    """Refuse an aggregator that compares only parts of uploads that clients keep to themselves.
+
+    Uploads are 0 there, so that all clients would be alike.
+
+    Args:
+        client: The algorithm.
+        aggregator: The server's aggregator.
+
+    Raises:
+        ValueError: With the remedy.
+    """
+    unsent = client.unsent_positions
+    for stage in aggregator.modules():
+        if not isinstance(stage, Aggregator) or not len(unsent):
+            continue
+        compared = stage.compared_positions(client.row("global").layout)
+        if compared is not None and torch.isin(compared, unsent).all():
+            raise ValueError(
+                "Expected `federation.aggregator` to compare parameters that clients of"
+                f" {type(client).__name__} send but got {type(stage).__name__} on a layer that they"
+                " keep to themselves: let it compare all parameters, or layers that are sent."
+            )
 
 
 def warn_of_untrained_parts(client: Client, aggregator: Aggregator) -> None:

@@ -8,7 +8,16 @@ from small_federations import classes, mlp, sections, seeded, sgd, shared_out
 from tables import table_test
 
 from pl_fed import Adversary, Federation, clients
-from pl_fed.aggregators import MDA, QFFL, Clipping, GeometricMedian, Mean
+from pl_fed.aggregators import (
+    MDA,
+    QFFL,
+    RFLBAT,
+    Clipping,
+    FoolsGold,
+    GeometricMedian,
+    Mean,
+    WeakDP,
+)
 from pl_fed.samplers import All
 
 DATA = shared_out(classes([5, 8, 4]))
@@ -67,6 +76,18 @@ def test_losses_of_a_model_with_parts_that_nobody_trains_are_announced():
         warnings.filterwarnings("error", message=".*never trains the parts.*")
         set_up("FedPer", {}, Mean())
         set_up("Ditto", {}, QFFL())
+
+
+@pytest.mark.usefixtures("untried")
+def test_a_defence_that_compares_only_a_kept_layer_is_refused():
+    match = "parameters that clients of FedPer send but got {} on a layer that they keep"
+    for defence in (FoolsGold(output_share=0.5), RFLBAT(layers=["2"])):
+        for aggregator in (defence, WeakDP(aggregator=defence)):
+            with pytest.raises(ValueError, match=match.format(type(defence).__name__)):
+                set_up("FedPer", {}, aggregator)
+        set_up("FedAvg", {}, defence)
+    set_up("FedPer", {}, FoolsGold())
+    set_up("FedPer", {}, RFLBAT(layers=["0", "2"]))
 
 
 def test_too_many_byzantine_clients_for_an_aggregator_are_refused_before_training():
