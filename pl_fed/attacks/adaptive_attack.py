@@ -53,7 +53,8 @@ class AdaptiveAttack(Attack):
             its negative signs; ``"std"``, the negative standard deviation; ``"worst"`` tries all
             three in each round, and takes the one that moves the aggregate furthest.
         objective: ``"acceptance"`` for the largest λ at which the defence leaves out no forged
-            upload; ``"deviation"`` for the λ that moves the aggregate furthest; ``"auto"`` for the
+            upload, or at which it takes one of them if it never takes all, such as Krum;
+            ``"deviation"`` for the λ that moves the aggregate furthest; ``"auto"`` for the
             better one of both, or the latter alone if the defence leaves out no upload at λ = 10.
         trials: Number of runs of the defence in a search, at least 1.
 
@@ -140,19 +141,29 @@ class AdaptiveAttack(Attack):
             """Return the distance from the mean of the known uploads to the aggregate."""
             return measure_harm(simulate_merge, forge_at(factor), mean)
 
-        def run(factor: float) -> tuple[bool, bool]:
-            """Return whether the defence runs, and whether it leaves out a forged upload."""
+        def run(factor: float) -> tuple[bool, int]:
+            """Return whether the defence runs, and how many forged uploads it leaves out."""
             rejected: list[Tensor] = []
             merge = partial(simulate_merge, reject=rejected.append)
             runs = measure_harm(merge, forge_at(factor), mean) > 0
             ids = torch.cat([context.attackers[:0], *rejected])
-            return runs, bool(torch.isin(context.attackers, ids).any())
+            return runs, int(torch.isin(context.attackers, ids).count_nonzero())
 
-        selects = self.objective == "acceptance" or (self.objective == "auto" and run(_FAR)[1])
-        factors = []
-        if selects:
-            accepts = lambda factor: run(factor) == (True, False)  # noqa: E731
-            factors.append(largest_accepted(accepts, _START, self.trials))
-        if self.objective != "acceptance":
-            factors.append(highest_point(measure, self.trials))
-        return factors
+        def search_acceptance(most_rejected: int) -> float:
+            """Return the largest λ at which the defence leaves out at most so many uploads."""
+
+            def accepts(factor: float) -> bool:
+                """Return whether a λ is in the acceptance region."""
+                runs, num_rejected = run(factor)
+                return runs and num_rejected <= most_rejected
+
+            return largest_accepted(accepts, _START, self.trials)
+
+        if self.objective == "acceptance":
+            factor = search_acceptance(0)
+            if not factor and len(context.attackers) > 1:  # the defence may take one upload alone
+                factor = search_acceptance(len(context.attackers) - 1)
+            return [factor]
+        is_selecting = self.objective == "auto" and run(_FAR)[1] > 0
+        factors = [search_acceptance(0)] if is_selecting else []
+        return [*factors, highest_point(measure, self.trials)]

@@ -135,6 +135,22 @@ def test_largest_accepted_factor_equals_the_papers_loop_in_numpy(direction, numb
         )
 
 
+def test_krum_accepts_two_attackers_if_it_selects_one_of_them():
+    honest = drawn_rows(0)
+    rows, mean = honest.numpy(), honest.numpy().mean(0)
+    direction = -mean / np.linalg.norm(mean)
+
+    def passes(lam):
+        uploads = np.vstack([rows, *[mean + lam * direction] * 2])
+        return min(select_by_krum(uploads, 2, 1)) >= len(rows)
+
+    expected, _ = search_by_halving(passes, 3.0, tolerance=3.0 / 2**20)
+    assert expected > 0.1
+    attack = AdaptiveAttack("unit", "acceptance")
+    forged = attack.forge(honest, torch.zeros(2, 6).double(), make_context(honest, 2, Krum()))
+    np.testing.assert_allclose(forged, [mean + expected * direction] * 2, rtol=0, atol=1e-14)
+
+
 # Worst cases
 
 DEFENCES = [
