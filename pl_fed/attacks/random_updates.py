@@ -22,6 +22,7 @@ from torch import Tensor
 from pl_fed.arguments import check_choice, check_nonnegative
 from pl_fed.attacks.base import Attack
 from pl_fed.functional.forging import upload_origin
+from pl_fed.functional.selection import complement_mask
 from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
@@ -31,7 +32,8 @@ class RandomUpdates(Attack):
 
     Args:
         std: Standard deviation s of the numbers, at least 0. ``None`` takes the population standard
-            deviation over all coordinates of the attacker's own update or model (see ``on``).
+            deviation over all coordinates of the attacker's own update or model (see ``on``) that
+            clients send.
         on: The vector of random numbers: the ``"update"``, or the ``"model"``. The upload of a
             model is its difference from the broadcast.
 
@@ -62,8 +64,16 @@ class RandomUpdates(Attack):
         origin = upload_origin(self.on, own, context.broadcast)
         forged, numbers = torch.empty_like(own), torch.empty(len(origin))
         for row, own_row, client in zip(forged, own, self.attacker_ids(own, context)):
-            std = (own_row + origin).std(correction=0) if self.std is None else self.std
+            std = self._measure_spread(own_row + origin, context)
             draws = generator(context.seed, "random-updates", context.round, client)
             torch.randn(len(row), generator=draws, out=numbers)
             torch.sub(numbers.to(row.device).mul_(std), origin, out=row)
         return forged
+
+    def _measure_spread(self, vector: Tensor, context: RoundContext) -> Tensor | float:
+        """Return s for an attacker's own vector, [d]; unsent parameters do not count."""
+        if self.std is not None:
+            return self.std
+        if len(context.unsent):
+            vector = vector[complement_mask(context.unsent.to(vector.device), len(vector))]
+        return vector.std(correction=0)

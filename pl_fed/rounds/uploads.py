@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pl_fed.aggregators import Aggregator, Mean, weights_by_samples
 from pl_fed.clients.base import Client
+from pl_fed.devices import to_device
 from pl_fed.distributed.work_share import WorkShare
 from pl_fed.functional.aggregation import row_norm, weighted_sum
 from pl_fed.nets.rows import finite_rows
@@ -259,7 +260,7 @@ def forge_uploads(
     rows = byzantine_clients.forge(
         honest.rows, attackers, valid, uploads.context, simulation, hides_cohort
     )
-    if channel is not None:
+    if channel is not None or len(uploads.context.unsent):
         rows[attackers] = carry(rows[attackers])
     # a finite forged upload is valid even if the attacker's own upload is broken
     is_valid = finite_rows(rows) & (valid | attackers.to(valid.device))
@@ -279,7 +280,8 @@ def _build_carry(
 ) -> Callable[[Tensor], Tensor]:
     """Return the function that turns forged uploads into those that the server receives.
 
-    An attacker's own upload has gone through the channel already, and is not compressed again.
+    Parameters that clients keep to themselves do not cross the network: they are 0. An attacker's
+    own upload has gone through the channel already, and is not compressed again.
 
     Args:
         channel: The channel; ``None`` without compression.
@@ -288,7 +290,8 @@ def _build_carry(
         own: The attackers' own uploads as the server receives them, [attackers, numel].
     """
     if channel is None:
-        return lambda forged: forged
+        unsent = to_device(context.unsent, own)
+        return lambda forged: forged.index_fill(1, unsent, 0) if len(unsent) else forged
     send = partial(channel.carry, clients=context.clients[attackers.cpu()], round=context.round)
 
     def carry(forged: Tensor) -> Tensor:

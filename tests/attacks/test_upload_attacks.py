@@ -575,6 +575,14 @@ def test_same_value_equals_the_argument():
     assert forge_without_uploads(SameValue(-3.0, on="update"), [2], 2).tolist() == [[-3, -3]]
 
 
+def test_spread_of_random_updates_is_that_of_the_sent_parameters():
+    own = torch.tensor([[1.0, 3.0, 0.0, 0.0]], dtype=torch.float64)
+    context = make_context([0], d=4, unsent=torch.tensor([2, 3]))
+    forged = RandomUpdates().forge(own, own, context)
+    standard = RandomUpdates(std=1.0).forge(own, own, context)
+    torch.testing.assert_close(forged, standard)  # of 1 and 3; of all, it is 1.22
+
+
 @pytest.mark.parametrize("attack", [RandomUpdates(), SameValue(), SignFlipping(None)])
 def test_draws_need_ids(attack):
     own = table([1], [2])

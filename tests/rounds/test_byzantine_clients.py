@@ -138,6 +138,23 @@ def test_attackers_read_the_global_model_plus_an_update_and_its_layout(algorithm
     assert context.unsent.tolist() == (last if algorithm is FedRep else [])
 
 
+def test_forged_numbers_in_parts_that_clients_keep_never_arrive():
+    class Watched(Krum):
+        def forward(self, uploads, weights, context):
+            if uploads.shape[1] == client.row("global").layout.numel:  # no trial of the aggregator
+                seen.append(uploads.clone())
+            return super().forward(uploads, weights, context)
+
+    seen = []  # by the server, after the attackers' simulations
+    client = FedRep(seeded(mlp), optimizer=sgd(0.1), head_steps=1, local_steps=1)
+    data = shared_out(classes([4, 4, 4, 4, 4]))
+    for attack in (Spy(number=9.0), InnerProductManipulation(factor="search", trials=2)):
+        run_rounds(client, data, 1, attack=attack, ids=[2], aggregator=Watched())
+    unsent = client.unsent_positions
+    assert all(not uploads[:, unsent].any() for uploads in seen)
+    assert (seen[0][2] == 9).sum() == seen[0].shape[1] - len(unsent) > 0
+
+
 class NetJudge(Recorder):
     """Take the mean, and record what `context.net` makes of the first upload."""
 
