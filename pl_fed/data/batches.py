@@ -12,7 +12,7 @@ from torch import Tensor
 from pl_fed.data.augmentation import Augmentation
 from pl_fed.data.client_data import ClientData
 from pl_fed.devices import numbers_on, to_device
-from pl_fed.random import fork_torch_rng, key, random_bits
+from pl_fed.random import fork_all_generators, fork_torch_rng, key, random_bits
 from pl_fed.trees import Tree, count_sample_bytes, gather, split, tree_map
 from pl_fed.types import Batch
 
@@ -345,7 +345,7 @@ class Batches:
     ) -> list[Batch]:
         """Return the augmented minibatches of clients at one step; each has draws of its own.
 
-        torch's generators are saved and restored once for all clients.
+        The generators of torch, NumPy and Python are saved and restored once for all clients.
         """
         if self.augment is None or not batches:
             return batches
@@ -356,9 +356,11 @@ class Batches:
                 augmented.append(batch._replace(inputs=self._keyed(batch.inputs, keys)))
             return augmented
         augment = self.augment
-        with fork_torch_rng(batches[0].device) as seed:
+        with fork_all_generators() as seed_all, fork_torch_rng(batches[0].device) as seed:
             for batch, position in zip(batches, positions):
-                seed(key(self.seed, "augment", self.round, self.clients[position], step))
+                draw = key(self.seed, "augment", self.round, self.clients[position], step)
+                seed_all(draw)
+                seed(draw)
                 if isinstance(augment, Augmentation) and augment.reads_keys:
                     keys = self._sample_keys([position], step, batch.size)[0]
                     inputs = augment(batch.inputs, keys)

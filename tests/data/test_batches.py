@@ -1,5 +1,8 @@
 """Minibatches: the same one by one and stacked, each pass a permutation, whatever the chunk."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -307,6 +310,30 @@ def test_augmentation_differs_between_steps_rounds_and_clients():
         for batch in make_batches([9, 9], 3, round=number, augment=Adding()).iterate_client(client)
     ]
     assert len({round(shift, 4) for shift in shifts}) == len(shifts) == 12
+
+
+class AddingOutsideOfTorch(nn.Module):
+    """An augmentation that adds random numbers of NumPy and Python to the whole minibatch."""
+
+    def forward(self, x):
+        return x + np.random.rand() + random.random()  # noqa: NPY002
+
+
+def test_draws_of_numpy_and_python_depend_on_the_client_and_the_step_alone():
+    """An earlier client, or an earlier draw of the process, changed them."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    augment = AddingOutsideOfTorch()
+    both = make_batches([9, 9], 3, augment=augment)
+    _, second = ([b.inputs - b.samples[:, None] for b in both.iterate_client(k)] for k in range(2))
+    alone = make_batches([9, 9], 3, augment=augment).iterate_client(1)
+    for step, (shift, batch) in enumerate(zip(second, alone, strict=True)):
+        assert torch.equal(shift, batch.inputs - batch.samples[:, None])
+        stacked = both.stack_step(step)
+        own = (stacked.inputs - stacked.samples[..., None])[1][stacked.mask[1]]
+        assert torch.equal(shift, own)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states  # noqa: NPY002
 
 
 def test_keyed_module_has_the_same_draws_beside_one_without_keys():
