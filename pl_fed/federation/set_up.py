@@ -236,6 +236,7 @@ class SessionSetup:
                 aggregator,
                 federation.adversary,
                 federation.systems,
+                trial,
             )
 
     def _try_parts(self, session: Session, trial: Trial) -> None:

@@ -509,6 +509,29 @@ class OwnMean(Mean):
     """A mean that a user changed."""
 
 
+class AddedMean(torch.nn.Module):
+    """An augmentation that adds a running mean of all samples that it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(x.mean(), alpha=0.1)
+        return x + self.mean
+
+
+class AddedNoise(torch.nn.Module):
+    """An augmentation that draws from a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        return x + torch.rand(x.shape, generator=self.generator)
+
+
 FORGED = Adversary(SignFlipping(), fraction=0.25)
 REFUSED = {
     "median": ({"aggregator": Median()}, "to be pl_fed.aggregators.Mean for .* but got Median"),
@@ -545,6 +568,14 @@ REFUSED = {
     "normalization": (
         {"data": shared_out(classes(SIZES), normalize="channel")},
         "`data.normalize` to be \"none\" or a pair .* but got 'channel'",
+    ),
+    "augmentation by earlier clients": (
+        {"data": shared_out(classes(SIZES), augment=[AddedMean()])},
+        "`data.augment` without a memory .* but got AddedMean, which change samples by",
+    ),
+    "augmentation with a generator of its own": (
+        {"data": shared_out(classes(SIZES), augment=[torch.nn.Dropout(), AddedNoise()])},
+        "`data.augment` without a memory .* but got Dropout, AddedNoise, which",
     ),
     "forged uploads without replacement": (
         {
@@ -639,6 +670,7 @@ ALLOWED = {
     "own knowledge": {"adversary": Adversary(SignFlipping(), fraction=0.25, knowledge="own")},
     "poisoned labels": {"adversary": Adversary(RandomLabels(), fraction=0.25, redraw=True)},
     "public normalization": {"data": shared_out(classes(SIZES), normalize=[0.5, 0.5])},
+    "random augmentation": {"data": shared_out(classes(SIZES), augment=[torch.nn.Dropout()])},
 }
 
 
