@@ -123,6 +123,7 @@ class ClientData:
             are cut by ``data.stable_cut``, or all parts are official.
         evaluation_sizes: The batch size of a part's evaluation by the steps of a LightningModule,
             if the data set gives one.
+        ordered_draws: The argument of :class:`~pl_fed.data.Arrays`.
     """
 
     inputs: Tree
@@ -147,6 +148,7 @@ class ClientData:
     group_names: Sequence[str] = ()
     scales_images: bool = False
     evaluation_sizes: Mapping[str, int] = field(default_factory=dict)
+    ordered_draws: str = ""
 
     @property
     def num_clients(self) -> int:

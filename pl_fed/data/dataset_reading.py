@@ -107,7 +107,7 @@ def _read_tensors(
             raise UnstackableError(_MIXED)
         seed(0)  # the draws of a data set are the same in every run and process
         samples, reader = _read_all(dataset, reader, options.num_workers, allocate, seed)
-        redraw = choose_redraw(dataset, pieces, reader, samples, options.redraw)
+        redraw, draws = choose_redraw(dataset, pieces, reader, samples, options.redraw)
     samples, class_names, class_ids = _match_class_names(pieces, samples)
     client, names = number_sample_owners(dataset, samples.owners, roles)
     classes = num_classes
@@ -131,6 +131,7 @@ def _read_tensors(
         partial(_redraw_renumbered, redraw, class_ids) if redraw and class_ids else redraw,
         samples.entries,
         class_names or () if len(class_names or ()) == classes else (),
+        ordered_draws=draws,
     )
 
 

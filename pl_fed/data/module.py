@@ -392,6 +392,7 @@ class FederatedData(Configurable, LightningDataModule):
         data = replace(data, evaluation_sizes=self.dataset.evaluation_sizes or {})
         data = replace(data, class_names=tuple(map(str, arrays.class_names)))
         data = replace(data, groups=arrays.groups, group_names=arrays.list_group_names())
+        data = replace(data, ordered_draws=arrays.ordered_draws)
         is_image = any(leaf.dtype == torch.uint8 for leaf in leaves(arrays.inputs))
         data = replace(data, scales_images=is_image)
         official = split.official if len(split.official) > 1 else ()

@@ -53,7 +53,9 @@ def read_own_batches(
     collate = {start: collates[part] for start, part in zip(starts, data_sets)}
     batches = OwnBatches(dataset, collate, bool(random), reason, options.num_workers)
     redraws = options.redraw is not False and any(piece is pieces[0] for piece in random)
+    draws = ""
     if random and not _repeats(batches, starts):
+        draws = f"{name} with a generator or a memory of its own"
         rank_zero_warn(
             f"{name} gives other samples when it is read again with the same seeds, because it"
             " draws from a generator of its own: two equal runs will differ. Draw from the global"
@@ -75,6 +77,7 @@ def read_own_batches(
         labels=labels,
         redraw=batches.redraw if redraws else None,
         entries=batches,
+        ordered_draws=draws,
     )
 
 

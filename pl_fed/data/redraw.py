@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from pl_fed.data.sample_reader import SampleReader, Samples
 from pl_fed.data.sample_structure import align
-from pl_fed.random import fork_all_generators, key
+from pl_fed.random import fork_all_generators, key, read_global_state
 from pl_fed.text import find_code_line, first_line
 from pl_fed.trees import Tree, join, leaves, tree_map
 
@@ -87,8 +88,11 @@ def choose_redraw(
     reader: SampleReader,
     samples: Samples,
     option: bool | None,
-) -> Redraw | None:
+) -> tuple[Redraw | None, str]:
     """Return how training samples are drawn anew; ``None`` if all samples are read once.
+
+    The second result is in words: draws of samples that are read once, whose numbers depend on the
+    order of reading; empty without such draws.
 
     Args:
         dataset: The data set, all parts one after another.
@@ -102,13 +106,15 @@ def choose_redraw(
             if samples drawn anew have other shapes.
     """
     if option is False or not len(pieces[0]):
-        return None
-    random = [piece for piece in pieces if _differs_when_read_again(piece, reader)]
+        return None, ""
+    found = [_find_draws(piece, reader) for piece in pieces]
+    random = [piece for piece, (differs, _) in zip(pieces, found) if differs]
     name = name_of(random[0] if random else pieces[0])
-    if option is None and not any(piece is pieces[0] for piece in random):
+    if option is None and not found[0][0]:
         if random:
             rank_zero_info(f"{name} draws at random: pl_fed draws its samples once.")
-        return None
+        drawing = [piece for piece, (differs, draws) in zip(pieces, found) if differs or draws]
+        return None, f"{name_of(drawing[0])} with rare draws" if drawing else ""
     like = tree_map(lambda leaf: leaf[:0], (samples.inputs, samples.targets))
     redraw = Redraw(dataset, reader, [leaf.shape[1:] for leaf in leaves(like)], like)
     first, second = (_read_some(redraw, len(pieces[0])) for _ in range(2))
@@ -124,14 +130,14 @@ def choose_redraw(
             f"{problem}, or set `data.augment`. pl_fed reads each sample once, so its random"
             " augmentation is frozen."
         )
-        return None
+        return None, f"{name} with a generator or a memory of its own"
     if random:
         rank_zero_info(
             f"{name} draws at random: pl_fed draws training samples anew in each minibatch, and"
             " validation and test samples once. Set `data.dataset.redraw` to false to draw all"
             " once."
         )
-    return redraw
+    return redraw, ""
 
 
 def spaced_positions(length: int) -> list[int]:
@@ -140,13 +146,18 @@ def spaced_positions(length: int) -> list[int]:
     return [k * length // number for k in range(number)]
 
 
-def _differs_when_read_again(dataset: Any, reader: SampleReader) -> bool:
-    """Return whether some samples differ between two readings."""
+def _find_draws(dataset: Any, reader: SampleReader) -> tuple[bool, bool]:
+    """Return whether some samples differ between two readings; and whether these draw numbers.
+
+    A rare change draws from a global generator for each sample, and is seen in few of them.
+    """
     positions = spaced_positions(len(dataset))
     if not positions:
-        return False
+        return False, False
+    before = torch.get_rng_state(), read_global_state()
     first, second = (reader([dataset[k] for k in positions]) for _ in range(2))
-    return not _are_equal(first, second)
+    draws = not torch.equal(torch.get_rng_state(), before[0]) or read_global_state() != before[1]
+    return not _are_equal(first, second), draws
 
 
 def _read_some(redraw: Redraw, length: int) -> Samples:

@@ -75,6 +75,11 @@ def _find_frozen_draws(datamodule: FederatedData) -> str | None:
     return "false" if is_frozen else None
 
 
+def _find_ordered_draws(datamodule: FederatedData) -> str | None:
+    reads_samples = isinstance(datamodule.dataset, TorchDataset | LightningData)
+    return (datamodule.clients.ordered_draws or None) if reads_samples else None
+
+
 def _find_in_source(option: str) -> Callable[[FederatedData], str | None]:
     return lambda datamodule: datamodule.dataset.list_shared_quantities().get(option)
 
@@ -130,6 +135,14 @@ SHARED_QUANTITIES = (
         "true or null",
         "leave it out, so that each minibatch draws its own, or draw nothing in the data set",
         _find_frozen_draws,
+    ),
+    SharedQuantity(
+        "draws in the order",
+        "data.dataset.redraw",
+        "true, with draws from global generators,",
+        "draw from the generators of torch, NumPy or Python and set it to true, or draw nothing in"
+        " the data set",
+        _find_ordered_draws,
     ),
     SharedQuantity(
         "the numbers of characters",

@@ -54,6 +54,8 @@ class Arrays:
             between groups are measured in evaluations. No algorithm and no net sees them. ``None``
             without groups.
         group_names: Names of the groups 0..G-1; without names they are numbers.
+        ordered_draws: The source of random numbers in samples that depend on the order in which all
+            samples are read, in words; empty without any. ``federation.privacy`` refuses them.
 
     Raises:
         TypeError: If inputs, targets, ``client`` or ``split`` are no tensors, or inputs are
@@ -80,6 +82,7 @@ class Arrays:
     class_names: Sequence[str] = ()
     groups: Tensor | None = None
     group_names: Sequence[str] = ()
+    ordered_draws: str = ""
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""

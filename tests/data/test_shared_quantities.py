@@ -224,6 +224,53 @@ def test_samples_drawn_once_in_their_order_are_refused(redraw):
     assert refusal is None or "`data.dataset.redraw` to be true or null for" in refusal
 
 
+class Drawing(torch.utils.data.Dataset):
+    """Eight samples of two clients, with random numbers of some kind."""
+
+    owners = (0, 0, 0, 1, 1, 1, 1, 1)
+
+    def __init__(self, kind):
+        self.kind, self.generator = kind, torch.Generator().manual_seed(0)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if self.kind == "none":
+            return torch.zeros(1), 0
+        drawn = torch.rand(1, generator=self.generator if self.kind == "own generator" else None)
+        return (drawn < 1e-9).float() if self.kind == "rare" else drawn, 0
+
+
+@pytest.mark.parametrize("batches", [None, "own"], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("none", None),
+        ("global generator", None),
+        ("rare", "but got Drawing with rare draws: draw from"),
+        ("own generator", "but got Drawing with a generator or a memory of its own: draw from"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Drawing gives other samples")
+def test_draws_without_a_key_are_refused(kind, words, batches):
+    """They depend on the number of the samples before, which are other clients'.
+
+    Batches of the data set's own are read within a client's steps, whose key global draws have.
+    """
+    source = TorchDataset(Drawing(kind), client=[*Drawing.owners], batches=batches)
+    refusal = refuse_shared_quantities(load(source), "for `federation.privacy`")
+    if words is None or (kind, batches) == ("rare", "own"):
+        assert refusal is None
+    else:
+        assert words in refusal
+
+
+def test_rare_draws_that_are_drawn_anew_are_allowed():
+    source = TorchDataset(Drawing("rare"), client=[*Drawing.owners], redraw=True)
+    assert refuse_shared_quantities(load(source), "for `federation.privacy`") is None
+
+
 def test_every_option_of_the_data_is_known_here():
     """A new argument of FederatedData belongs into OPTIONS, or here with its reason."""
     harmless = {
