@@ -54,6 +54,7 @@ from pl_fed.preflight.step_rules import (
     describe_reset_buffers,
     describe_shared_values,
     refuse_changes,
+    refuse_shared_values,
 )
 from pl_fed.preflight.step_trial import explain_smallest_minibatch, find_step_facts
 from pl_fed.preflight.trial import Trial
@@ -263,6 +264,8 @@ class SessionSetup:
         """Return the changes by local steps; refuse any that passes from one client to the next."""
         facts = find_step_facts(trial, batch_rule.batch_size)
         refuse_changes(facts)
+        if self.federation.privacy is not None:
+            refuse_shared_values(facts)
         if fault := explain_smallest_minibatch(trial, batch_rule):
             if self.federation.on_client_error == "raise" and self.federation.privacy is None:
                 raise ValueError(fault)

@@ -85,6 +85,23 @@ def describe_shared_values(facts: StepFacts) -> str | None:
     )
 
 
+def refuse_shared_values(facts: StepFacts) -> None:
+    """Refuse values outside of modules that clients share, for privacy.
+
+    A trial cannot tell that no later step reads them, and what a client has written there would
+    change the uploads of others.
+
+    Raises:
+        ValueError: With the names of the values, and the remedy.
+    """
+    if facts.shared:
+        raise ValueError(
+            f"Expected local steps of {facts.net} to write no value outside of the module for"
+            " `federation.privacy`, because a step that reads it sees other clients' data, but got"
+            f" a change of {quote(facts.shared)}: {_REGISTER}, or do not write it."
+        )
+
+
 def describe_missing_loss(net: str, has_loss: bool, has_metrics: bool) -> str | None:
     """Return the sentence about a validation without a loss; ``None`` if there is one.
 

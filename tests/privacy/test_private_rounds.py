@@ -634,6 +634,31 @@ def test_what_has_no_theorem_is_refused_before_training(settings, words):
         build(**settings)
 
 
+SEEN = []
+
+
+class Noting(torch.nn.Linear):
+    """Appends the means of its inputs to a global list."""
+
+    def forward(self, x):
+        SEEN.append(float(x.mean()))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("privacy", [None, private()], ids=["plain", "private"])
+def test_values_outside_of_modules_are_refused_with_privacy(privacy):
+    """A later step may read them, which no trial shows."""
+    federation = Federation(Poisson(0.5), privacy=privacy, seed=0)
+    net, data = Noting(4, 3), shared_out(classes(SIZES))
+    expected = (
+        pytest.warns(UserWarning, match=r"change `.*SEEN` outside of the module\. All clients")
+        if privacy is None
+        else pytest.raises(ValueError, match=r"no value outside of the .* of `.*SEEN`")
+    )
+    with expected:
+        federation.setup(FedAvg(net, optimizer=sgd(0.1)), data, "fit", settings=RunSettings())
+
+
 class OwnSharesOnly(Attack):
     """Sends numbers that an attacker could tell the cohort by."""
 
