@@ -76,6 +76,7 @@ class TorchExport(Format):
         """Write the program."""
         if self._program is None:
             self._program = _trace(torch.export.export, "torch_export", net, self.example)
+            self._program.example_inputs = None  # else the file has these samples of clients
         tensors = net.state_dict()
         with torch.no_grad():
             for name, tensor in self._program.state_dict.items():

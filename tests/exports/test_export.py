@@ -383,6 +383,16 @@ def test_manifest_describes_scale_normalization_and_transforms(tmp_path):
     assert {path.name for path in out.iterdir()} == {"client_1.pt2", "manifest.json"}
 
 
+def test_program_has_no_samples_of_clients(tmp_path):
+    """``torch.export`` writes the inputs of its trace into the file, unless they are removed."""
+    example, net = torch.rand(2, 3), torch.nn.Linear(3, 1)
+    formats.TorchExport(example).write(net, tmp_path / "net.pt2")
+    assert example.numpy().tobytes() not in (tmp_path / "net.pt2").read_bytes()
+    loaded = torch.export.load(tmp_path / "net.pt2")
+    assert loaded.example_inputs is None
+    assert torch.equal(loaded.module()(torch.ones(5, 3)), net(torch.ones(5, 3)))
+
+
 @pytest.mark.slow
 def test_manifest_of_a_regression_has_a_loss_and_no_accuracy(tmp_path):
     x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
