@@ -5,6 +5,7 @@ import io
 import linecache
 import re
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,20 @@ def describe_error(error: BaseException) -> str:
     """
     line = find_code_line(error)
     return f"{first_line(error)} ({line})" if line else first_line(error)
+
+
+def format_bound(number: float, digits: int = 4) -> str:
+    """Return a number in text, rounded up, so that an upper bound stays one.
+
+    Differences below 1e-9 of the number count as roundings of its own computation.
+
+    Example:
+        >>> format_bound(19.6412), format_bound(8.0), format_bound(0.1 + 0.2)
+        ('19.65', '8', '0.3')
+    """
+    context = Context(prec=digits, rounding=ROUND_CEILING)
+    rounded = context.create_decimal_from_float(number * (1 - 1e-9))
+    return f"{float(rounded):.{digits}g}"
 
 
 def quote(names: Sequence[str]) -> str:

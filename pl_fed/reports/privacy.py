@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from pl_fed.reports import configs
 from pl_fed.reports.run import Run
+from pl_fed.text import format_bound
 
 _EPSILON = "privacy/epsilon"
 _NOISE_SEED = "federation.privacy.noise_seed"
@@ -51,8 +52,9 @@ def _describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
         epsilon, delta = (sum(numbers) for numbers in zip(*guarantees))
         yield (
             f"{len(guarantees)} private runs read one data set, and may have trained the same"
-            f" clients: all of them together have ε = {epsilon:.4g} at δ = {delta:.4g}, the"
-            " sums over the runs (basic composition, for independent noise and cohorts)."
+            f" clients: all of them together have ε = {format_bound(epsilon)} at"
+            f" δ = {format_bound(delta)}, the sums over the runs (basic composition, for"
+            " independent noise and cohorts)."
         )
 
 

@@ -26,6 +26,7 @@ from pl_fed.privacy import Accountant, DifferentialPrivacy, Participation
 from pl_fed.privacy.buckets import Buckets
 from pl_fed.random import key, normal_row
 from pl_fed.samplers import Sampler
+from pl_fed.text import format_bound
 from pl_fed.types import RoundContext
 
 _PATH = "federation.privacy"
@@ -352,8 +353,8 @@ class RoundPrivacy:
                 " runs with it reveal sums of uploads, so publish one."
             )
         return (
-            f"Privacy{simulated}: ε = {self.epsilon():.4g} at δ = {settings.delta:g} after"
-            f" {self.rounds} rounds for a client with all its data, for neighbours in which"
+            f"Privacy{simulated}: ε = {format_bound(self.epsilon())} at δ = {settings.delta:g}"
+            f" after {self.rounds} rounds for a client with all its data, for neighbours in which"
             f" {participation.neighbours}; by {methods[self.accountant.accounting]} with"
             f" {kinds[participation.kind]}, the noise multiplier z = {self._planned_noise:.6g} and"
             f" {clipping} C = {self.clip_norm:.6g}. It covers the global models{sums}, not logs and"

@@ -433,6 +433,14 @@ def test_statement_names_the_unit_and_the_mechanism():
         assert words in statement
 
 
+@pytest.mark.parametrize(("epsilon", "text"), [(19.6412, "19.65"), (5.0, "5"), (4.9999999, "5")])
+def test_statement_rounds_up(monkeypatch, epsilon, text):
+    federation, _ = build()
+    monkeypatch.setattr(federation.session.rounds.privacy, "epsilon", lambda: epsilon)
+    federation.session.rounds.privacy.rounds = 1
+    assert f"ε = {text} at δ = 0.01 after" in federation.privacy_statement()
+
+
 def test_target_prints_its_noise(caplog):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         federation, _ = build(privacy=private(epsilon=5.0, noise_multiplier=None), sampler=All())

@@ -32,6 +32,11 @@ def test_guarantees_of_runs_on_one_data_set_add_up(tmp_path):
     assert "ε = 3.5 at δ = 0.03," in composed
 
 
+def test_sums_are_rounded_up(tmp_path):
+    *_, composed = describe(tmp_path, [(19.6412, 0.1, DIGITS), (0.0, 0.2, DIGITS)])
+    assert "ε = 19.65 at δ = 0.3," in composed
+
+
 def test_runs_that_read_one_data_set_in_other_ways_add_up(tmp_path):
     """The download, the columns and the spelling of a path do not change whose data it is."""
     fashion, table = (f"pl_fed.data.{name}" for name in ("FashionMNIST", "Table"))
