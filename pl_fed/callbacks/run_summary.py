@@ -118,6 +118,7 @@ class RunSummary(Callback):
             "processes": self.federation.session.states.processes.size,
             "precision": str(trainer.precision),
             "privacy": self.federation.privacy_statement(),
+            "noise": self.federation.noise_name(),
         }
         write_json(folder / SUMMARY, summary)
 

@@ -361,6 +361,11 @@ class Federation(Configurable):
         privacy = self.session.rounds.privacy
         return None if privacy is None or not privacy.rounds else privacy.statement()
 
+    def noise_name(self) -> str | None:
+        """Return a name that runs with equal noise and cohorts share; ``None`` without privacy."""
+        privacy = self.session.rounds.privacy
+        return None if privacy is None or not privacy.rounds else privacy.noise_name
+
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of a round's cohort, int64 [cohort]."""
         return self.session.rounds.draw_cohort(round)

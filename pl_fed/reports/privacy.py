@@ -28,16 +28,19 @@ def _describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
     All runs together have Σ ε and Σ δ as guarantee. This basic composition (C. Dwork and A. Roth,
     "The Algorithmic Foundations of Differential Privacy", 2014, theorem 3.16) holds for all
     mechanisms; the runs' noise and cohorts must be independent, so that no two runs may have one
-    ``noise_seed``.
+    ``noise_seed``, or resume one checkpoint.
     """
     datasets: dict[str, list[tuple[float, float]]] = {}
     seeds: dict[str, list[int]] = {}
+    names: dict[str, list[str]] = {}
     for run in runs:
         epsilon, delta = run.final(_EPSILON), _read_option(run, "delta")
         if epsilon is not None and delta is not None:
             dataset, seed = _name_dataset(run), _read_option(run, "noise_seed")
             datasets.setdefault(dataset, []).append((epsilon, delta))
             seeds.setdefault(dataset, []).extend([] if seed is None else [int(seed)])
+            name = run.summary.get("noise")
+            names.setdefault(dataset, []).extend([name] if isinstance(name, str) else [])
     for dataset, guarantees in datasets.items():
         if len(guarantees) < 2:
             continue
@@ -47,6 +50,13 @@ def _describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
                 f"{len(guarantees)} private runs read one data set, and some have the noise and"
                 f" the cohorts of one `{_NOISE_SEED}` = {shared[0]}: together they have no"
                 " guarantee; publish one of them."
+            )
+            continue
+        if len({*names[dataset]}) < len(names[dataset]):
+            yield (
+                f"{len(guarantees)} private runs read one data set, and some have the same noise"
+                " and cohorts, because one resumed a checkpoint of another: together they have no"
+                " guarantee, unless one only continues the other; publish one of them."
             )
             continue
         epsilon, delta = (sum(numbers) for numbers in zip(*guarantees))

@@ -361,6 +361,14 @@ class RoundPrivacy:
             f" metrics; the noise is simulated, not cryptographic.{repeated}"
         )
 
+    @property
+    def noise_name(self) -> str:
+        """A name of the noise and the cohorts, equal for runs that share them.
+
+        It is a hash of the noise seed, which it does not tell.
+        """
+        return f"{key(self.noise_seed, 'name of the noise') & (2**64 - 1):016x}"
+
     # Stop and resume
 
     def state_dict(self) -> dict[str, Any]:

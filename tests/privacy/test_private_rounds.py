@@ -409,6 +409,11 @@ def test_resume_keeps_fresh_noise(options):
     resumed.load_state_dict(saved)
     model_row(resumed).copy_(model)
     assert torch.equal(run(resumed, optimizer, 3)[0], expected)
+    assert resumed.noise_name() == federation.noise_name()
+    other, optimizer = build(rounds=6, **settings)
+    assert other.noise_name() is None
+    run(other, optimizer)
+    assert other.noise_name() != federation.noise_name()
 
 
 def test_noise_of_a_checkpoint_without_a_noise_seed_is_that_of_the_federation():

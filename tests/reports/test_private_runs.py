@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from run_folders import with_changes, write_run
 
 from pl_fed.reports.privacy import describe_guarantees
@@ -11,14 +12,18 @@ DIGITS = {"data.dataset.class_path": "pl_fed.data.Digits"}
 DIABETES = {"data.dataset.class_path": "pl_fed.data.Diabetes"}
 
 
-def describe(tmp_path, runs):
-    """Return the sentences for runs: (ε or None, δ, changes of the config) each."""
+def describe(tmp_path, runs, names=None):
+    """Return the sentences for runs: (ε or None, δ, changes of the config) each.
+
+    The names are those of their noise.
+    """
     read = []
     for number, (epsilon, delta, changes) in enumerate(runs):
         config = with_changes({"federation.privacy": {"delta": delta}, **changes})
         extra = {} if epsilon is None else {"privacy/epsilon": epsilon}
         folder = write_run(tmp_path / str(number), config, extra=extra)
-        (folder / "summary.json").write_text(json.dumps({"privacy": f"ε of {number}."}))
+        summary = {"privacy": f"ε of {number}.", "noise": names and names[number]}
+        (folder / "summary.json").write_text(json.dumps(summary))
         read.append(read_run(folder))
     return list(describe_guarantees(read))
 
@@ -30,6 +35,16 @@ def test_guarantees_of_runs_on_one_data_set_add_up(tmp_path):
     assert own == [f"{number}: ε of {number}." for number in range(4)]
     assert composed.startswith("2 private runs read one data set")
     assert "ε = 3.5 at δ = 0.03," in composed
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "a"), (None, None), (["a"], ["a"])], ids=str)
+def test_runs_that_resumed_one_checkpoint_have_no_sum(tmp_path, names):
+    """They share the noise of later rounds, which their difference does not have."""
+    runs = [(3.0, 1e-2, DIGITS), (4.0, 1e-2, DIGITS)]
+    *_, composed = describe(tmp_path, runs, names)
+    assert ("ε = 7 at δ = 0.02," in composed) == (names != ("a", "a"))
+    words = "have the same noise and cohorts, because one resumed a checkpoint of another: together"
+    assert (words in composed) == (names == ("a", "a"))
 
 
 def test_sums_are_rounded_up(tmp_path):
