@@ -329,6 +329,11 @@ class Federation(Configurable):
     def _check_budget(self, previous: Session | None) -> None:
         """Refuse a fit that would begin a spent budget again, with the noise of earlier rounds."""
         continued = None if previous is None else previous.rounds.privacy
+        if continued is not None and continued.rounds and self.privacy is None:
+            raise ValueError(
+                "Expected `federation.privacy` to stay once rounds have spent budget but got None:"
+                " further rounds would not be in the budget; restore it, or use a new Federation."
+            )
         if self._spent_privacy is not None and self._spent_privacy is not continued:
             self._spent_privacy.check_nothing_spent()
 

@@ -252,6 +252,9 @@ def test_other_sampler_after_the_first_round_is_refused():
         federation.sampler = Poisson(1.0)
         with pytest.raises(ValueError, match=r"the sampler and `federation\.privacy` to stay"):
             federation.setup(federation.client, data, "fit", settings=settings)
+        federation.privacy = None
+        with pytest.raises(ValueError, match=r"`federation\.privacy` to stay .* but got None"):
+            federation.setup(federation.client, data, "fit", settings=settings)
 
 
 def test_private_runs_of_one_seed_draw_other_cohorts():
