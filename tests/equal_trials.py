@@ -25,6 +25,7 @@ from pl_fed.types import Population
 # the result of each trial that finds nothing
 TRIALS = {
     "find_own_reads": False,
+    "refuse_unusable_loss": None,
     "try_round": None,
     "find_step_facts": StepFacts(),
     "explain_smallest_minibatch": None,

@@ -22,6 +22,7 @@ from pl_fed.preflight.compression_rules import check_compression
 from pl_fed.preflight.net_trial import (
     find_net_facts,
     find_own_reads,
+    refuse_unusable_loss,
     refuse_unused_parts,
     try_attacks,
     try_features,
@@ -253,6 +254,7 @@ class SessionSetup:
     def _try_steps(self, session: Session, trial: Trial) -> None:
         """Try the local steps of the algorithm, and let the session expect their changes."""
         trial.client.reads_own_weights = find_own_reads(trial)
+        refuse_unusable_loss(trial)
         refuse_unused_parts(trial)
         try_round(trial)
         facts = self._find_step_facts(trial, session.rounds.batch_rule)

@@ -1,5 +1,6 @@
 """A trial of the net before training, on a few samples: with task, loss, metrics and attacks."""
 
+import math
 import warnings
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -131,6 +132,56 @@ def refuse_unused_parts(trial: Trial) -> None:
                 f" module, {quote(parts)}, without a gradient: set `model.{argument}` to the"
                 f" modules that {type(client).__name__} needs, such as {used[-1:]}."
             )
+
+
+def refuse_unusable_loss(trial: Trial) -> None:
+    """Refuse a loss without a gradient, and steps that read the gradients of parameters.
+
+    Objectives with a term of their own, such as Ditto's, would train by that term alone. Models of
+    clients have no ``.grad``. A loss that fails is left to the trial of the local steps, as is a
+    net that Python cannot copy.
+
+    Raises:
+        ValueError: With the remedy.
+    """
+    values = _compute_on_copy(trial, _compute_with_gradients)
+    if values is None:
+        return
+    has_gradient, without_gradients, with_gradients = values
+    name = type(trial.client.global_model).__name__
+    if not has_gradient:
+        raise ValueError(
+            f"Expected {trial.client.task.name} of {name} to have a gradient but got a number"
+            " without one: compute it from the net's outputs, without detach(), item() or"
+            " torch.no_grad()."
+        )
+    pairs = zip(without_gradients, with_gradients)
+    if any(math.isfinite(before) and math.isnan(after) for before, after in pairs):
+        raise ValueError(
+            f"Expected `training_step` of {name} to read no `.grad` of parameters, which is None"
+            " there for all models of clients, but got a loss or a log that depends on it: call"
+            " torch.autograd.grad in `training_step`, or use `on_before_optimizer_step`."
+        )
+
+
+def _compute_with_gradients(client: Client, batch: Batch) -> tuple[bool, list[float], list[float]]:
+    """Return whether the loss has a gradient; and loss and logs without and with ``.grad``.
+
+    The gradients are NaN. Only steps of a LightningModule can read them.
+    """
+    net, task, has_gradient = client.global_model, client.task, []
+    results: list[list[float]] = []
+    with training_mode(net):
+        for _ in range(2 if task.runs_steps else 1):
+            with task.training_logs(0) as logs:
+                loss = task.loss(net, batch)
+            has_gradient.append(loss.requires_grad)
+            values = [loss.detach(), *logs.get(id(net), {}).values()]
+            results.append([float(value) for value in values])
+            for parameter in net.parameters():
+                if parameter.requires_grad:
+                    parameter.grad = torch.full_like(parameter, torch.nan)
+    return has_gradient[0], results[0], results[-1]
 
 
 def _find_used_parameters(trial: Trial) -> list[str]:

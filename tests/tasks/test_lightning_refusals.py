@@ -22,7 +22,7 @@ from torchmetrics import MeanAbsoluteError
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score, MulticlassAccuracy
 
 from pl_fed.attacks import Backdoor
-from pl_fed.clients import FedAvg, FedTilt, PFedMe
+from pl_fed.clients import Ditto, FedAvg, FedTilt, PFedMe
 from pl_fed.tasks import Classification, LightningTask
 
 
@@ -117,6 +117,21 @@ REFUSED = {
         lambda: fedavg_round(make_module(training_step=lambda self, batch, batch_idx: "no")),
         "`training_step` to return a loss, or a dict with the tensor `loss`, but got str",
     ),
+    "a loss without a gradient, under an objective with a term of its own": (
+        lambda: run_tried_rounds(
+            Ditto(make_module(training_step=lambda m, batch, _: m(batch[0]).mean().detach())),
+            shared_out(numbers()),
+        ),
+        "the loss of `training_step` of Own to have a gradient but got a number without one",
+    ),
+    "a loss of gradients of an earlier step": (
+        lambda: fedavg_round(make_module(training_step=step_with_gradients)),
+        "`training_step` of Own to read no `.grad` of parameters, which is None there",
+    ),
+    "a log of gradients of an earlier step": (
+        lambda: fedavg_round(make_module(training_step=step_with_logged_gradients)),
+        "`training_step` of Own to read no `.grad` of parameters, which is None there",
+    ),
     "a logged tensor": (
         lambda: fedavg_round(
             make_module(validation_step=lambda self, batch, batch_idx: self.log("val_x", batch[0]))
@@ -189,6 +204,19 @@ REFUSED = {
         "one_by_one_compiled or auto for the loss of `training_step`, .* minibatches of several",
     ),
 }  # fmt: skip
+
+
+def sum_gradients(module):
+    return sum(p.grad.square().sum() for p in module.parameters() if p.grad is not None)
+
+
+def step_with_gradients(self, batch, batch_idx):
+    return self(batch[0]).square().mean() + sum_gradients(self)
+
+
+def step_with_logged_gradients(self, batch, batch_idx):
+    self.log("gradients", sum_gradients(self))
+    return self(batch[0]).square().mean()
 
 
 def log_classes(self, batch, batch_idx):
