@@ -45,8 +45,9 @@ class LightningTask(Task):
     ``validation_step`` and ``test_step`` run on each client's own samples. Their logs become
     metrics with all statistics over clients. Metrics of torchmetrics in the module are reset
     before each client, and in training before each step. A name loses the prefix of its own step:
-    ``val_acc`` of ``validation_step`` and ``test/acc`` of ``test_step`` are the metric ``acc``. If
-    another logged name would then be equal to it, all of them stay as logged.
+    ``val_acc`` of ``validation_step`` and ``test/acc`` of ``test_step`` are the metric ``acc``, as
+    is ``val_acc`` that both log. If another logged name would then be equal to it, all of them stay
+    as logged.
 
     Steps should log the same names in every step. A trial before training finds the names: other
     names are left out with a warning, and a missing one makes the mean of the round NaN.

@@ -259,7 +259,9 @@ def name_metrics(logged: Mapping[str, Collection[str]]) -> dict[str, dict[str, s
     """Return the metric of each logged value, for each stage.
 
     A name loses the prefix of its own stage, unless another logged name would then be equal to it.
-    Then all of them stay as logged, in every stage. The order of the logs does not matter.
+    Then all of them stay as logged, in every stage. The order of the logs does not matter. A name
+    that the steps of validation and test both log, as with ``test_step = validation_step``, loses
+    the prefix of either stage.
 
     Args:
         logged: The names that the step of each stage logs.
@@ -269,21 +271,27 @@ def name_metrics(logged: Mapping[str, Collection[str]]) -> dict[str, dict[str, s
         {'validation': {'val_acc': 'acc'}, 'test': {'test_acc': 'acc'}}
         >>> name_metrics({"validation": ["val_loss", "loss"], "test": ["test_loss"]})
         {'validation': {'val_loss': 'val_loss', 'loss': 'loss'}, 'test': {'test_loss': 'test_loss'}}
+        >>> name_metrics({"validation": ["val_acc"], "test": ["val_acc"]})
+        {'validation': {'val_acc': 'acc'}, 'test': {'val_acc': 'acc'}}
     """
+    short_names = {
+        stage: {name: strip_stage(name, stage) for name in names} for stage, names in logged.items()
+    }
+    for stage, other in (("validation", "test"), ("test", "validation")):
+        own, others = short_names.get(stage, {}), short_names.get(other, {})
+        for name in own.keys() & others.keys():
+            if own[name] == name and others[name] not in own.values():
+                own[name] = others[name]
     sources: dict[str, set[str]] = {}
     crowded: set[str] = set()
-    for stage, names in logged.items():
-        short_names = [strip_stage(name, stage) for name in dict.fromkeys(names)]
-        crowded |= {short for short, count in Counter(short_names).items() if count > 1}
-        for name, short in zip(dict.fromkeys(names), short_names):
+    for names in short_names.values():
+        crowded |= {short for short, count in Counter(names.values()).items() if count > 1}
+        for name, short in names.items():
             sources.setdefault(short, set()).add("as logged" if name == short else "without stage")
     crowded |= {short for short, kinds in sources.items() if len(kinds) > 1}
     return {
-        stage: {
-            name: name if strip_stage(name, stage) in crowded else strip_stage(name, stage)
-            for name in names
-        }
-        for stage, names in logged.items()
+        stage: {name: name if short in crowded else short for name, short in names.items()}
+        for stage, names in short_names.items()
     }
 
 

@@ -349,6 +349,14 @@ def test_two_logged_names_never_share_a_metric(backwards):
     assert task.facts.loss_parts == {"val"}
 
 
+def test_step_of_validation_and_test_gives_one_metric():
+    """As with ``test_step = validation_step``: the metric of the test had another name."""
+    step = log_all(val_acc=0.5, val_loss=2.0)
+    task = measures_of(step, step)
+    assert {*task.facts.measures} == {"acc"}
+    assert task.facts.loss_parts == {"val", "test"}
+
+
 def test_a_returned_loss_never_hides_another_logged_loss():
     def step(self, batch, batch_idx):
         self.log("val_loss", 2.0)
