@@ -203,7 +203,7 @@ def _read_example(
     module: nn.Module, optimizer: torch.optim.Optimizer, schedule: ModuleSchedule | None
 ) -> _Example:
     """Return the example of a module's optimizer."""
-    own = {**vars(optimizer), **optimizer.defaults}
+    own = {**vars(optimizer), **getattr(optimizer, "defaults", {})}
     _, *names = inspect.signature(type(optimizer)).parameters
     example = _Example(
         optimizer,

@@ -47,11 +47,14 @@ def copy_gradient_hooks(source: nn.Module, copy: nn.Module) -> None:
 def list_step_hooks(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[Any]]:
     """Return the hooks before and those after an optimizer's steps.
 
+    An optimizer that wraps another one need not have any.
+
     Example:
         >>> optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
         >>> handle = optimizer.register_step_post_hook(print)
         >>> list_step_hooks(optimizer)
         ([], [<built-in function print>])
     """
-    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    before, after = (getattr(optimizer, name, {}) for name in names)
     return [*before.values()], [*after.values()]

@@ -23,6 +23,7 @@ from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.data.batches import BatchRule
 from pl_fed.engine.base import Chunk
 from pl_fed.engine.one_by_one import OneByOne
+from pl_fed.nets.gradient_hooks import list_step_hooks
 from pl_fed.nets.kept_values import Changes, KeptValues
 from pl_fed.nets.rows import buffers_outside_rows
 from pl_fed.preflight.step_facts import StepFacts
@@ -46,6 +47,9 @@ def find_step_facts(trial: Trial, batch_size: int = _SAMPLES) -> StepFacts:
     Args:
         trial: The algorithm and its samples.
         batch_size: Samples in a minibatch.
+
+    Raises:
+        ValueError: If the local optimizer cannot step from the gradients of the objective.
     """
     sizes = trial.data.train.sizes
     ids = sizes.argsort(descending=True, stable=True)[:2].tolist()
@@ -57,7 +61,7 @@ def find_step_facts(trial: Trial, batch_size: int = _SAMPLES) -> StepFacts:
     try:
         with restore_values(trial.client):  # a hook of a copy may write into the original
             runs, leaks = _run_in_both_orders(trial, (ids[0], ids[-1]), width)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, _OptimizerError):
         raise
     except Exception:
         return StepFacts()
@@ -260,6 +264,11 @@ def _run_client(trial: Trial, number: int, width: int) -> _Run:
             run.options |= {*options.restore()}
             return outputs
 
+        def build_optimizer(parameters: Any) -> torch.optim.Optimizer:
+            optimizer = client.objective.optimizer(parameters)
+            _explain_step_errors(optimizer)
+            return optimizer
+
         batches = SimpleNamespace(  # as an engine reads them
             clients=[number],
             seed=0,
@@ -271,7 +280,7 @@ def _run_client(trial: Trial, number: int, width: int) -> _Run:
         )
         chunk = Chunk(
             torch.tensor([number]),
-            replace(client.objective, step=step),
+            replace(client.objective, step=step, optimizer=build_optimizer),
             cast(Any, batches),
             {model: [_STEPS] for model in client.trained},
             round,
@@ -290,6 +299,34 @@ def _run_client(trial: Trial, number: int, width: int) -> _Run:
         run.results += [rows.parameters.clone(), rows.statistics.clone()]
     run.results += [value.clone() for value in outputs.values()]
     return run
+
+
+class _OptimizerError(ValueError):
+    """Optimizer error: a local optimizer refuses the gradients, or needs more than them."""
+
+
+def _explain_step_errors(optimizer: torch.optim.Optimizer) -> None:
+    """Let the steps of an optimizer without hooks raise one sentence.
+
+    A hook is the user's own code, and may need a state that only a fit provides.
+    """
+    step = optimizer.step
+    if any(list_step_hooks(optimizer)):
+        return
+
+    def step_or_explain() -> Any:
+        try:
+            return step()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise _OptimizerError(
+                f"Expected the local optimizer {type(optimizer).__name__} to step from the"
+                f" gradients of the objective alone but that failed ({first_line(error)}): choose"
+                " another `model.optimizer`, such as torch.optim.Adam."
+            ) from error
+
+    vars(optimizer)["step"] = step_or_explain
 
 
 def _find_reshaped(before: KeptValues, after: KeptValues) -> set[str]:

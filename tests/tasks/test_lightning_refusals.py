@@ -99,6 +99,14 @@ REFUSED = {
         lambda: fedavg_round(module_with_optimizer(lambda m: adam(m.encoder.parameters()))),
         "all trainable parameters but got one without `decoder.weight`: set its requires_grad=Fal",
     ),
+    "an optimizer that evaluates the loss itself": (
+        lambda: fedavg_round(module_with_optimizer(lambda m: ClosureSGD(m.parameters(), 0.1))),
+        r"optimizer ClosureSGD to step from the gradients .* failed \('NoneType' object is not",
+    ),
+    "an optimizer around another one": (
+        lambda: fedavg_round(module_with_optimizer(lambda m: Around(adam(m.parameters())))),
+        "Around of Own.configure_optimizers to be built from parameter groups .* but that failed",
+    ),
     "a schedule of every second epoch": (
         lambda: fedavg_round(
             module_with_optimizer(lambda m: add_schedule(adam(m.parameters()), frequency=2))
@@ -217,6 +225,22 @@ def step_with_gradients(self, batch, batch_idx):
 def step_with_logged_gradients(self, batch, batch_idx):
     self.log("gradients", sum_gradients(self))
     return self(batch[0]).square().mean()
+
+
+class ClosureSGD(torch.optim.SGD):
+    """SGD that evaluates the loss in its step, as sharpness-aware minimization does."""
+
+    def step(self, closure=None):
+        loss = closure()
+        super().step()
+        return loss
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, without a state of its own."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
 
 
 def log_classes(self, batch, batch_idx):
