@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_fed.arguments import check_finite_options, check_not_differentiable
@@ -135,11 +136,11 @@ def refuse_unused_parts(trial: Trial) -> None:
 
 
 def refuse_unusable_loss(trial: Trial) -> None:
-    """Refuse a loss without a gradient, and steps that read the gradients of parameters.
+    """Refuse a loss without a gradient, and one that reads the gradients of parameters.
 
     Objectives with a term of their own, such as Ditto's, would train by that term alone. Models of
-    clients have no ``.grad``. A loss that fails is left to the trial of the local steps, as is a
-    net that Python cannot copy.
+    clients have no ``.grad``; a log that reads it is wrong, and gets a warning. A loss that fails
+    is left to the trial of the local steps, as is a net that Python cannot copy.
 
     Raises:
         ValueError: With the remedy.
@@ -156,11 +157,17 @@ def refuse_unusable_loss(trial: Trial) -> None:
             " torch.no_grad()."
         )
     pairs = zip(without_gradients, with_gradients)
-    if any(math.isfinite(before) and math.isnan(after) for before, after in pairs):
+    reads = [math.isfinite(before) and math.isnan(after) for before, after in pairs]
+    if reads[0]:
         raise ValueError(
             f"Expected `training_step` of {name} to read no `.grad` of parameters, which is None"
-            " there for all models of clients, but got a loss or a log that depends on it: call"
+            " there for all models of clients, but got a loss that depends on it: call"
             " torch.autograd.grad in `training_step`, or use `on_before_optimizer_step`."
+        )
+    if any(reads):
+        rank_zero_warn(
+            f"`training_step` of {name} logs a value of `.grad` of parameters, which is None there"
+            " for all models of clients: log it in `on_before_optimizer_step`."
         )
 
 
