@@ -168,9 +168,10 @@ class FederatedLoop(_FitLoop):
         trainer._checkpoint_connector = CheckpointConnector(trainer)
         for loop in (self.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
             loop._results = EvaluationResults()
-            loop._evaluation_step = _refuse_stop_iteration(loop._evaluation_step)
-        predict_loop = trainer.predict_loop
-        predict_loop._predict_step = _refuse_stop_iteration(predict_loop._predict_step)
+            step = _refuse_stop_iteration(loop._evaluation_step)
+            loop._evaluation_step = step  # type: ignore[method-assign]
+        step = _refuse_stop_iteration(trainer.predict_loop._predict_step)
+        trainer.predict_loop._predict_step = step  # type: ignore[method-assign]
         self.federation = federation
         self.within_round = False
         self.ends_together = False

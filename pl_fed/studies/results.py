@@ -137,7 +137,7 @@ def read_table(
             f" in row {cut[0]} of {path}: put the original back, or remove it."
         )
     axes = columns[: columns.index(SEED) + 1]
-    rows = {}
+    rows: dict[frozenset[tuple[str, str]], dict[str, Any]] = {}
     for line in lines:
         labels = {axis: line[axis] for axis in axes}
         texts = {column: line[column] for column in columns if column not in axes and line[column]}
