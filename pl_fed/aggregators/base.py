@@ -158,8 +158,8 @@ class Aggregator(Configurable, Memory, ABC):
         """
         return numbers
 
-    def compared_positions(self, layout: RowLayout) -> Tensor | None:
-        """Return the positions of an upload by which it tells clients apart, int64.
+    def list_compared_positions(self, layout: RowLayout) -> Tensor | None:
+        """Return the positions of an upload that it compares between clients, int64.
 
         ``None``, the default, stands for all positions.
 

@@ -115,7 +115,7 @@ class FoolsGold(Aggregator):
             alphas = alphas / len(uploads)
         return weighted_sum(uploads, alphas)
 
-    def compared_positions(self, layout: RowLayout) -> Tensor | None:
+    def list_compared_positions(self, layout: RowLayout) -> Tensor | None:
         """Return the positions of the output layer's weights; ``None`` without ``output_share``."""
         if self.output_share is None:
             return None

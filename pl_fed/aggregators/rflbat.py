@@ -107,7 +107,7 @@ class RFLBAT(Aggregator):
             return uploads.new_zeros(uploads.shape[1], dtype=merging_dtype(uploads))
         return subset_mean(uploads, accepted)
 
-    def compared_positions(self, layout: RowLayout) -> Tensor | None:
+    def list_compared_positions(self, layout: RowLayout) -> Tensor | None:
         """Return the positions of ``layers``; ``None`` for all."""
         return None if self.layers is None else layout.positions(*self.layers)
 

@@ -212,7 +212,7 @@ def _different_names(
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes: the names of what differs between two records.
+    """Changes: the names of the values that differ between two records.
 
     Attributes:
         attributes: Attributes with another value, also deep inside of it.

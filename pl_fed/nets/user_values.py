@@ -28,9 +28,9 @@ _CODE = (
 def user_values(*kinds: type) -> Iterator[tuple[str, Any]]:
     """Yield values that classes and files of a user keep outside of objects, by name.
 
-    These are attributes of a class and of its bases, global variables that their methods name,
-    and what functions keep in closures, defaults and attributes. Functions and classes of a user's
-    files that methods name are followed; installed packages are not.
+    These are attributes of a class and of its bases, global variables that their methods name, and
+    values that functions keep in closures, defaults and attributes. Functions and classes of a
+    user's files that methods name are followed; installed packages are not.
 
     Args:
         kinds: The classes of a user's objects.
@@ -66,7 +66,7 @@ class _Walk:
                 yield f"{kind.__qualname__}.{name}", value
 
     def _function_values(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        """Yield what a function keeps, and the global variables that it names."""
+        """Yield the values that a function keeps, and the global variables that it names."""
         if id(function) in self._seen or len(self._seen) >= _MAX_FUNCTIONS:
             return
         self._seen.add(id(function))

@@ -56,7 +56,7 @@ def check_privacy(
         aggregator: The server's aggregator, with the pre-aggregators.
         adversary: The Byzantine clients and their attack.
         systems: The clients' speed and availability; ``None`` for equal clients.
-        trial: The algorithm and its samples; ``None`` leaves out what only a trial shows.
+        trial: The algorithm and its samples; ``None`` leaves out the refusals that need a trial.
 
     Raises:
         ValueError: If a release is not covered; with the first such release and a remedy.

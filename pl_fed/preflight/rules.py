@@ -370,7 +370,7 @@ def check_compared_parts(client: Client, aggregator: Aggregator) -> None:
     for stage in aggregator.modules():
         if not isinstance(stage, Aggregator) or not len(unsent):
             continue
-        compared = stage.compared_positions(client.row("global").layout)
+        compared = stage.list_compared_positions(client.row("global").layout)
         if compared is not None and torch.isin(compared, unsent).all():
             raise ValueError(
                 "Expected `federation.aggregator` to compare parameters that clients of"

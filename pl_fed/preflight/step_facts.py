@@ -1,4 +1,4 @@
-"""Facts about local steps: what they change besides the parameters that they train."""
+"""Facts about local steps: their changes besides the parameters that they train."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from pl_fed.clients.kept_parts import STOP
 
 @dataclass(frozen=True)
 class StepFacts:
-    """Step facts: names of what local steps change besides the parameters that they train.
+    """Step facts: names of all that local steps change besides the parameters that they train.
 
     Attributes:
         net: The class of the net.

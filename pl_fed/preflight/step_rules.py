@@ -1,4 +1,4 @@
-"""Rules over what steps change: in training and in evaluation; one sentence for each refusal."""
+"""Rules over the changes by steps, in training and evaluation; one sentence for each refusal."""
 
 from collections.abc import Collection, Sequence
 
@@ -88,8 +88,8 @@ def describe_shared_values(facts: StepFacts) -> str | None:
 def refuse_shared_values(facts: StepFacts) -> None:
     """Refuse values outside of modules that clients share, for privacy.
 
-    A trial cannot tell that no later step reads them, and what a client has written there would
-    change the uploads of others.
+    A trial cannot tell that no later step reads them, and a value that a client has written there
+    would change the uploads of others.
 
     Raises:
         ValueError: With the names of the values, and the remedy.

@@ -1,4 +1,4 @@
-"""A trial of local steps before training: what they change besides the models, and for whom.
+"""A trial of local steps before training: their changes besides the models, for each client.
 
 It takes three local steps, with gradients and the optimizer, of two clients A and B on two copies
 of the algorithm: A then B, and B then A. A client's numbers must not depend on the client before
@@ -38,7 +38,7 @@ _BATCH_BYTES = 1 << 19  # inputs of a minibatch: large images take time
 
 
 def find_step_facts(trial: Trial, batch_size: int = _SAMPLES) -> StepFacts:
-    """Take local steps on copies of an algorithm, and return what they change.
+    """Take local steps on copies of an algorithm, and return their changes.
 
     Without two clients with data, the same client takes the place of the second one. Facts stay
     unknown if Python cannot copy the algorithm, or a step fails, for example without a state that
@@ -200,7 +200,7 @@ class _Run:
     options: set[str] = field(default_factory=set)
 
     def add(self, values: KeptValues, changes: Changes) -> None:
-        """Add the values of modules after a step, and what the step changed."""
+        """Add the values of modules after a step, and the changes by the step."""
         self.changes |= changes
         self.values.append({**values.attributes, **values.outside})
 
@@ -234,7 +234,7 @@ def _run_steps(trial: Trial, numbers: Iterable[int], width: int) -> list[_Run]:
 
 
 def _run_client(trial: Trial, number: int, width: int) -> _Run:
-    """Take the local steps of a client on a copy of the algorithm, and return what they changed."""
+    """Take the local steps of a client on a copy of the algorithm, and return their changes."""
     client, run = trial.client, _Run()
     with (
         fork_all_generators() as seed,

@@ -365,7 +365,7 @@ class RoundPrivacy:
     def noise_name(self) -> str:
         """A name of the noise and the cohorts, equal for runs that share them.
 
-        It is a hash of the noise seed, which it does not tell.
+        It is a hash of the noise seed, and does not tell it.
         """
         return f"{key(self.noise_seed, 'name of the noise') & (2**64 - 1):016x}"
 

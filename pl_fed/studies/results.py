@@ -61,7 +61,7 @@ def list_outdated(statuses: Sequence[CellStatus], earlier: RecordedRows) -> list
 
 
 def list_foreign(statuses: Sequence[CellStatus], earlier: RecordedRows) -> list[Mapping[str, Any]]:
-    """Return the rows of an earlier table whose labels or seeds the study no longer has."""
+    """Return the rows of an earlier table with labels or seeds that the study no longer has."""
     own = {frozenset(status.cell.labels.items()) for status in statuses}
     return [row for labels, row in earlier.items() if labels not in own]
 
