@@ -6,8 +6,11 @@ from dataclasses import asdict
 from unittest.mock import Mock
 
 import pytest
+from run_folders import write_run
 
+from pl_fed.command.report import main as report
 from pl_fed.files import replace_file
+from pl_fed.reports import page
 from pl_fed.studies.cell_folder import CellRecord, State
 from pl_fed.studies.cell_run import run_cell
 from pl_fed.studies.command import main as study
@@ -58,14 +61,28 @@ def test_run_of_a_study_fails_on_a_full_disk_and_its_worker_goes_on(tmp_path, fu
     assert not [*tmp_path.rglob("*.tmp")]
 
 
-def test_study_on_a_full_disk_ends_in_a_sentence(tmp_path, monkeypatch, full_disk, capsys):
+@pytest.mark.parametrize("options", [[], ["--report"]])
+def test_study_on_a_full_disk_ends_in_a_sentence(tmp_path, monkeypatch, full_disk, capsys, options):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text("{name: s, base: quickstart, options: {folder: out}}")
     monkeypatch.setattr(Study, "run", lambda self, *_: self._describe())
+    monkeypatch.setattr(Study, "report", Study._describe)
     with pytest.raises(SystemExit) as ended:
-        study(["s.yaml"])
+        study(["s.yaml", *options])
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
         "error: Expected disk space for the files of the study in out but got: No space left on"
-        " device: free disk space and start the study again: runs that have ended stay.\n"
+        " device: free disk space and repeat the command: runs that have ended stay.\n"
+    )
+
+
+def test_report_on_a_full_disk_ends_in_a_sentence(tmp_path, monkeypatch, capsys):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(page, "write", Mock(side_effect=full))
+    with pytest.raises(SystemExit) as ended:
+        report([str(write_run(tmp_path / "a")), "--out", str(tmp_path / "out")])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "error: Expected disk space for the report but got: No space left on device: free disk"
+        " space and repeat the command.\n"
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pl_fed.arguments import check_writable
-from pl_fed.command.messages import describe_file_error
+from pl_fed.command.messages import describe_file_error, describe_full_disk
 from pl_fed.command.program import program_name
 from pl_fed.reports import page
 from pl_fed.reports.run import Run, find_runs
@@ -77,7 +77,8 @@ def main(arguments: Sequence[str]) -> None:
     try:
         report(arguments)
     except (ValueError, OSError) as error:
-        text = describe_file_error(error) or str(error)
+        full = describe_full_disk(error, "the report", "repeat the command")
+        text = full or describe_file_error(error) or str(error)
         if not text.startswith("Expected"):
             raise
         print(f"error: {escape_controls(text)}", file=sys.stderr)

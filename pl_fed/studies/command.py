@@ -51,18 +51,9 @@ def main(
     options = _parse(arguments)
     try:
         study = open_study(options.study, options.folder, options.on)
-        if options.again is not None:
-            _run_again(study, options.again)
-        elif options.report:
-            print(f"The report is {study.report()}.")
-        elif options.status:
-            _show_status(study, options.only)
-        elif options.dry_run:
-            _show_plan(study, options.only, options.workers)
-        else:
-            words = [*(program or f"{program_name()} study").split(), *arguments]
-            with _explain_full_disk(study):
-                _run(study, options, shlex.join(words))
+        words = [*(program or f"{program_name()} study").split(), *arguments]
+        with _explain_full_disk(study):
+            _execute(study, options, shlex.join(words))
     except (ValueError, OSError) as error:
         text = describe_file_error(error) or str(error)
         if "Expected" not in text:
@@ -72,6 +63,20 @@ def main(
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def _execute(study: Study, options: argparse.Namespace, command: str) -> None:
+    """Do what the options ask for."""
+    if options.again is not None:
+        _run_again(study, options.again)
+    elif options.report:
+        print(f"The report is {study.report()}.")
+    elif options.status:
+        _show_status(study, options.only)
+    elif options.dry_run:
+        _show_plan(study, options.only, options.workers)
+    else:
+        _run(study, options, command)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -125,7 +130,7 @@ def _explain_full_disk(study: Study) -> Iterator[None]:
         yield
     except OSError as error:
         files = f"the files of the study in {study.folder}"
-        remedy = "start the study again: runs that have ended stay"
+        remedy = "repeat the command: runs that have ended stay"
         if text := describe_full_disk(error, files, remedy):
             raise OSError(text) from error
         raise
