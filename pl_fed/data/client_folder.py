@@ -234,7 +234,7 @@ class ClientFolder(DataSource):
                 yield table
             else:
                 columns = [name for name in texts if name in table.column_names]
-                yield read_table(file.path, self.delimiter, names, columns)
+                yield read_table(file.path, self.delimiter, names, columns, reals)
 
 
 def _find_files(folder: Path) -> list[_ClientFile]:

@@ -88,6 +88,7 @@ def read_table(
 
 def _keep_names(table: Any, written: Any, texts: Sequence[str], reals: Sequence[str]) -> Any:
     """Return a table with columns as they are written, where numbers would change a name."""
+    import pyarrow as pa
     from pyarrow import compute
 
     for name in written.column_names:
@@ -97,7 +98,8 @@ def _keep_names(table: Any, written: Any, texts: Sequence[str], reals: Sequence[
             continue  # numbers such as 1.50, and no names such as +7
         changes = compute.not_equal(column.cast("string"), text)
         if name in texts or bool(compute.any(changes).as_py()):
-            text = compute.if_else(compute.is_null(column), None, text)
+            if not (name in texts and pa.types.is_null(column.type)):  # NA is a name among names
+                text = compute.if_else(compute.is_null(column), None, text)
             table = table.set_column(table.column_names.index(name), name, text)
     return table
 

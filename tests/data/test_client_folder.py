@@ -197,6 +197,23 @@ def test_columns_that_are_left_out_may_differ_in_their_types(tmp_path):
         assert arrays.inputs.tolist() == [[1], [2]]
 
 
+def test_real_targets_stay_real_in_a_file_whose_categories_are_read_as_text(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.csv").write_text("x,ward,y\n1,7,1.50\n2,8,2\n")
+    (tmp_path / "b.csv").write_text("x,ward,y\n3,north,0.25\n")
+    arrays = ClientFolder(str(tmp_path), target="y", ids=["ward"]).load()
+    assert arrays.targets.tolist() == [[1.5], [2], [0.25]]
+    assert arrays.inputs[1].tolist() == [[0], [1], [2]]
+
+
+def test_the_name_na_is_one_name_in_all_files(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.csv").write_text("x,country,y\n1,NA,0\n2,NA,1\n")
+    (tmp_path / "b.csv").write_text("x,country,y\n3,DE,0\n4,NA,1\n")
+    arrays = ClientFolder(str(tmp_path), target="y", one_hot=["country"]).load()
+    assert arrays.inputs[:, 1:].tolist() == [[0, 1], [0, 1], [1, 0], [0, 1]]
+
+
 def assert_refused(folder, path, words, error=ValueError, **settings):
     with pytest.raises(error, match=words) as failed:
         ClientFolder(str(folder), **settings).load()
