@@ -8,15 +8,23 @@ from itertools import accumulate
 from typing import Any, cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, default_collate
 
 from pl_fed.data.batch_roles import BatchRoles, UnstackableError
+from pl_fed.data.collation import PaddingCollation
 from pl_fed.data.collation_trial import mixes_samples
 from pl_fed.data.memory_map import allocate_in_memory, allocate_on_disk
 from pl_fed.data.own_reading import read_own_batches
 from pl_fed.data.reading_options import ReadingOptions
-from pl_fed.data.redraw import Redraw, choose_redraw, explain_errors, name_of
+from pl_fed.data.redraw import (
+    Redraw,
+    choose_redraw,
+    explain_errors,
+    name_of,
+    spaced_positions,
+)
 from pl_fed.data.sample_owners import list_parts, number_sample_owners, read_labels
 from pl_fed.data.sample_reader import Collate, SampleReader, Samples
 from pl_fed.data.sample_structure import align, paths_of
@@ -108,6 +116,7 @@ def _read_tensors(
         seed(0)  # the draws of a data set are the same in every run and process
         samples, reader = _read_all(dataset, reader, options.num_workers, allocate, seed)
         redraw, draws = choose_redraw(dataset, pieces, reader, samples, options.redraw)
+        _warn_of_padded_targets(dataset, reader)
     samples, class_names, class_ids = _match_class_names(pieces, samples)
     client, names = number_sample_owners(dataset, samples.owners, roles)
     classes = num_classes
@@ -133,6 +142,26 @@ def _read_tensors(
         class_names or () if len(class_names or ()) == classes else (),
         ordered_draws=draws,
     )
+
+
+def _warn_of_padded_targets(dataset: Any, reader: SampleReader) -> None:
+    """Say that one number pads inputs and integer targets, where it may be a class or a token."""
+    collate = reader.collate
+    if not isinstance(collate, PaddingCollation) or isinstance(collate.padding, Mapping):
+        return
+    if collate.padding < 0:
+        return
+    unpadded = SampleReader(reader.roles, PaddingCollation(collate.padding))
+    shapes: set[tuple[torch.Size, ...]] = set()
+    for position in spaced_positions(len(dataset)):
+        targets = leaves(unpadded([dataset[position]], position).targets)
+        shapes.add(tuple(leaf.shape for leaf in targets if not leaf.is_floating_point()))
+    if len(shapes) > 1:
+        rank_zero_warn(
+            f"pl_fed pads the targets of {name_of(dataset)} by {collate.padding:g}, as the inputs,"
+            " and they count as a class or a token unless the loss ignores this number: name the"
+            " padding of each entry, for example {input_ids: 0, labels: -100}."
+        )
 
 
 @dataclass(frozen=True)

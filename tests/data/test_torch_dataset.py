@@ -107,6 +107,21 @@ def test_an_empty_list_has_the_type_of_others():
 
 
 @pytest.mark.parametrize(
+    ("padding", "is_reported"), [(0, True), (-100, False), ({"ids": 0, "labels": 0}, False)]
+)
+def test_targets_that_are_padded_like_inputs_are_reported(padding, is_reported):
+    lengths = [1, 3, 2]
+    samples = [{"ids": torch.ones(n).long(), "labels": torch.ones(n).long()} for n in lengths]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        TorchDataset(samples, padding=padding).load()
+        TorchDataset([{**sample, "labels": 1} for sample in samples], padding=0).load()
+    texts = [str(warning.message) for warning in caught]
+    assert [text for text in texts if "pads the targets of list by 0" in text] == texts
+    assert len(texts) == is_reported
+
+
+@pytest.mark.parametrize(
     ("dtype", "padding"), [(torch.uint8, -100), (torch.int64, 0.5), (torch.bool, 2)]
 )
 def test_padding_that_is_no_number_of_the_type_is_refused(dtype, padding):
