@@ -55,7 +55,8 @@ class Trace:
         names = [name for name in COLUMNS if name in rows[0]]
         ids = {own[0]: client for client, own in enumerate(owners) if len(own) == 1}
         num_all = num_clients + num_held_out
-        ids = {**{str(client): client for client in range(num_all)}, **ids}
+        written = {name.removeprefix("'"): client for name, client in ids.items()}  # by hand
+        ids = {**{str(client): client for client in range(num_all)}, **written, **ids}
         starts: dict[tuple[int, int], list[float]] = {}
         for line, row in enumerate(rows, 2):
             if row["client"] not in ids:

@@ -44,6 +44,13 @@ def test_rows_of_held_out_clients_are_not_used(tmp_path):
         Trace.read(write(tmp_path, text), 2, owners[:2])
 
 
+@pytest.mark.parametrize("cell", ["'s-Hertogenbosch", "''s-Hertogenbosch"])
+def test_an_owner_with_a_leading_apostrophe_is_found(tmp_path, cell):
+    """The files of a run write two, so that no spreadsheet drops the first."""
+    trace = Trace.read(write(tmp_path, f"client,speed\n{cell},3\n"), 1, [["'s-Hertogenbosch"]])
+    assert trace.select(torch.tensor([0]), 0)["speed"].tolist() == [3.0]
+
+
 def test_a_trace_replaces_the_distributions_of_its_columns(tmp_path):
     path = write(tmp_path, "client,download\n0,100\n1,200\n")
     profiles = ClientProfiles(Systems(speed=3.0, upload=7.0, trace=path), 2, (), seed=0)
