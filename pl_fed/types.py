@@ -195,6 +195,8 @@ class RoundContext:
             if the server merges uploads in slices.
         unsent: Positions of the parameters that clients keep to themselves, int64; an upload is 0
             there. Empty for aggregators, and unless clients share only a part of the net.
+        frozen: Names of parameters that keep their first values in local steps, such as FedBABU's
+            head. Empty for aggregators.
         reject: Adds client ids to those whose uploads the aggregator leaves out, or detects as
             Byzantine: see :meth:`reject_rows`.
         weigh: Receives client ids and the weights of their uploads: see :meth:`weigh_rows`.
@@ -227,6 +229,7 @@ class RoundContext:
     center: int = 0
     layout: RowLayout | None = None
     unsent: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    frozen: tuple[str, ...] = ()
     reject: Callable[[Tensor], None] = lambda _: None
     weigh: Callable[[Tensor, Tensor], None] = lambda *_: None
 

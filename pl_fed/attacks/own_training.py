@@ -11,10 +11,10 @@ attackers know the net, not the run.
 
 The upload is a change of the global model, as that of FedAvg, Ditto, pFedMe and others. Where
 clients keep parts to themselves (FedRep, FedPer, FedBN), each attacker keeps own parts as well. It
-trains the shared parts under these, and its upload is 0 there. ADMM's clients send w_k + π_k / ρ:
-with all clients in the cohort, the attacker's π_k is then 0. With partial participation, they send
-the change of it times cohort / clients, and a forged change stays in the global model. Lp-Proj's
-rows are no models, and pl_fed refuses it.
+trains the shared parts under these, and its upload is 0 there. FedBABU's head, which nobody trains,
+stays as it is. ADMM's clients send w_k + π_k / ρ: with all clients in the cohort, the attacker's
+π_k is then 0. With partial participation, they send the change of it times cohort / clients, and a
+forged change stays in the global model. Lp-Proj's rows are no models, and pl_fed refuses it.
 """
 
 from abc import abstractmethod
@@ -259,6 +259,8 @@ class OwnTraining(Attack):
                 optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(self.loss(training, batch))
                 self.change_gradients(training)
+                for name in context.frozen:
+                    training.parameters[name].grad = None  # the optimizer leaves it alone
                 optimizer.step()
                 self.end_step(training)
                 training.step += 1

@@ -904,6 +904,11 @@ class Client(Configurable, ClientRounds, ABC):
         return layout.positions(*unsent) if unsent else torch.empty(0, dtype=torch.int64)
 
     @property
+    def frozen_parameters(self) -> tuple[str, ...]:
+        """Names of parameters that keep their first values in local steps; none by default."""
+        return ()
+
+    @property
     def upload_numbers(self) -> int:
         """How many numbers a client sends in a round: shared ones, and proposals."""
         return self._exchanged_numbers

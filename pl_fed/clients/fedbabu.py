@@ -115,6 +115,12 @@ class FedBABU(Client):
         body = [(name, tensor) for name, tensor in tensors if not belongs(name, self.head_parts)]
         return RowLayout.from_tensors(body)
 
+    @property
+    def frozen_parameters(self) -> tuple[str, ...]:
+        """The names of the head's parameters."""
+        names = self.row("global").layout.names
+        return tuple(name for name in names if belongs(name, self.head_parts))
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(θ, h⁰) on the minibatch."""
         head, parameters = self.tensors("broadcast"), self.parameters_of("global")

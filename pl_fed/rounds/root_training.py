@@ -46,7 +46,12 @@ class RootTraining:
         self.objective = Objective(self._step, {"global": model}, client.optimizer)
 
     def _step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self.client.loss("global", batch)
+        client = self.client
+        if not client.frozen_parameters:
+            return client.loss("global", batch)
+        first = client.tensors("broadcast")
+        frozen = {name: first[name] for name in client.frozen_parameters}
+        return client.loss_at("global", {**client.parameters_of("global"), **frozen}, batch)
 
     def run(
         self,

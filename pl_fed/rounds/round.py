@@ -538,6 +538,7 @@ class RoundRunner:
             net=self.evaluator.copy_global_model,
             samples=self._read_attacker_samples,
             unsent=self.client.unsent_positions,
+            frozen=self.client.frozen_parameters,
             reject=lambda _: None,
         )
         forged, valid = forge_uploads(

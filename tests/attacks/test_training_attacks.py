@@ -432,6 +432,25 @@ def test_steps_of_the_cosine_constraint_by_hand(num_unsent):
     torch.testing.assert_close(upload, expected, rtol=0, atol=1e-12)
 
 
+def test_attackers_train_the_body_under_a_head_that_nobody_trains():
+    head = torch.arange(25, 43)
+    settings = {"epochs": 3, "lr": 0.2, "momentum": 0.5, "weight_decay": 0.1}
+    attack = TrainingAttack(Backdoor(1, 1.0, 1, value=4.0), **settings)
+    (upload,), context = forge(attack, unsent=head, frozen=("2.weight", "2.bias"))
+    x = context.samples(1).inputs.clone()
+    x[:, -1] = 4.0
+    net, start, velocity = context.net(), context.broadcast, 0.0
+    row = start.clone()
+    for _ in range(3):
+        nn.utils.vector_to_parameters(row.clone(), net.parameters())
+        velocity = 0.5 * velocity + read_gradient(net, x, torch.ones(6).long()) + 0.1 * row
+        row = row - 0.2 * velocity
+        row[head] = start[head]
+    torch.testing.assert_close(upload, row - start, rtol=0, atol=1e-12)
+    parts = attack.state_dict()["own_parts"]
+    torch.testing.assert_close(parts["1/2.bias"], start[-3:], rtol=0, atol=0)
+
+
 def test_projection_on_both_balls():
     start, row = torch.tensor([1.0, 1.0]).double(), torch.tensor([4.0, 5.0]).double()
     torch.testing.assert_close(project(row, start, 2.0, "l2"), torch.tensor([2.2, 2.6]).double())

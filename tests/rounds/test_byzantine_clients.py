@@ -36,7 +36,7 @@ from pl_fed.attacks import (
     RandomUpdates,
     SignFlipping,
 )
-from pl_fed.clients import Ditto, FedAvg, FedRep, Local, Scaffold
+from pl_fed.clients import Ditto, FedAvg, FedBABU, FedRep, Local, Scaffold
 from pl_fed.rounds.byzantine_clients import ByzantineClients, draw_byzantine
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch
@@ -125,7 +125,7 @@ class NetReader(Spy):
         return own
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg, FedRep])
+@pytest.mark.parametrize("algorithm", [FedAvg, FedRep, FedBABU])
 def test_attackers_read_the_global_model_plus_an_update_and_its_layout(algorithm):
     client = algorithm(mlp(), optimizer=sgd(), local_steps=1)
     spy = NetReader()
@@ -135,7 +135,8 @@ def test_attackers_read_the_global_model_plus_an_update_and_its_layout(algorithm
     assert torch.equal(moved, context.broadcast + update)
     assert context.layout.names == tuple(name for name, _ in mlp().named_parameters())
     last = context.layout.positions(context.layout.names[-1].split(".")[0]).tolist()
-    assert context.unsent.tolist() == (last if algorithm is FedRep else [])
+    assert context.unsent.tolist() == ([] if algorithm is FedAvg else last)
+    assert context.frozen == (("2.weight", "2.bias") if algorithm is FedBABU else ())
 
 
 def test_forged_numbers_in_parts_that_clients_keep_never_arrive():

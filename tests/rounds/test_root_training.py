@@ -229,6 +229,15 @@ def test_root_update_of_every_algorithm_equals_that_of_fedavg(kind):
     assert_close(root, expected, rtol=0, atol=1e-14)
 
 
+def test_root_update_of_fedbabu_trains_the_body_under_the_frozen_head():
+    data, client = data_with_root(), FedBABU(seeded(mlp), optimizer=sgd(0.3), local_epochs=3)
+    (root,), (before,) = run_roots(client, data, rounds=1)
+    settings = {"seed": key(5, "root"), "aggregator": Mean()}
+    outcome = run_rounds(client, make_root_client_data(data), rounds=1, **settings)
+    assert root.norm() > 0.01
+    assert_close(root, outcome.w - before, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("kind", [FedPer, FedBABU], ids=lambda kind: kind.__name__)
 def test_fltrust_scales_bodies_to_the_length_of_the_body_of_the_root(kind):
     """With one client, the update is as long as the root."""
