@@ -122,7 +122,10 @@ def plan_round(
     is_full = False
     if settings.take_first is not None:
         places = taken.nonzero().flatten()
-        first = places[seconds[places].argsort(stable=True)[: settings.take_first]]
+        # a draw orders equal times, as of clients with one speed; else it would be the ids
+        order = profiles.draw_coins("arrival", drawn, round)[places].argsort(stable=True)
+        order = order[seconds[places[order]].argsort(stable=True)]
+        first = places[order[: settings.take_first]]
         is_full = len(first) == settings.take_first
         taken = torch.zeros_like(taken)
         taken[first] = True

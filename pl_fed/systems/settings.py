@@ -41,7 +41,8 @@ class Systems:
             discarded. ``"partial"``: clients do as many steps as fit into the deadline; a client
             without a fitting step is late.
         take_first: The server takes so many uploads, the first ones, and closes the round. The
-            sampler draws more clients (over-selection). ``None`` takes all.
+            sampler draws more clients (over-selection). A draw orders uploads of the same time.
+            ``None`` takes all.
 
     Raises:
         TypeError: If an argument is of a wrong type.

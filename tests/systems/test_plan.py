@@ -67,7 +67,7 @@ def test_plan_equals_a_simulation_in_plain_python(policy, take_first):
             "availability": draw.uniform(0.3, 1, 30),
             "dropout": draw.uniform(0, 0.4, 30),
         }
-        coins = {name: draw.uniform(size=30) for name in ("availability", "dropout")}
+        coins = {name: draw.uniform(size=30) for name in ("availability", "dropout", "arrival")}
         deadline = None if policy == "wait" else float(draw.uniform(0.5, 12))
         settings = Systems(deadline=deadline, policy=policy, take_first=take_first)
         drawn = draw.permutation(30)[:size]
@@ -98,6 +98,17 @@ def test_plan_equals_a_simulation_in_plain_python(policy, take_first):
         kinds |= {name for name, count in (("late", late), ("surplus", surplus)) if count}
     assert ("late" in kinds) == (policy != "wait"), "the cases have late clients"
     assert ("surplus" in kinds) == (take_first is not None), "the cases have surplus clients"
+
+
+def test_a_draw_in_each_round_orders_uploads_of_the_same_time():
+    settings, everyone = Systems(take_first=2), torch.arange(4)
+    profiles = ClientProfiles(settings, 4, (), seed=0)
+    counts = torch.zeros(4, dtype=torch.int64)
+    for round in range(100):
+        steps = torch.tensor([5, 5, 5, 4])  # client 3 is always the first
+        counts[plan_round(settings, profiles, everyone, steps, LINK, round).participants] += 1
+    assert counts[3] == 100
+    assert counts[:3].min() > 20
 
 
 def one_client(policy="partial", deadline=2.0, speed=10.0, steps=30, **options):
