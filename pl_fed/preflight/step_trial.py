@@ -34,15 +34,17 @@ from pl_fed.trees import count_sample_bytes
 from pl_fed.types import Batch
 
 _STEPS, _SAMPLES = 3, 8
+_PAIRS = 3  # of clients that are tried, if steps fail
 _BATCH_BYTES = 1 << 19  # inputs of a minibatch: large images take time
 
 
 def find_step_facts(trial: Trial, batch_size: int = _SAMPLES) -> StepFacts:
     """Take local steps on copies of an algorithm, and return their changes.
 
-    Without two clients with data, the same client takes the place of the second one. Facts stay
-    unknown if Python cannot copy the algorithm, or a step fails, for example without a state that
-    only a fit provides: a real error appears in the first round.
+    Without two clients with data, the same client takes the place of the second one. A client whose
+    steps fail leaves its place to a smaller one. Facts stay unknown if Python cannot copy the
+    algorithm, or all tried clients fail, for example without a state that only a fit provides: a
+    real error appears in the first round.
 
     Args:
         trial: The algorithm and its samples.
@@ -52,20 +54,27 @@ def find_step_facts(trial: Trial, batch_size: int = _SAMPLES) -> StepFacts:
         ValueError: If the local optimizer cannot step from the gradients of the objective.
     """
     sizes = trial.data.train.sizes
-    ids = sizes.argsort(descending=True, stable=True)[:2].tolist()
+    ids = sizes.argsort(descending=True, stable=True)[: 2 * _PAIRS].tolist()
     ids = [number for number in ids if int(sizes[number])]
-    if not ids:
-        return StepFacts()
     most = max(2, min(_SAMPLES, _BATCH_BYTES // max(1, count_sample_bytes(trial.data.inputs))))
-    width = min(most, batch_size, *(int(sizes[number]) for number in ids))
-    try:
-        with restore_values(trial.client):  # a hook of a copy may write into the original
-            runs, leaks = _run_in_both_orders(trial, (ids[0], ids[-1]), width)
-    except (torch.OutOfMemoryError, _OptimizerError):
-        raise
-    except Exception:
-        return StepFacts()
-    return _read_facts(trial.client, runs, leaks)
+    for _ in range(_PAIRS):
+        if not ids:
+            break
+        pair = ids[0], ids[:2][-1]
+        width = min(most, batch_size, *(int(sizes[number]) for number in pair))
+        try:
+            with restore_values(trial.client):  # a hook of a copy may write into the original
+                runs, leaks = _run_in_both_orders(trial, pair, width)
+        except (torch.OutOfMemoryError, _OptimizerError):
+            raise
+        except Exception:
+            failed = {k for k in pair if _find_step_error(trial, k, width) is not None}
+            if not failed:
+                break
+            ids = [number for number in ids if number not in failed]
+        else:
+            return _read_facts(trial.client, runs, leaks)
+    return StepFacts()
 
 
 def explain_smallest_minibatch(trial: Trial, rule: BatchRule) -> str | None:

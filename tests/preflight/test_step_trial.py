@@ -1,6 +1,7 @@
 """What local steps change is per client as buffers are, or refused before training by name."""
 
 import copy
+import random
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from pl_fed import Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.preflight.step_facts import StepFacts
 from pl_fed.preflight.step_rules import describe_reset_buffers, refuse_changes
+from pl_fed.preflight.step_trial import find_step_facts
+from pl_fed.preflight.trial import Trial
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All
 
@@ -341,11 +344,34 @@ def test_attribute_of_a_criterion_is_refused_and_a_buffer_is_reported():
 
 class GlobalDraws(Stateful):
     def training_step(self, batch, batch_idx):
-        import random
-
         import numpy as np
 
         return self.loss(batch) * (0.5 + random.random() + float(np.random.rand()))  # noqa: NPY002
+
+
+class FailingOnLarge(nn.Linear):
+    """Keeps its last inputs, draws from Python's generator, and fails on large inputs."""
+
+    def forward(self, x):
+        if (x > 90).any():
+            raise ValueError("too large")
+        self.last = x.detach()
+        return super().forward(x) * (0.5 + random.random())
+
+
+@pytest.mark.parametrize("order", [(6, 9, 5), (9, 6, 5)], ids=str)
+def test_a_client_that_fails_leaves_its_place_in_the_trial_to_another_one(order):
+    """The facts were unknown, so that the attribute ended the run, and draws had no key."""
+    arrays = classes(order)
+    failing = order.index(9)
+    arrays.inputs[arrays.client == failing] = 100.0
+    data = shared_out(arrays, batch_size=8)
+    algorithm = FedAvg(seeded(lambda: FailingOnLarge(4, 3)))
+    facts = find_step_facts(Trial(algorithm, data.clients), 8)
+    assert facts.draws_globally
+    assert [name.rpartition(".")[2] for name in facts.scratch] == ["last"]
+    arrays.inputs[:] = 100.0
+    assert find_step_facts(Trial(algorithm, shared_out(arrays).clients), 8) == StepFacts()
 
 
 @pytest.mark.slow
