@@ -251,8 +251,21 @@ class Trainer(LightningTrainer):
 
     @property
     def estimated_local_steps(self) -> int | float:
-        """The largest number of local steps of a client in all rounds, for schedules of steps."""
+        """The largest number of local steps of a client in all rounds, for schedules of steps.
+
+        Raises:
+            ValueError: If clients count epochs, with ``federation.privacy``: one client's number of
+                samples would change the learning rates of all others.
+        """
         client: Any = self.lightning_module
+        works = map(client.objective.work, client.objective.trained)
+        if self.federation.privacy is not None and any(work.steps is None for work in works):
+            raise ValueError(
+                "Expected a schedule of local steps with a number of its own for"
+                " `federation.privacy`, because the samples of the largest client would change the"
+                " learning rates of all others, but got one that reads the trainer's number: set"
+                " `model.local_steps`, give the schedule a number, or set interval to epoch."
+            )
         datamodule: Any = self.datamodule  # type: ignore[attr-defined]
         rule = self.run_settings().build_batch_rule(datamodule)
         most = count_most_steps(client.objective, rule, datamodule.clients.train.sizes)

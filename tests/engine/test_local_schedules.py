@@ -19,6 +19,8 @@ from pl_fed.clients import Ditto, DittoGreedy, FedAvg, Scaffold
 from pl_fed.data import FederatedData
 from pl_fed.optimizers import LocalCosine, LocalOneCycle
 from pl_fed.optimizers.local_schedule import list_rates
+from pl_fed.rounds.settings import RunSettings
+from pl_fed.samplers import All
 
 SIZES = [9, 20, 12, 4]
 pytestmark = [
@@ -249,9 +251,11 @@ def one_cycle(optimizer, module, **options):
     return OneCycleLR(optimizer, 0.3, total_steps=steps, **{"cycle_momentum": False, **options})
 
 
-def run_by_trainer(client, folder=None, rounds=2, ckpt_path=None, sizes=SIZES, **options):
+def run_by_trainer(
+    client, folder=None, rounds=2, ckpt_path=None, sizes=SIZES, federation=None, **options
+):
     trainer = pl_fed.Trainer(
-        pl_fed.Federation(seed=0),
+        federation or pl_fed.Federation(seed=0),
         run_dir=None if folder is None else folder / "run",
         accelerator="cpu",
         precision="64-true",
@@ -334,6 +338,25 @@ def test_steps_of_a_module_are_local_steps_for_a_schedule_of_steps(make):
             assert rate == optimizer.param_groups[0]["lr"]
             optimizer.step()
             schedule.step()
+
+
+def test_steps_of_the_largest_client_are_refused_with_privacy():
+    """One more sample of it would change the rates of all others."""
+    pytest.importorskip("dp_accounting", reason="the extra pl_fed[privacy] is not installed")
+    privacy = pl_fed.DifferentialPrivacy(0.1, 0.01, noise_multiplier=1.0)
+    federation = pl_fed.Federation(All(), privacy=privacy, seed=0)
+    client = FedAvg(seeded(lambda: Steps(one_cycle_of_lightning)))
+    with pytest.raises(ValueError, match=r"local steps with a number of its own for `federation"):
+        run_by_trainer(client, federation=federation)
+    client = FedAvg(seeded(lambda: Steps(one_cycle)), local_steps=2)
+    trainer = SimpleNamespace(
+        federation=federation,
+        lightning_module=client,
+        datamodule=shared_out(classes(SIZES), 4),
+        run_settings=RunSettings,
+        _max_rounds=3,
+    )
+    assert pl_fed.Trainer.estimated_local_steps.fget(trainer) == 3 * 2
 
 
 def one_cycle_of_four(optimizer, module):
