@@ -24,7 +24,7 @@ from pl_fed.nets.dropout import unkey_dropouts
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import count_as_integers
 from pl_fed.tasks import LightningTask
-from pl_fed.tasks.own_batches import PerSample
+from pl_fed.tasks.step_predictions import PerSample
 from pl_fed.trees import Tree, join, select, split, tree_map
 from pl_fed.types import Batch
 

@@ -14,6 +14,7 @@ from pl_fed.evaluation.monitor import Tables
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.tasks import LightningTask
 from pl_fed.tasks.metric_values import local_metrics
+from pl_fed.tasks.step_predictions import join_predictions
 from pl_fed.tasks.trainer_stages import is_sanity_check
 from pl_fed.trees import Tree, join, select
 from pl_fed.types import Batch
@@ -89,8 +90,9 @@ class StepEvaluation:
             metric.reset()
         targets = join([batch.targets for batch in self.batches(position)])
         with self._fix_draws(position):
-            predictions = self.task.metric_inputs(self.predict(position), targets)
-        return dict(zip(metrics, measure(metrics, *predictions)))
+            batches = self.batches(position)
+            outputs = join([self.task.predict_batch(self.module, batch) for batch in batches])
+        return dict(zip(metrics, measure(metrics, *self.task.metric_inputs(outputs, targets))))
 
     def measure_training_loss(
         self, position: int, poison: Callable[[Batch], Batch] | None = None
@@ -102,12 +104,11 @@ class StepEvaluation:
 
     def predict(self, position: int) -> Tree:
         """Return the predictions for the samples of the client at a position."""
-        batches = self.batches(position)
-        outputs = [self.task.predict_batch(self.module, batch) for batch in batches]
-        own = self.samples.data.own_batches
-        if own is None:
-            return join(outputs)
-        return own.join_predictions(outputs, [batch.size for batch in batches])
+        outputs, sizes = [], []
+        for batch in self.batches(position):
+            outputs.append(self.task.predict_batch(self.module, batch))
+            sizes.append(batch.size)
+        return join_predictions(outputs, sizes, self.samples.data.own_batches is not None)
 
     @contextmanager
     def _fix_draws(self, position: int) -> Iterator[None]:

@@ -12,13 +12,8 @@ from torch import Tensor
 from pl_fed.nets.fingerprints import Fingerprints
 from pl_fed.random import fork_all_generators, key
 from pl_fed.tasks.batch_workers import BatchWorkers, Samples
-from pl_fed.trees import join, leaves
 
 Collate = Callable[[list[Any]], Any]
-
-
-class PerSample(list[Any]):
-    """Per sample: predictions as a list with an entry of any structure for each sample."""
 
 
 class OwnBatches:
@@ -163,33 +158,6 @@ class OwnBatches:
         if getattr(self.dataset, "__getitems__", None) is not None:
             return list(self.dataset.__getitems__(positions))
         return [self.dataset[position] for position in positions]
-
-    def join_predictions(self, predictions: Sequence[Any], sizes: Sequence[int]) -> Any:
-        """Return the predictions for several batches as those for all their samples.
-
-        Args:
-            predictions: The result of ``predict_step`` for each batch: tensors with a row for each
-                sample, or a list with an entry for each, such as a detector's.
-            sizes: The number of samples in each batch.
-
-        Raises:
-            ValueError: If a result is neither.
-        """
-        if all(isinstance(p, list | tuple) and len(p) == n for p, n in zip(predictions, sizes)):
-            return PerSample(chain.from_iterable(predictions))
-        has_rows = (
-            all(
-                isinstance(leaf, Tensor) and leaf.shape[:1] == (size,)
-                for leaf in leaves(prediction)
-            )
-            for prediction, size in zip(predictions, sizes)
-        )
-        if not all(has_rows):
-            raise ValueError(
-                "Expected `predict_step` to return tensors with a row for each sample of its batch,"
-                f" or a list with an entry for each, but got {type(predictions[0]).__name__}."
-            )
-        return join(predictions)
 
 
 def _share_objects(first: Any, second: Any) -> bool:

@@ -1,0 +1,64 @@
+"""The results of ``predict_step`` for several batches of a client become one for its samples."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from lit_federations import float32, numbers, set_up
+from lit_modules import LitRegression
+
+from pl_fed.callbacks.predictions import Predictions
+from pl_fed.clients import FedAvg
+from pl_fed.tasks.step_predictions import PerSample, join_predictions
+
+
+def test_arrays_and_lists_of_all_batches_are_joined():
+    """They had the entries of one batch alone."""
+    batches = [
+        {"prediction": np.array([1, 2]), "name": ["a", "b"], "pair": (torch.ones(2), "x")},
+        {"prediction": np.array([3]), "name": ["c"], "pair": (torch.zeros(1), "x")},
+    ]
+    for are_own in (False, True):
+        own = [{**batch, "pair": None} for batch in batches] if are_own else batches
+        joined = join_predictions(own, [2, 1], are_own)
+        assert joined["prediction"].tolist() == [1, 2, 3]
+        assert joined["name"] == PerSample(["a", "b", "c"])
+    assert join_predictions(batches, [2, 1], False)["pair"][0].tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        ([torch.tensor(1.0), torch.tensor(2.0)], r"shape \[\]"),
+        ([{"x": 2}, {"x": 1}], "int"),
+        ([["a"], ["b", "c"]], "list"),
+        ([{1}, {1}], "set"),
+    ],
+)
+def test_predictions_without_an_entry_for_each_sample_are_refused(batches, words):
+    with pytest.raises(ValueError, match=f"^Expected `predict_step` to return .* but got {words}"):
+        join_predictions(batches, [2, 1], are_own=False)
+
+
+class LitColumns(LitRegression):
+    """Predicts further columns."""
+
+    def predict_step(self, batch, batch_idx):
+        outputs = self.net(batch[0])[:, 0]
+        return {"prediction": outputs, "note, text": ["=" for _ in outputs], "double": 2 * outputs}
+
+
+@pytest.mark.slow
+def test_entries_of_predict_step_are_columns_of_the_file(tmp_path):
+    trainer, client, data = set_up(
+        LitColumns, float32(numbers([16, 24])), FedAvg, tmp_path=tmp_path
+    )
+    trainer.callbacks.append(Predictions(tmp_path))
+    trainer.predict(client, data)
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(data.clients.test.index)
+    for row in rows:
+        assert float(row["double"]) == 2 * float(row["prediction"].strip("[]"))
+        assert row["note, text"] == "'="
