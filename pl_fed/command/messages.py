@@ -35,7 +35,7 @@ def summarize(message: str) -> str:
     """
     lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
     plain = [line for line in lines if line and not _INTERNAL.search(line)]
-    for line in plain:
+    for line in [lines[0], *plain]:  # a sentence may quote an error of the user's code with a class
         if line.startswith("Expected ") and ("`" in line or " be a class that can be made" in line):
             return line
     if device := re.match(r"No supported gpu backend|`(\w+)` can not run on your system", message):

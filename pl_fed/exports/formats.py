@@ -139,6 +139,12 @@ def check_formats(names: Iterable[str]) -> None:
 
 def _trace(export: Any, name: str, net: nn.Module, example: Tensor, **options: Any) -> Any:
     """Call a torch export function; raise one sentence if it fails."""
+    owner = next(kind for kind in type(net).__mro__ if "forward" in vars(kind))
+    if owner.__name__ in ("Module", "LightningModule"):  # theirs takes anything, and fails
+        raise ValueError(
+            f"Expected {type(net).__name__} to have a `forward` for `format` {name} but got none:"
+            " define it, or add `--format state_dict`."
+        )
     shapes = ({0: Dim("batch", min=1)},)
     try:
         return export(net, (example,), dynamic_shapes=shapes, **options)

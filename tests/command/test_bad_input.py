@@ -1147,6 +1147,11 @@ def test_message_shows_no_jsonargparse_internals(message, summary):
     assert summarize(message) == summary
 
 
+def test_own_sentence_that_quotes_a_class_stays():
+    message = "Expected `training_step` of Net to take x but that failed: got <class 'list'>."
+    assert summarize(message) == message
+
+
 def test_own_sentence_is_extracted_from_nested_errors():
     message = (
         "Does not validate against any of the Union subtypes\n"

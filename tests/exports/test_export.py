@@ -13,7 +13,9 @@ import pytest
 import torch
 import yaml
 from lanes import mark_others
+from lightning import LightningModule
 from sklearn.datasets import load_digits
+from torch import nn
 
 import pl_fed
 from pl_fed.command.fit import FederatedCLI
@@ -707,6 +709,14 @@ def test_selection_of_a_missing_model_is_refused(tmp_path, capsys):
     assert "`select` to be personal for an algorithm without global models" in message
     message = get_refusal(capsys, "--ckpt", run, "--global")
     assert "`global` to be absent" in message
+
+
+def test_module_without_forward_is_exported_as_state_dict_only(tmp_path):
+    """The message quoted a class of torch, and the command line printed another one."""
+    for kind in (nn.Module, LightningModule):
+        net = type("Steps", (kind,), {})()
+        with pytest.raises(ValueError, match="Steps to have a `forward` for `format` torch_exp"):
+            formats.TorchExport(torch.zeros(2, 3)).write(net, tmp_path / "net.pt2")
 
 
 def test_onnx_without_its_package_is_refused(folder, capsys, monkeypatch):
