@@ -34,6 +34,7 @@ from pl_fed.clients.module_optimizer import ModuleOptimizer, names_no_optimizer
 from pl_fed.configurable import Configurable
 from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData, PartName, move_tree
+from pl_fed.devices import to_device
 from pl_fed.functional.losses import RowDistance, squared_distance
 from pl_fed.nets.calls import READS_OWN_WEIGHTS, Net
 from pl_fed.nets.copies import detach_attributes, remove_compilation
@@ -902,6 +903,18 @@ class Client(Configurable, ClientRounds, ABC):
         sent = layout if self.sent_layout is None else self.sent_layout
         unsent = [name for name in layout.names if name not in sent.names]
         return layout.positions(*unsent) if unsent else torch.empty(0, dtype=torch.int64)
+
+    def restrict_rows(self, rows: Tensor) -> Tensor:
+        """Return rows as the server receives them: 0 at :attr:`unsent_positions`, by default.
+
+        The server's own update and forged uploads are such rows, too. Override it in an algorithm
+        whose uploads are rows of another form.
+
+        Args:
+            rows: Changes of the global model, [clients, numel].
+        """
+        unsent = to_device(self.unsent_positions, rows)
+        return rows.index_fill(1, unsent, 0) if len(unsent) else rows
 
     @property
     def frozen_parameters(self) -> tuple[str, ...]:

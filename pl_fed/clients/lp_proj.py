@@ -15,9 +15,8 @@ Neither paper names its P. Replacing P by c P is the same as replacing λ by c²
 The server's model is Pᵀ w instead of w, and a client uploads Pᵀ of its change. These rows are as
 long as the net. P restores the short rows, because P Pᵀ = I, and lengths and angles are the same.
 Rules that depend on these alone (means, norm clipping, Krum, the geometric median) therefore act as
-on the short rows; coordinate-wise rules do not. No client sees the part of a forged upload outside
-of the span of P's rows. As in the paper, the global model is of no use by itself, and is not
-evaluated.
+on the short rows; coordinate-wise rules do not. Forged uploads lose their part outside of the span
+of P's rows. As in the paper, the global model is of no use by itself, and is not evaluated.
 
 Corrections of slips in the paper: the upload is u_i (line 4 has z_i), and θ_i^(t+1) is the last
 iterate (line 13 takes the previous one).
@@ -93,6 +92,11 @@ class LpProj(ADMM):
     def sent_layout(self) -> None:
         """No layout: clients send short rows, without parameters."""
         return None
+
+    def restrict_rows(self, rows: Tensor) -> Tensor:
+        """Return Pᵀ P of the rows: the short rows alone cross the network."""
+        restricted: Tensor = self.projection.lift(self.projection(rows))
+        return restricted
 
     def _project_initial_row(self) -> Tensor:
         row: Tensor = self.projection(self.initial_row())

@@ -22,9 +22,9 @@ class RootTraining:
     """Root training: trains the global model on the server's own data like a client of FedAvg.
 
     For every algorithm, the objective is the plain loss of the global model. Local steps, optimizer
-    and the round's optimizer options are the clients'. The update is 0 where uploads are: in the
-    parts that clients keep, such as FedPer's heads. Otherwise uploads of the body would be scaled
-    to the length of body and head.
+    and the round's optimizer options are the clients'. The update has the form of an upload: it is
+    0 in the parts that clients keep, such as FedPer's heads. Otherwise uploads of the body would be
+    scaled to the length of body and head.
 
     Source: X. Cao, M. Fang, J. Liu and N. Z. Gong, "FLTrust: Byzantine-robust Federated Learning
     via Trust Bootstrapping", NDSS 2021, arXiv 2012.13995, Algorithm 2.
@@ -84,9 +84,8 @@ class RootTraining:
         chunk = Chunk(server, self.objective, batches, counts, start, place=place, rates=rates)
         with ModelGuard(client, ["global"]):
             OneByOne(settings).run(client, own_optimizer, chunk)
-        update = start.models["global"].parameters[0] - broadcast.parameters
-        update[client.unsent_positions] = 0
-        return update
+        update = start.models["global"].parameters - broadcast.parameters
+        return client.restrict_rows(update)[0]
 
     def _build_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return an optimizer with the options of the clients' trained model."""

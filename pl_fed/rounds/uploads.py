@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pl_fed.aggregators import Aggregator, Mean, weights_by_samples
 from pl_fed.clients.base import Client
-from pl_fed.devices import to_device
 from pl_fed.distributed.work_share import WorkShare
 from pl_fed.functional.aggregation import row_norm, weighted_sum
 from pl_fed.nets.rows import finite_rows
@@ -253,15 +252,14 @@ def forge_uploads(
         proposals = proposals.replace_broken(valid, server_states)
     context = byzantine_clients.forge_losses(honest.context, attackers)
     honest = replace(honest, context=context, proposals=proposals)
-    carry = _build_carry(channel, uploads.context, attackers, honest.rows[attackers])
+    carry = _build_carry(client, channel, uploads.context, attackers, honest.rows[attackers])
     simulation = _MergeSimulation(
         honest, attackers, valid, byzantine_clients, server, client, carry
     )
     rows = byzantine_clients.forge(
         honest.rows, attackers, valid, uploads.context, simulation, hides_cohort
     )
-    if channel is not None or len(uploads.context.unsent):
-        rows[attackers] = carry(rows[attackers])
+    rows[attackers] = carry(rows[attackers])
     # a finite forged upload is valid even if the attacker's own upload is broken
     is_valid = finite_rows(rows) & (valid | attackers.to(valid.device))
     return replace(honest, rows=rows), is_valid & _has_finite_loss(honest)
@@ -276,23 +274,28 @@ def _has_finite_loss(uploads: Uploads) -> Tensor:
 
 
 def _build_carry(
-    channel: UploadChannel | None, context: RoundContext, attackers: Tensor, own: Tensor
+    client: Client,
+    channel: UploadChannel | None,
+    context: RoundContext,
+    attackers: Tensor,
+    own: Tensor,
 ) -> Callable[[Tensor], Tensor]:
     """Return the function that turns forged uploads into those that the server receives.
 
-    Parameters that clients keep to themselves do not cross the network: they are 0. An attacker's
-    own upload has gone through the channel already, and is not compressed again.
+    A forged upload has the form of an upload: it is 0 in the parts that clients keep, for example.
+    An attacker's own upload has gone through the channel already, and is not compressed again.
 
     Args:
+        client: The algorithm.
         channel: The channel; ``None`` without compression.
         context: The context of the cohort.
         attackers: A mask of the attackers, bool [cohort].
         own: The attackers' own uploads as the server receives them, [attackers, numel].
     """
-    if channel is None:
-        unsent = to_device(context.unsent, own)
-        return lambda forged: forged.index_fill(1, unsent, 0) if len(unsent) else forged
-    send = partial(channel.carry, clients=context.clients[attackers.cpu()], round=context.round)
+    send: Callable[[Tensor], Tensor] = client.restrict_rows
+    if channel is not None:
+        ids = context.clients[attackers.cpu()]
+        send = partial(channel.carry, clients=ids, round=context.round)
 
     def carry(forged: Tensor) -> Tensor:
         """Return forged uploads as the server receives them, [attackers, numel]."""

@@ -36,7 +36,7 @@ from pl_fed.attacks import (
     RandomUpdates,
     SignFlipping,
 )
-from pl_fed.clients import Ditto, FedAvg, FedBABU, FedRep, Local, Scaffold
+from pl_fed.clients import Ditto, FedAvg, FedBABU, FedRep, Local, LpProj, Scaffold
 from pl_fed.rounds.byzantine_clients import ByzantineClients, draw_byzantine
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch
@@ -154,6 +154,22 @@ def test_forged_numbers_in_parts_that_clients_keep_never_arrive():
     unsent = client.unsent_positions
     assert all(not uploads[:, unsent].any() for uploads in seen)
     assert (seen[0][2] == 9).sum() == seen[0].shape[1] - len(unsent) > 0
+
+
+def test_forged_rows_of_lp_proj_lie_in_the_span_of_its_projection():
+    class Watched(Krum):
+        def forward(self, uploads, weights, context):
+            seen.append(uploads.clone())
+            return super().forward(uploads, weights, context)
+
+    seen = []
+    client = LpProj(seeded(mlp), dimensions=5, optimizer=sgd(0.1)).double()
+    data = shared_out(classes([4, 4, 4, 4, 4]))
+    run_rounds(client, data, 1, attack=Spy(number=9.0), ids=[2], aggregator=Watched())
+    short = client.projection(seen[-1])
+    torch.testing.assert_close(client.projection.lift(short), seen[-1], rtol=0, atol=1e-12)
+    nines = client.projection(torch.full((43,), 9.0, dtype=torch.float64))
+    torch.testing.assert_close(short[2], nines, rtol=0, atol=1e-12)
 
 
 class NetJudge(Recorder):

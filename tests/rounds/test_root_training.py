@@ -43,6 +43,7 @@ from pl_fed.clients import (
     FedProx,
     FedRep,
     FedTilt,
+    LpProj,
     PFedMe,
     Scaffold,
 )
@@ -236,6 +237,12 @@ def test_root_update_of_fedbabu_trains_the_body_under_the_frozen_head():
     outcome = run_rounds(client, make_root_client_data(data), rounds=1, **settings)
     assert root.norm() > 0.01
     assert_close(root, outcome.w - before, rtol=0, atol=1e-14)
+
+
+def test_root_update_of_lp_proj_is_a_projection():
+    data, client = data_with_root(), LpProj(seeded(mlp), dimensions=5, optimizer=sgd(0.3)).double()
+    (root,), _ = run_roots(client, data, rounds=1)
+    assert_close(client.projection.lift(client.projection(root)), root, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", [FedPer, FedBABU], ids=lambda kind: kind.__name__)
