@@ -35,13 +35,18 @@ def is_causal(config: Any) -> bool:
     return config.model_type in DECODERS or bool(getattr(config, "is_decoder", False))
 
 
-def additive_mask(attention_mask: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
+def additive_mask(
+    attention_mask: Tensor, causal: bool, dtype: torch.dtype, is_sdpa: bool = False
+) -> Tensor:
     """Return an attention mask as numbers to add to the scores, [batch, 1, queries, keys].
 
     Args:
         attention_mask: 1 for tokens and 0 for padding, [batch, length].
         causal: Whether a query sees only the keys before it and its own.
         dtype: The dtype of the scores.
+        is_sdpa: Whether torch's ``scaled_dot_product_attention`` reads the mask. A query without
+            any visible key, as of padding on the left, then gets −∞ for all keys, and the output 0.
+            Otherwise it sees all keys alike. Both are as in transformers.
 
     Example:
         >>> additive_mask(torch.tensor([[1, 0]]), causal=False, dtype=torch.float32)[0, 0]
@@ -54,4 +59,6 @@ def additive_mask(attention_mask: Tensor, causal: bool, dtype: torch.dtype) -> T
         ones = torch.ones(length, length, dtype=torch.bool, device=attention_mask.device)
         visible = visible & ones.tril()
     blocked = torch.full((), _BLOCKED, dtype=dtype, device=attention_mask.device)
-    return torch.where(visible, torch.zeros_like(blocked), blocked)
+    mask = torch.where(visible, torch.zeros_like(blocked), blocked)
+    lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)  # absorbs any score
+    return mask.masked_fill(~visible.any(-1, keepdim=True), -torch.inf if is_sdpa else lowest)

@@ -151,7 +151,9 @@ class HuggingFace(Task):
         causal = is_causal(self._config)
         mask = torch.ones_like(ids) if mask is None else mask
         dtype = _read_score_dtype(net)
-        arguments = {**arguments, "attention_mask": additive_mask(mask, causal, dtype)}
+        is_sdpa = getattr(self._config, "_attn_implementation", None) == "sdpa"
+        mask = additive_mask(mask, causal, dtype, is_sdpa)
+        arguments = {**arguments, "attention_mask": mask}
         return {**arguments, "use_cache": False} if causal else arguments
 
     def _match(self, outputs: Tensor, targets: Tree) -> Tensor:

@@ -120,6 +120,19 @@ def test_causal_masks_hide_later_tokens_and_padding():
     assert not takes_additive_masks(config, 5)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_outputs_behind_padding_on_the_left_are_those_of_the_model(family, attention):
+    """The last padding predicts the first token, though no key is visible to it."""
+    net, task = tiny(family, "causal_lm", attention).eval(), HuggingFace()
+    task.read_net(net)
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    inputs = {"input_ids": torch.tensor([[1, 1, 7, 8], [5, 6, 7, 8]]), "attention_mask": mask}
+    torch.testing.assert_close(task.predict(net, inputs), net(**inputs).logits)
+    blocked = additive_mask(mask, causal=True, dtype=torch.float32, is_sdpa=True)
+    assert blocked.isneginf()[:, 0].all(-1).tolist() == [[True, True, False, False], [False] * 4]
+
+
 def refusal(net, arrays, **arguments):
     """Return the error of a federation before its first round."""
     with pytest.raises(ValueError, match="Expected") as info:
@@ -160,7 +173,7 @@ def test_a_model_with_another_own_loss_is_refused():
 
 
 def test_masks_that_a_model_reads_otherwise_than_pl_fed_are_refused(monkeypatch):
-    def invert(mask, causal, dtype):
+    def invert(mask, causal, dtype, is_sdpa):
         return additive_mask(1 - mask, causal, dtype)
 
     monkeypatch.setattr("pl_fed.tasks.hugging_face.additive_mask", invert)
