@@ -91,5 +91,5 @@ def _name_dataset(run: Run) -> str:
         options = {k: v for k, v in options.items() if not k or k.startswith(_PLACES)}
     for key in _PLACES:
         if isinstance(options.get(key), str):
-            options[key] = os.path.normpath(options[key])
+            options[key] = os.path.abspath(os.path.expanduser(options[key]))
     return repr(sorted((key, str(value)) for key, value in options.items()))

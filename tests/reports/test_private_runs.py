@@ -1,6 +1,7 @@
 """The guarantee of several private runs together."""
 
 import json
+from pathlib import Path
 
 import pytest
 from run_folders import with_changes, write_run
@@ -60,11 +61,12 @@ def test_runs_that_read_one_data_set_in_other_ways_add_up(tmp_path):
         (2.0, 1e-3, read_by(fashion, root="/data")),
         (4.0, 1e-3, read_by(table, path="./people.csv", target="income")),
         (8.0, 1e-3, read_by(table, path="people.csv", target="age", inputs=["city"])),
+        (32.0, 1e-3, read_by(table, path=str(Path("people.csv").absolute()), target="age")),
         (16.0, 1e-3, read_by(table, path="others.csv", target="age")),
     ]
     *_, images, people = describe(tmp_path, runs)
     assert "ε = 3 at" in images
-    assert "ε = 12 at" in people
+    assert "ε = 44 at" in people
 
 
 def read_by(class_path, **arguments):
