@@ -2,9 +2,10 @@
 
 import math
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -37,6 +38,7 @@ from pl_fed.trees import Tree, clone, count_samples, describe, leaves, read_vers
 from pl_fed.types import Batch, ClientContext
 
 _Result = TypeVar("_Result")
+_MINIBATCH = 64  # samples that a loss may need for a gradient
 
 
 @dataclass(frozen=True)
@@ -150,31 +152,51 @@ def refuse_unusable_loss(trial: Trial) -> None:
         return
     has_gradient, without_gradients, with_gradients = values
     name = type(trial.client.global_model).__name__
+    if not has_gradient:  # the loss of pairs, for example, may need more samples than two
+        index = trial.data.train.index
+        spread = index[:: max(1, len(index) // _MINIBATCH)][:_MINIBATCH]  # of all clients
+        values = _compute_on_copy(trial, _compute_with_gradients, spread)
+        has_gradient = values is None or values[0]
     if not has_gradient:
         raise ValueError(
             f"Expected {trial.client.task.name} of {name} to have a gradient but got a number"
             " without one: compute it from the net's outputs, without detach(), item() or"
             " torch.no_grad()."
         )
-    pairs = zip(without_gradients, with_gradients)
-    reads = [math.isfinite(before) and math.isnan(after) for before, after in pairs]
+    reads = _find_lost_numbers(without_gradients, with_gradients)
+    if not any(reads):
+        return
+    values = _compute_on_copy(trial, partial(_compute_with_gradients, gradient=0.0))
+    if values is None or any(_find_lost_numbers(*values[1:])):
+        return  # a second step has NaN without any gradient, too
     if reads[0]:
         raise ValueError(
             f"Expected `training_step` of {name} to read no `.grad` of parameters, which is None"
             " there for all models of clients, but got a loss that depends on it: call"
             " torch.autograd.grad in `training_step`, or use `on_before_optimizer_step`."
         )
-    if any(reads):
-        rank_zero_warn(
-            f"`training_step` of {name} logs a value of `.grad` of parameters, which is None there"
-            " for all models of clients: log it in `on_before_optimizer_step`."
-        )
+    rank_zero_warn(
+        f"`training_step` of {name} logs a value of `.grad` of parameters, which is None there for"
+        " all models of clients: log it in `on_before_optimizer_step`."
+    )
 
 
-def _compute_with_gradients(client: Client, batch: Batch) -> tuple[bool, list[float], list[float]]:
+def _find_lost_numbers(before: Sequence[float], after: Sequence[float]) -> list[bool]:
+    """Return for each number whether it was finite and has become NaN."""
+    return [math.isfinite(a) and math.isnan(b) for a, b in zip(before, after)]
+
+
+def _compute_with_gradients(
+    client: Client, batch: Batch, gradient: float = math.nan
+) -> tuple[bool, list[float], list[float]]:
     """Return whether the loss has a gradient; and loss and logs without and with ``.grad``.
 
-    The gradients are NaN. Only steps of a LightningModule can read them.
+    Only steps of a LightningModule can read gradients.
+
+    Args:
+        client: The algorithm.
+        batch: A minibatch.
+        gradient: The number in all gradients of the second step.
     """
     net, task, has_gradient = client.global_model, client.task, []
     results: list[list[float]] = []
@@ -187,7 +209,7 @@ def _compute_with_gradients(client: Client, batch: Batch) -> tuple[bool, list[fl
             results.append([float(value) for value in values])
             for parameter in net.parameters():
                 if parameter.requires_grad:
-                    parameter.grad = torch.full_like(parameter, torch.nan)
+                    parameter.grad = torch.full_like(parameter, gradient)
     return has_gradient[0], results[0], results[-1]
 
 
@@ -203,13 +225,15 @@ def _find_used_parameters(trial: Trial) -> list[str]:
     return _compute_on_copy(trial, compute) or []
 
 
-def _compute_on_copy(trial: Trial, compute: Callable[[Client, Batch], _Result]) -> _Result | None:
-    """Return a result for two samples, on a copy of the client in evaluation mode.
+def _compute_on_copy(
+    trial: Trial, compute: Callable[[Client, Batch], _Result], index: Tensor | None = None
+) -> _Result | None:
+    """Return a result for samples, by default two, on a copy of the client in evaluation mode.
 
     The result is ``None`` if there are no samples, Python cannot copy the client, or ``compute``
     fails.
     """
-    index = trial.data.train.index[:2]
+    index = trial.data.train.index[:2] if index is None else index
     try:
         copied = trial.copy()
     except Exception:

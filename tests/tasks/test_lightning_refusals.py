@@ -239,6 +239,14 @@ class Around(torch.optim.Optimizer):
         self.optimizer, self.param_groups = optimizer, optimizer.param_groups
 
 
+def test_loss_that_needs_more_than_two_samples_is_accepted():
+    def training_step(self, batch, batch_idx):
+        loss = self(batch[0]).square().mean()
+        return loss if len(batch[0]) > 2 else loss.detach()
+
+    fedavg_round(make_module(training_step=training_step), engine="one_by_one")
+
+
 def log_classes(self, batch, batch_idx):
     self.classes.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
     self.log("val_classes", self.classes)
