@@ -98,15 +98,10 @@ class Predictions(Callback):
 
 def _rows(table: dict[str, Any], further_names: Sequence[str]) -> Iterator[list[Any]]:
     count = len(table["sample"])
-    columns = [_cells(table[name], count) for name in ("sample", "target", "prediction")]
-    probabilities = table.get("probability")
-    columns.append([""] * count if probabilities is None else probabilities.tolist())
-    columns += [_cells(table[name], count) for name in further_names]
-    for row in zip(*columns):
-        yield [
-            table["client"],
-            *(csv_cell(cell) if isinstance(cell, str) else cell for cell in row),
-        ]
+    names = [*_COLUMNS[1:], *further_names]
+    for row in zip(*[_cells(table.get(name, ""), count) for name in names]):
+        cells = [csv_cell(cell) if isinstance(cell, str) else cell for cell in row]
+        yield [table["client"], *cells]
 
 
 def _cells(tree: Tree, count: int) -> list[Any]:

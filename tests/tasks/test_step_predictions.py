@@ -46,7 +46,8 @@ class LitColumns(LitRegression):
 
     def predict_step(self, batch, batch_idx):
         outputs = self.net(batch[0])[:, 0]
-        return {"prediction": outputs, "note, text": ["=" for _ in outputs], "double": 2 * outputs}
+        columns = {"note, text": ["=" for _ in outputs], "double": 2 * outputs}
+        return {"prediction": outputs, "probability": [0.5 for _ in outputs], **columns}
 
 
 @pytest.mark.slow
@@ -61,4 +62,4 @@ def test_entries_of_predict_step_are_columns_of_the_file(tmp_path):
     assert len(rows) == len(data.clients.test.index)
     for row in rows:
         assert float(row["double"]) == 2 * float(row["prediction"].strip("[]"))
-        assert row["note, text"] == "'="
+        assert (row["note, text"], row["probability"]) == ("'=", "0.5")
