@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 
 
@@ -17,7 +18,18 @@ def main() -> None:
 
     The garbage collector leaves out all objects that the imports make, and at the end all others:
     they stay until the process ends. This halves the time of the imports and of the exit.
+
+    Raises:
+        SystemExit: With status 130 after Ctrl-C, also one during the imports.
     """
+    try:
+        _run()
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+def _run() -> None:
     import_from_current_folder()
     from pl_fed.command.start import announce, run_light_command
     from pl_fed.command.streams import open_standard_streams

@@ -5,12 +5,14 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 import pl_fed
-from pl_fed.command import start
+from pl_fed.__main__ import main as run_program
+from pl_fed.command import start, streams
 from pl_fed.command.help_pages import WITH_A_PAGE, help_page
 from pl_fed.command.listing import KINDS, ROOMS, describe_config, print_list
 from pl_fed.command.main import main
@@ -115,6 +117,15 @@ def test_help_all_and_other_commands_are_left_to_the_parser():
     assert not start.run_light_command(["fit", "--help", "all"])
     assert not start.run_light_command(["export", "--help"])
     assert not start.run_light_command(["fit", "--config", "quickstart"])
+
+
+def test_interrupt_of_the_imports_prints_no_traceback(monkeypatch, capsys):
+    """They may take many seconds on a busy machine."""
+    monkeypatch.setattr(streams, "open_standard_streams", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit) as stopped:
+        run_program()
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "Stopped by Ctrl-C.\n"
 
 
 LIGHT = """
