@@ -200,6 +200,22 @@ def test_group_of_the_user_takes_precedence(tmp_path, monkeypatch):
     assert config.init_args.group is None, "W&B reads it from the environment"
 
 
+@pytest.mark.parametrize("saved", [b"", b"\xff", b"a/b", b"12ab\n"])
+def test_damaged_id_of_a_run_is_replaced(tmp_path, saved):
+    """A kill or a full disk may leave an empty file; W&B ended each resume with a traceback."""
+    (tmp_path / "wandb_run_id").write_bytes(saved)
+    ids = []
+    for _ in range(2):
+        config = Namespace(
+            class_path="lightning.pytorch.loggers.WandbLogger",
+            init_args=Namespace(group="mine", id=None, save_dir="."),
+        )
+        place_logger(config, tmp_path)
+        ids.append(config.init_args.id)
+    assert ids[0] == ids[1]
+    assert ids[0] == "12ab" or (len(ids[0]) == 8 and saved != b"12ab\n")
+
+
 def test_sweep_sets_the_ids_of_its_runs(tmp_path, monkeypatch):
     """In a new process, as the agent starts it, because wandb reads its environment once."""
     variables = {"WANDB_SWEEP_ID": "abcd", "WANDB_RUN_ID": "of-the-agent", "WANDB_MODE": "offline"}

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -110,8 +111,17 @@ def place_logger(logger: Namespace, folder: Path, group: str | None = None) -> N
     if group and not arguments.get("group") and "WANDB_RUN_GROUP" not in os.environ:
         arguments.group = group
     if not arguments.get("id") and SWEEP_ID not in os.environ:  # a sweep sets the ids of its runs
-        file = folder / _RUN_ID
-        if not file.exists():
-            file.write_text(secrets.token_hex(4))
-        arguments.id = file.read_text()
+        arguments.id = _read_or_make_run_id(folder)
         arguments.resume = "allow"
+
+
+def _read_or_make_run_id(folder: Path) -> str:
+    """Return the id of the W&B run in a folder; a new one if its file is missing or damaged."""
+    file, run_id = folder / _RUN_ID, ""
+    with contextlib.suppress(OSError, ValueError):
+        run_id = file.read_text(encoding="utf-8").strip()
+    if not re.fullmatch(r"[\w-]+", run_id):
+        run_id = secrets.token_hex(4)
+        with replace_file(file) as temporary:
+            temporary.write_text(run_id, encoding="utf-8")
+    return run_id
