@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.contract import Objective
+from pl_fed.devices import numbers_on, to_device
 from pl_fed.engine.base import LocalSettings, rebuild_optimizer, set_rates
 from pl_fed.engine.optimizer_states import OptimizerStates
 from pl_fed.engine.step import Tensors, clip_gradients
+
+_Positions = slice | Tensor
 
 
 class ExternalOptimizer:
@@ -51,6 +54,7 @@ class ExternalOptimizer:
         self._stacked = stacked
         self._sums: Tensors = {model: {} for model in leaves}
         self._first = 0  # the first minibatch of the next optimizer step
+        self._placed: dict[tuple[int, ...], Tensor] = {}
         self.parameters = {model: list(group.values()) for model, group in leaves.items()}
         self.optimizer = rebuild_optimizer(objective, optimizer, self.parameters)
         # fused steps read gradients in the memory order of their leaves
@@ -80,11 +84,19 @@ class ExternalOptimizer:
                     gradient = gradient.contiguous()
                 leaf.grad = gradient
                 if finished and not is_over:
-                    fixed.append((leaf, finished, leaf[finished]))
+                    places = self._place(finished, leaf)
+                    fixed.append((leaf, places, leaf[places]))
         set_rates(self.optimizer, self._rates, index)
         self.optimizer.step()
-        for leaf, finished, value in fixed:
-            leaf[finished] = value
+        for leaf, places, value in fixed:
+            leaf[places] = value
+
+    def _place(self, positions: list[int], leaf: Tensor) -> Tensor:
+        """Return positions on the device of a leaf; a list is copied there once."""
+        places = self._placed.get(tuple(positions))
+        if places is None:
+            places = self._placed[tuple(positions)] = numbers_on(leaf, positions)
+        return places
 
     def _find_finished(self, model: str, index: int) -> list[int]:
         """Return the positions of the clients that do not train a model on a minibatch."""
@@ -99,7 +111,7 @@ class ExternalOptimizer:
             for name, gradient in group.items():
                 part = gradient / self._settings.batches_per_step
                 if finished:
-                    part[finished] = 0
+                    part.index_fill_(0, self._place(finished, part), 0)
                 sums[name] = sums[name] + part if name in sums else part
 
 
@@ -132,16 +144,17 @@ class StackOptimizer:
         plans = [chunk.plan_steps(per_step, position, length) for position in clients]
         self._is_split = states.are_kept or per_step > 1 or chunk.rates is not None
         parts = states.split_stack(plans, chunk.rates) if self._is_split else [slice(None)]
-        self._parts: list[tuple[slice | Tensor, ExternalOptimizer]] = []
+        self._parts: list[tuple[_Positions, _Positions, ExternalOptimizer]] = []
         for positions in parts:
             own = list(clients[positions] if isinstance(positions, slice) else positions.tolist())
             counts = {
                 model: [steps[client] for client in own] for model, steps in chunk.steps.items()
             }
+            places = _place(positions, leaves)
             part = ExternalOptimizer(
                 objective,
                 optimizer,
-                _select(leaves, positions),
+                _select(leaves, places),
                 counts,
                 plans[own[0]],
                 settings,
@@ -149,25 +162,34 @@ class StackOptimizer:
                 stacked=True,
             )
             states.load(part.optimizer, part.parameters, positions)
-            self._parts.append((positions, part))
+            self._parts.append((positions, places, part))
 
     def step(self, index: int, gradients: Tensors) -> None:
         """Move the leaves: see :meth:`ExternalOptimizer.step`."""
-        for positions, part in self._parts:
-            part.step(index, _select(gradients, positions) if self._is_split else gradients)
-            if isinstance(positions, Tensor):  # an indexed part is a copy
+        for _, places, part in self._parts:
+            part.step(index, _select(gradients, places) if self._is_split else gradients)
+            if isinstance(places, Tensor):  # an indexed part is a copy
                 for model, parameters in part.parameters.items():
                     for leaf, moved in zip(self._leaves[model].values(), parameters):
-                        leaf[positions] = moved
+                        leaf[places] = moved
 
     def hand_over(self) -> None:
         """Replace the chunk's optimizer states by those after the local steps."""
-        for positions, part in self._parts:
+        for positions, _, part in self._parts:
             self._states.store(part.optimizer, part.parameters, positions)
         self._states.hand_over()
 
 
-def _select(tensors: Tensors, positions: slice | Tensor) -> Tensors:
+def _place(positions: _Positions, leaves: Tensors) -> _Positions:
+    """Return the positions of a part of a stack on the device of the leaves."""
+    if isinstance(positions, slice):
+        return positions
+    return to_device(
+        positions, like=next(leaf for group in leaves.values() for leaf in group.values())
+    )
+
+
+def _select(tensors: Tensors, positions: _Positions) -> Tensors:
     """Return the leaves or gradients of a part of a stack."""
     return {
         model: {name: tensor[positions] for name, tensor in group.items()}

@@ -179,7 +179,8 @@ class CohortResults:
             if isinstance(positions, slice) and len(values) == self.num_clients:
                 return values
             rows = values.new_empty(self.num_clients, *values.shape[1:])
-        rows[positions if isinstance(positions, slice) else positions.to(rows.device)] = values
+        places = positions if isinstance(positions, slice) else to_device(positions, like=rows)
+        rows[places] = values
         return rows
 
     def _reuse_buffer(self, uploads: Tensor) -> Tensor | None:

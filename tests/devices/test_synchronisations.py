@@ -21,13 +21,17 @@ from pl_fed.attacks import Outliers, RandomLabels
 from pl_fed.clients import Ditto, FedAvg, PFedFDA, PFedMe
 from pl_fed.samplers import All
 
-def waits(kind, engine, steps, chunk_size, attack=None, mapped=False):
-    client = kind(seeded(mlp), optimizer=sgd(0.1), local_steps=steps).cuda()
+def waits(kind, engine, steps, chunk_size, attack=None, mapped=False, uneven=False, kept=False):
+    work = {"local_epochs" if uneven else "local_steps": steps}
+    client = kind(seeded(mlp), optimizer=sgd(0.1, momentum=0.5), **work).cuda()
     adversary = Adversary(attack, ids=[1, 3]) if attack else Adversary()
     federation = Federation(
-        All(), engine=EngineOptions(engine, chunk_size=chunk_size), seed=0, adversary=adversary
+        All(),
+        engine=EngineOptions(engine, chunk_size=chunk_size, keep_optimizer_state=kept),
+        seed=0,
+        adversary=adversary,
     )
-    arrays = classes([8] * 8, num_classes=3)
+    arrays = classes([8, 40 if uneven else 8] * 4, num_classes=3)
     if mapped:
         arrays = replace(arrays, mapped=True)
     federation.setup(client, shared_out(arrays), "fit")
@@ -48,6 +52,8 @@ cases["PFedMe, stacked"] = (PFedMe, "stacked", None)
 cases["PFedFDA, stacked"] = (PFedFDA, "stacked", None)
 for engine in ("one_by_one", "stacked"):
     cases[f"mapped, {engine}"] = (FedAvg, engine, None, True)
+cases["unequal clients, stacked"] = (Ditto, "stacked", None, False, True)
+cases["kept states, stacked"] = (FedAvg, "stacked", None, False, True, True)
 print(json.dumps({
     name: {
         "short": waits(kind, engine, 4, 8, *more),
@@ -59,7 +65,8 @@ print(json.dumps({
 """
 
 
-FEATURES = {"PFedFDA, stacked": 6}  # waits of a chunk, not of a client, for its features
+# waits of a chunk, not of a client: for features, and to load and store states
+FEATURES = {"PFedFDA, stacked": 6, "kept states, stacked": 5}
 
 
 def test_host_waits_in_no_step_and_rarely_in_a_round(run_script):
