@@ -68,10 +68,12 @@ class FederatedData(Configurable, LightningDataModule):
             and images are normalized, each by itself.
         transforms: Batched modules (``torchvision.transforms.v2``), applied once to all inputs
             before normalization; images are in [0, 1] there. Random draws depend on ``seed``.
+            In Python also a function, or one module alone.
         skew: A change of the inputs that differs between clients: see :mod:`pl_fed.skews`.
         augment: Batched modules, applied to each training minibatch of a client as the last step of
             its preparation. Random draws depend on round, client and step. A
             :class:`~pl_fed.data.KeyedAugmentation` changes the samples of all clients in one call.
+            In Python also a function, or one module alone.
         drop_last: Whether a pass over a client's data leaves out its last, smaller minibatch.
             ``None`` for the choice of the training dataloader, or else false.
         min_batch: Samples in the smallest training minibatch, from 1 to ``batch_size``. A pass over
@@ -170,12 +172,11 @@ class FederatedData(Configurable, LightningDataModule):
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
         self.normalize = normalize
-        self.transforms = [transforms] if isinstance(transforms, nn.Module) else transforms or []
+        self.transforms = _list_changes(transforms)
         self.skew = skew
         self.augment: Augmentation | None = None
         if augment:
-            modules = [augment] if isinstance(augment, nn.Module) else augment
-            self.augment = Augmentation(modules)
+            self.augment = Augmentation(_list_changes(augment))
         self._drop_last = drop_last
         self.min_batch = min_batch
         self.clients_per_eval_batch = clients_per_eval_batch
@@ -614,6 +615,11 @@ class FederatedData(Configurable, LightningDataModule):
                         f" ({num_samples}) but got {len(x)} from {type(transform).__name__}."
                     )
         return x
+
+
+def _list_changes(changes: Any) -> list[Any]:
+    """Return changes of inputs as a list: a list, one module or function, or ``None``."""
+    return [changes] if callable(changes) else changes or []
 
 
 def _check_stable_cut(stable_cut: object, partitioner: Partitioner | None) -> None:

@@ -100,3 +100,9 @@ def test_a_module_without_keys_beside_it_is_called_for_each_client():
     assert run([RandomFlip(), nn.Identity()]).distance(
         run([RandomFlip(), nn.Identity()], engine="stacked")
     ) <= 1e-12  # fmt: skip
+
+
+def test_a_function_alone_augments_and_transforms():
+    data = shared_out(classes([4], SHAPE), augment=torch.neg, transforms=torch.neg)
+    assert data.augment.modules == (torch.neg,)
+    assert data.transforms == [torch.neg]
