@@ -6,6 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_REMEDY = (
+    "The trial before training runs on the CPU, where this does not fail: make tensors on the"
+    " device of the inputs, such as torch.zeros(3, device=x.device), and register constants as"
+    " buffers."
+)
 _TWO_DEVICES = re.compile(
     r"same device|different devices|expected device|device type for generator|cuda\.\w+Tensor"
 )
@@ -24,13 +29,12 @@ def is_about_devices(error: Exception) -> bool:
 
 
 def note_devices(error: Exception) -> None:
-    """Add a note with a remedy to an error about tensors on two devices; leave other errors."""
-    if is_about_devices(error):
-        error.add_note(
-            "The trial before training runs on the CPU, where this does not fail: make tensors on"
-            " the device of the inputs, such as torch.zeros(3, device=x.device), and register"
-            " constants as buffers."
-        )
+    """Add a note with a remedy to an error about tensors on two devices, once.
+
+    Other errors stay as they are.
+    """
+    if is_about_devices(error) and _REMEDY not in getattr(error, "__notes__", []):
+        error.add_note(_REMEDY)
 
 
 def to_device(tensor: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.memory import Memory
 from pl_fed.configurable import Configurable
+from pl_fed.devices import note_devices
 from pl_fed.nets.rows import RowLayout, finite_rows
 from pl_fed.types import RoundContext
 
@@ -96,7 +97,11 @@ class Aggregator(Configurable, Memory, ABC):
 
     def __call__(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Call :meth:`forward`, and check that it returns one finite row on the uploads' device."""
-        merged: Tensor = super().__call__(uploads, weights, context)
+        try:
+            merged: Tensor = super().__call__(uploads, weights, context)
+        except RuntimeError as error:
+            note_devices(error)
+            raise
         shape = tuple(uploads.shape[1:])
         if not isinstance(merged, Tensor) or merged.shape != shape:
             got = getattr(merged, "shape", None)

@@ -6,7 +6,7 @@ import torch
 from tables import table_test
 from torch.testing import assert_close
 
-from pl_fed.aggregators import Aggregator, Krum, Mean, Median, TrimmedMean
+from pl_fed.aggregators import CRFL, Aggregator, Krum, Mean, Median, TrimmedMean
 from pl_fed.types import RoundContext
 
 UPLOADS = torch.tensor([[1.0, 10.0], [2.0, -4.0], [6.0, 0.0]])
@@ -252,6 +252,17 @@ def test_overflow_of_finite_uploads_is_refused():
 
     with pytest.raises(ValueError, match="by Divides, but got finite values that overflow to NaN"):
         Divides()(torch.ones(2, 3), torch.ones(2), RoundContext(clients=torch.arange(2)))
+
+
+def test_error_about_two_devices_in_an_aggregator_has_the_remedy_once():
+    class Mixes(Mean):
+        def forward(self, uploads, weights, context):
+            return uploads.mean(0) + torch.ones(2, device="meta")
+
+    with pytest.raises(RuntimeError, match="device") as caught:
+        CRFL(aggregator=Mixes())(UPLOADS, SAMPLES, ROUND)
+    (note,) = caught.value.__notes__
+    assert "such as torch.zeros(3, device=x.device)" in note
 
 
 def test_result_on_another_device_is_refused():
