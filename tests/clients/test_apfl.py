@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from personal_models import trained, validated_by_training
 from small_federations import (
     HalfSquares,
@@ -41,6 +42,14 @@ def simulate(alpha, rounds, steps=2, lr=0.25, alpha_lr=0.0, start=2.0):
     return w, v, alphas, [a * local_model + (1 - a) * w for a, local_model in zip(alphas, v)]
 
 
+@exhaustive_but(
+    "0.3-0.3-one_by_one",
+    "0.3-0.3-stacked",
+    "1.0-0.0-one_by_one",
+    "0.0-0.3-stacked",
+    "0.3-50.0-one_by_one",
+    "0.0-0.0-one_by_one",
+)
 @pytest.mark.slow
 @all_engines
 @pytest.mark.parametrize("alpha_lr", [0.0, 0.3, 50.0])
@@ -68,6 +77,7 @@ def make_data():
     return shared_out(classes([9, 5, 12]), val_fraction=0.3)
 
 
+@exhaustive_but("0.0-stacked", "0.4-one_by_one", "1.0-one_by_one")
 @pytest.mark.slow
 @all_engines
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
@@ -81,6 +91,7 @@ def test_global_model_equals_fedavg(engine, alpha):
         )
 
 
+@exhaustive_but("one_by_one")
 @pytest.mark.slow
 @all_engines
 def test_alpha_one_equals_local_training(engine):
@@ -103,6 +114,7 @@ def test_absent_client_mixes_its_old_model_with_the_new_global_model():
     torch.testing.assert_close(personal.parameters[0], 0.4 * first + 0.6 * result.w)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_learned_alpha_is_larger_for_a_client_with_different_data():
     """Where all clients have the same data, and where one has data of its own."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from small_federations import classes, mlp, run_tried_rounds, seeded, sgd, shared_out
 
 from pl_fed.attacks import RandomLabels
@@ -49,6 +50,7 @@ def count(data):
     return table
 
 
+@exhaustive_for("stacked")
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "stacked_compiled"])
 def test_counts_are_those_of_all_training_samples(uncompiled, engine):
     """Also with labels that an attack replaces, and a validation part."""

@@ -16,6 +16,7 @@ import pytest
 import torch
 from contract_suite import find_configurations, one_test, one_test_per_class
 from equal_trials import trials_skipped
+from exhaustive import exhaustive_for
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer
 from small_federations import (
@@ -502,6 +503,7 @@ def test_training_lowers_the_loss_with_finite_uploads(kind, arguments):
     assert run.reports[-1]["train/loss"] < run.reports[0]["train/loss"]
 
 
+@exhaustive_for("Ditto", "DittoChoice", "FLAME", "FedTilt", "Mapper", "PFedMe", "PerFedAvg")
 @pytest.mark.slow
 @client_classes
 def test_engines_agree_and_absent_clients_keep_their_states(kind, arguments):
@@ -522,6 +524,23 @@ def test_engines_agree_and_absent_clients_keep_their_states(kind, arguments):
         close(row, expected_row)
 
 
+@exhaustive_for(
+    "Ditto",
+    "DittoChoice",
+    "FLAME",
+    "FedBN",
+    "FedProx",
+    "FedTilt",
+    "Finetuning",
+    "HierFedAvg",
+    "KNNPer",
+    "Local",
+    "Mapper",
+    "PerFedAvg",
+    "PFedMe",
+    "PropFair",
+    "SimpleTuning",
+)
 @client_classes
 def test_own_hooks_keep_the_rule_that_rounds_check_in_those_of_users(kind, arguments):
     """After the trials before training, which accept the algorithm."""
@@ -606,6 +625,23 @@ def test_states_of_a_client_do_not_depend_on_the_others(kind, arguments):
     assert changed != (kind.__name__ in LATER_STATES)
 
 
+@exhaustive_for(
+    "APFL",
+    "Ditto",
+    "DittoChoice",
+    "DittoGreedy",
+    "FLAME",
+    "FedRep",
+    "FedTilt",
+    "Finetuning",
+    "KNNPer",
+    "Mapper",
+    "Moon",
+    "PFedMe",
+    "PFedMeEpochs",
+    "PropFair",
+    "SimpleTuning",
+)
 @pytest.mark.slow
 @one_test_per_class(
     [
@@ -706,6 +742,23 @@ def check_rounds_under_attack(kind, arguments, aggregators, sizes):
         assert {float(report["train/rejected"]) for report in outcome.reports} == {0.0}
 
 
+@exhaustive_for(
+    "Ditto",
+    "DittoChoice",
+    "FLAME",
+    "FedRep",
+    "FedTilt",
+    "Finetuning",
+    "Mapper",
+    "Moon",
+    "PFedFDA",
+    "PFedMe",
+    "PFedMeEpochs",
+    "PerFedAvg",
+    "PropFair",
+    "Scaffold",
+    "SimpleTuning",
+)
 @pytest.mark.slow
 @client_classes
 def test_attacked_clients_train_with_an_aggregator_that_reads_losses(kind, arguments):

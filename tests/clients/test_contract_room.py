@@ -11,6 +11,7 @@ import warnings
 import pytest
 import torch
 from equal_trials import trials_skipped
+from exhaustive import exhaustive_but, exhaustive_for
 from small_federations import (
     HalfSquares,
     Only,
@@ -246,6 +247,7 @@ def largest_difference(first, second):
     )
 
 
+@exhaustive_for("SendsModels", "OwnParts")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 def test_one_by_one_and_stacked_in_any_chunks_agree(kind):
@@ -259,6 +261,7 @@ def test_one_by_one_and_stacked_in_any_chunks_agree(kind):
     assert largest_difference(first, run(client, data, rounds=1, sampler=Uniform(3))) > 1e-4
 
 
+@exhaustive_for("Meta", "SendsModels", "Tilted", "OwnParts", "TwoPulls")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 def test_trainer_fits_stops_resumes_and_tests_the_client(kind, tmp_path):
@@ -340,6 +343,7 @@ def test_each_candidate_equals_ditto_with_its_lambda_and_learning_rate():
         torch.testing.assert_close(candidates["broadcast"], alone["broadcast"])
 
 
+@exhaustive_but("one_by_one")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_the_candidate_with_the_lowest_validation_loss_is_the_personal_model(engine):

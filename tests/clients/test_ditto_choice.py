@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from personal_models import trained
 from small_federations import Only, Views, classes, mlp, run_rounds, seeded, sgd, shared_out
 from tables import table_test
@@ -38,6 +39,7 @@ def validation_losses(rows, data):
     return losses
 
 
+@exhaustive_for("one_by_one-4", "one_by_one-6")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "enough"),
@@ -69,6 +71,7 @@ def test_each_candidate_equals_ditto_with_its_lambda():
         torch.testing.assert_close(result.w, expected.w)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_single_candidate_equals_ditto():
     result = trained(make_client(lams=[0.5]), make_data(), 3)

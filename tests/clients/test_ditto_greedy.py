@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from personal_models import trained
 from small_federations import (
     HalfSquares,
@@ -63,6 +64,7 @@ def simulate(data, steps, enough, lr=0.3, personal_lr=0.2, fixed=0.7, rounds=2):
     return w, torch.stack(v), choices
 
 
+@exhaustive_but("1-one_by_one", "4-stacked", "4-stacked_compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "stacked_compiled"])
 @pytest.mark.parametrize("enough", [1, 4])

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import classes, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torchvision.transforms import v2
@@ -50,6 +51,9 @@ def make_data(**kwargs):
     return shared_out(classes(SIZES, IMAGES), **kwargs)
 
 
+@exhaustive_but(
+    "dtype0-1e-10-Ditto-one_by_one", "dtype0-1e-10-FedAvg-stacked", "dtype1-1e-05-FedAvg-one_by_one"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
@@ -126,6 +130,7 @@ def test_features_equal_the_body_in_evaluation_mode():
     torch.testing.assert_close(federation.data.inputs, expected)
 
 
+@exhaustive_but("64-true")
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["64-true", "32-true", "bf16-mixed"])
 def test_resumed_and_loaded_run_equals_run_without_stored_features(tmp_path, precision):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from dense_admm import LeastSquares
 from every_state import after, after_each_round, engines_agree
+from exhaustive import exhaustive_but
 from small_federations import HalfSquares, Only, classes, mlp, seeded, sgd, shared_out
 from torch import nn
 
@@ -32,6 +33,13 @@ def close(actual, expected, tolerance=1e-12):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
+@exhaustive_but(
+    "all-uniform-one_by_one",
+    "all-samples-stacked",
+    "2-samples-one_by_one",
+    "2-uniform-stacked",
+    "same 3-samples-stacked",
+)
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("sampler", [All(), Uniform(2), Only(1, 3, 4)], ids=["all", "2", "same 3"])
@@ -56,6 +64,7 @@ def test_rounds_equal_admm_on_equation_19(engine, weights, sampler):
         assert float(state["report"]["train/loss"]) == pytest.approx(np.mean(losses), rel=1e-12)
 
 
+@exhaustive_but("uniform-5-50")
 @pytest.mark.parametrize(
     ("weights", "cohort_size", "rounds"), [("uniform", 5, 50), ("samples", 2, 130)]
 )
@@ -101,6 +110,7 @@ def test_mixed_precision_keeps_the_price_at_the_global_model_at_zero():
     assert loss.item() == pytest.approx(plain.item(), abs=1e-3)
 
 
+@pytest.mark.exhaustive
 def test_engines_and_chunks_agree_on_all_states(uncompiled):
     data = shared_out(classes([9, 5, 12, 4]))
     client = FedADMM(seeded(mlp), optimizer=sgd(0.3), local_epochs=2, weights="samples")

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from personal_models import trained, validated_by_training
 from small_federations import (
     Cohorts,
@@ -76,6 +77,7 @@ def simulate(data, cohorts, settings, batch=4):
     return flat[0], np.stack(flat[1:]), np.stack([weight.ravel() for weight in weights])
 
 
+@exhaustive_for("stacked_compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rounds_equal_numpy(uncompiled, engine):

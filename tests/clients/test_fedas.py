@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from personal_models import trained, validated_by_training
 from small_federations import (
     Cohorts,
@@ -89,6 +90,7 @@ def simulate(data, cohorts, fisher_weights, lr=0.2):
     return flat[0], np.stack(flat[1:])
 
 
+@exhaustive_but("True-one_by_one", "False-one_by_one", "True-stacked")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("fisher_weights", [True, False])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from personal_models import trained, validated_by_training
 from small_federations import (
     Cohorts,
@@ -63,6 +64,7 @@ def simulate(data, cohorts, lr, momentum, decay, finetuning):
     return np.concatenate([body.ravel(), head.ravel()]), losses
 
 
+@exhaustive_but("net-moves0-one_by_one", "head-moves1-stacked", "body-moves2-one_by_one")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from personal_models import trained
 from small_federations import (
     Cohorts,
@@ -101,6 +102,7 @@ def check_rounds(weights, kappa, mean_momentum, engines):
             assert not outcome.w[NUMEL:].any()
 
 
+@exhaustive_but("samples-20.0")
 @pytest.mark.slow
 @pytest.mark.parametrize(("weights", "kappa"), [("uniform", 0.0), ("samples", 20.0)])
 def test_rounds_equal_numpy_and_engines_each_other(uncompiled, weights, kappa):
@@ -168,6 +170,7 @@ def test_without_translations_and_pull_it_is_fedavg():
     assert not outcome.states["own"].any()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_pull_brings_mean_features_together():
     spreads = []

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import (
     Cohorts,
     HalfSquares,
@@ -64,6 +65,9 @@ def algorithm_1(data, cohorts, alpha, lr, weights, batch=4, passes=2):
     return w, duals / alphas[:, None], h
 
 
+@exhaustive_but(
+    "uniform-one_by_one", "samples-one_by_one", "samples-stacked", "uniform-stacked_compiled"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
@@ -83,6 +87,7 @@ def test_rounds_equal_algorithm_1(uncompiled, engine, weights):
         np.testing.assert_allclose(mean_drift, -h, rtol=0, atol=1e-9)
 
 
+@exhaustive_but("one_by_one")
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_three_rounds_of_exact_minimisers_go_to_the_minimiser_of_the_mean(engine):
     """f_k = ½ ‖w − c_k‖² has Hessian 1, the objective 1 + α: one step of 1 / 1.5 is exact."""
@@ -101,6 +106,7 @@ def test_three_rounds_of_exact_minimisers_go_to_the_minimiser_of_the_mean(engine
     np.testing.assert_allclose(outcome.w.numpy(), (2, 1), rtol=0, atol=1e-12)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_weights_by_samples_go_to_the_minimiser_of_the_weighted_mean():
     """Clients of one and three equal samples, α_k = α (2, 2/3): one half of all and a third."""
@@ -123,6 +129,7 @@ def test_drifts_of_absent_clients_count_in_the_mean_if_cohorts_vary():
     assert mean.abs().max() > 1e-3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_converges_where_fedavg_stalls():
     """Many local steps on unlike quadratics: FedAvg's fixed point is not the minimum."""

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import (
     HalfSquares,
     Point,
@@ -110,6 +111,7 @@ def test_momentum_beside_a_schedule_of_local_steps_is_refused():
             check_local_schedule(client, 1)
 
 
+@pytest.mark.exhaustive
 def test_fixed_point_is_the_minimum_where_fedavg_has_another():
     """Theorem 1 of the paper on quadratics: small steps, and many rounds."""
     observed = [0.0, 1.0, 5.0]
@@ -124,6 +126,7 @@ def test_fixed_point_is_the_minimum_where_fedavg_has_another():
     assert average == pytest.approx(float(shares @ observed), abs=0.02), "weighted by steps"
 
 
+@exhaustive_but("uniform-one_by_one", "samples-stacked")
 @all_engines
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_equal_steps_are_fedavg_bit_for_bit(engine, weighting):

@@ -3,6 +3,7 @@
 import by_hand
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
@@ -48,6 +49,9 @@ def simulate(net, own, rounds, cohort=EVERYONE, momentum=0.0):
     return [by_hand.mixed(server, state, is_own) for state in states], server
 
 
+@exhaustive_but(
+    "own0-0.0-one_by_one", "own1-0.0-one_by_one", "own2-0.9-stacked", "own2-0.9-stacked_compiled"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import (
     HalfSquares,
     Point,
@@ -42,6 +43,7 @@ def test_rounds_equal_hand_computed_rounds(engine, mu):
     assert float(result.w) == pytest.approx(w, abs=1e-12)
 
 
+@exhaustive_but("one_by_one")
 @pytest.mark.slow
 @all_engines
 def test_mu_zero_equals_fedavg_bit_for_bit(engine):
@@ -54,6 +56,7 @@ def test_mu_zero_equals_fedavg_bit_for_bit(engine):
     assert torch.equal(plain.w, prox.w)
 
 
+@exhaustive_but("one_by_one")
 @pytest.mark.slow
 @all_engines
 def test_ditto_with_global_mu_trains_the_global_model_of_fedprox(engine):

@@ -3,6 +3,7 @@
 import by_hand
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
 from tables import table_test
 
@@ -53,6 +54,14 @@ WORK = [
 ]
 
 
+@exhaustive_but(
+    "one_by_one-0.0-own0*",
+    "one_by_one-0.9-own1*",
+    "one_by_one-0.0-own2*",
+    "stacked-0.9-own3*",
+    "stacked_compiled-0.0-own8*",
+    "one_by_one_compiled-0.9-own9*",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "momentum", "own", "work", "head", "body"),

@@ -5,6 +5,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from personal_models import trained, validated_by_training
 from small_federations import (
     Cohorts,
@@ -106,6 +107,7 @@ def simulate(data, cohorts, settings):
     return row, own, personal, reports
 
 
+@exhaustive_for("stacked_compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rounds_equal_numpy(uncompiled, engine):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from exhaustive import exhaustive_but, exhaustive_for
 from small_federations import (
     HalfSquares,
     Point,
@@ -99,6 +100,7 @@ def simulate(arrays, tau, lam, mu, rounds, lr=0.1, personal_lr=0.1, steps=2):
     return flatten_net(w), torch.stack([flatten_net(personal_net) for personal_net in v])
 
 
+@exhaustive_for("0.0--1.0", "5.0-0.0")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tau", "lam"), [(0.0, 0.0), (1.0, 2.0), (-1.5, 3.0), (2.0, -4.0), (0.0, -1.0), (5.0, 0.0)]
@@ -115,6 +117,7 @@ def test_rounds_equal_a_plain_loop(uncompiled, tau, lam):
         torch.testing.assert_close(outcome.v, v, rtol=0, atol=1e-12)
 
 
+@exhaustive_for("-inf")
 @pytest.mark.slow
 @pytest.mark.parametrize("tau", [50.0, -math.inf])
 def test_engines_agree_on_large_tilts_and_parts_of_batches(uncompiled, tau):
@@ -132,6 +135,7 @@ def test_engines_agree_on_large_tilts_and_parts_of_batches(uncompiled, tau):
 DITTO_DATA = {"batch_size": 4}  # with parts of batches, and one sample by itself
 
 
+@exhaustive_but("one_by_one")
 @pytest.mark.slow
 @all_engines
 def test_zero_tilts_equal_ditto(uncompiled, engine):

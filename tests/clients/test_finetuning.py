@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from personal_models import trained, validated_by_training
 from small_federations import HalfSquares, Point, classes, mlp, points, seeded, sgd, shared_out
 from tables import table_test
@@ -26,6 +27,9 @@ def losses_at(models):
     return torch.tensor(means, dtype=torch.float64)
 
 
+@exhaustive_but(
+    "0.0-l2-one_by_one", "0.5-fisher-one_by_one", "0.5-l2-stacked", "0.0-fisher-stacked"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("regularizer", ["l2", "fisher"])
@@ -106,6 +110,7 @@ def test_invalid_arguments_are_refused(arguments, match):
         Finetuning(Point(), **arguments)
 
 
+@exhaustive_but("fisher-stacked_compiled", "kl-one_by_one_compiled", "kl-stacked")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["stacked", "stacked_compiled", "one_by_one_compiled"])
 @pytest.mark.parametrize("regularizer", ["fisher", "kl"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from dense_admm import LeastSquares, algorithm_1
 from every_state import after, after_each_round, cohorts, engines_agree
+from exhaustive import exhaustive_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_federations import (
@@ -74,6 +75,14 @@ def check_against_algorithm_1(sampler, rounds, engine="stacked", lam=1.3, rho=0.
         close(actual["w"], reference.w)
 
 
+@exhaustive_but(
+    "all-uniform-own-one_by_one",
+    "all-samples-broadcast-stacked",
+    "2-samples-own-stacked",
+    "2-uniform-broadcast-one_by_one",
+    "same 3-samples-broadcast-one_by_one",
+    "same 3-uniform-own-stacked",
+)
 @pytest.mark.slow
 @all_engines
 @pytest.mark.parametrize("pull_to", ["own", "broadcast"])
@@ -84,6 +93,7 @@ def test_rounds_equal_algorithm_1(engine, pull_to, weights, sampler):
     check_against_algorithm_1(sampler, 6, engine, pull_to=pull_to, weights=weights)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @given(
     st.floats(0.01, 3),
@@ -130,6 +140,12 @@ def alphas(weights, sizes):
     return sizes / sizes.sum() if weights == "samples" else torch.full_like(sizes, 1 / len(sizes))
 
 
+@exhaustive_but(
+    "4-*'uniform'*'own'*",
+    "4-*'samples'*'broadcast'*",
+    "2-*'samples'*'own'*",
+    "2-*'uniform'*'broadcast'*",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("cohort_size", [4, 2])
@@ -148,6 +164,7 @@ def test_lemma_3_and_the_mean_of_all_messages(options, cohort_size):
     assert dual.abs().max() > 1e-3
 
 
+@exhaustive_but("4-own", "2-broadcast")
 @pytest.mark.slow
 @pytest.mark.parametrize("pull_to", ["own", "broadcast"])
 @pytest.mark.parametrize("cohort_size", [4, 2])
@@ -165,6 +182,7 @@ def test_messages_are_personal_models_where_rho_is_lam_alpha(pull_to, cohort_siz
     assert min(distances(0.19)) > 1e-4
 
 
+@exhaustive_but("stacked")
 @pytest.mark.slow
 @all_engines
 def test_reference_settings_equal_mean_regularized_and_pfedme_with_a_full_step(engine):
@@ -229,6 +247,7 @@ def full_gradient(i, theta, local, lam):
     return PROBLEM.gradient(i, theta) + lam * (theta - local)
 
 
+@exhaustive_but("stacked-uniform")
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "weights"), [("one_by_one", "samples"), ("stacked", "uniform")])
 def test_steps_end_at_the_first_iterate_within_the_tolerance(engine, weights):
@@ -400,6 +419,7 @@ def test_a_mean_by_samples_is_refused():
 EVERYTHING = {"weights": "samples", "lagged_global": True, "tolerance": 0.01, "rho": 0.2}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_engines_and_chunks_agree_on_all_states(uncompiled):
     data = shared_out(classes([9, 5, 12, 4]))
@@ -409,6 +429,7 @@ def test_engines_and_chunks_agree_on_all_states(uncompiled):
     assert {"local", "dual", "tolerance", "lagged"} <= set(first)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 def test_resumed_run_equals_an_uninterrupted_run(tmp_path):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from lightning.pytorch import LightningModule
 from small_federations import classes, mlp, run_rounds, run_tried_rounds, seeded, sgd, shared_out
 from tables import table_test
@@ -55,6 +56,7 @@ def run(kind, engine, chunk_size=None):
     return run_tried_rounds(client, data, engine=engine, chunk_size=chunk_size)
 
 
+@exhaustive_for("stacked_compiled")
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "stacked_compiled"])
 def test_features_and_outputs_of_the_head_equal_those_of_the_layers(uncompiled, engine):
     expected = run(ByLayers, "one_by_one")

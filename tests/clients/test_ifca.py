@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import Cohorts, Only, classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torch.func import functional_call
@@ -142,6 +143,7 @@ def test_clients_evaluate_the_center_of_the_smallest_training_loss():
 ENGINES = ["stacked", "one_by_one_compiled", "stacked_compiled"]
 
 
+@exhaustive_but("stacked_compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engines_agree(uncompiled, engine):
@@ -190,6 +192,7 @@ def test_a_cluster_that_is_too_small_for_the_aggregator_stays():
     assert torch.equal(after[own[0]], before[own[0]])
 
 
+@pytest.mark.exhaustive
 def test_stop_and_resume_is_bit_equal(tmp_path):
     def fit(name, rounds, ckpt_path=None):
         adam = functools.partial(torch.optim.Adam, lr=0.01)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from personal_models import trained
 from small_federations import (
     Cohorts,
@@ -84,6 +85,7 @@ def choose(w, data, client, lams, lam, neighbors, scale):
     return lams[int(np.argmax(correct))]
 
 
+@exhaustive_but("one_by_one")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_evaluations_equal_numpy(engine):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import (
     Cohorts,
     HalfSquares,
@@ -29,6 +30,7 @@ def halve_per_round(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
 
+@exhaustive_but("0.7-one_by_one", "0.0-one_by_one", "5.0-stacked", "0.7-stacked_compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("lam", [0.0, 0.7, 5.0])
@@ -75,6 +77,7 @@ def test_forged_model_counts_once_in_a_full_cohort():
     torch.testing.assert_close(result.w[0], expected, rtol=1e-12, atol=0)
 
 
+@exhaustive_but("2.0")
 @pytest.mark.slow
 @pytest.mark.parametrize("lam", [0.5, 2.0])
 def test_personal_models_end_between_local_models_and_the_mean(lam):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import (
     HalfSquares,
     Only,
@@ -26,6 +27,7 @@ def net():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))
 
 
+@exhaustive_but("SGD-dtype0-one_by_one", "AdamW-dtype1-stacked")
 @pytest.mark.slow
 @all_engines
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

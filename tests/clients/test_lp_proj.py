@@ -5,6 +5,7 @@ import pytest
 import torch
 from dense_admm import LeastSquares
 from every_state import after, after_each_round, engines_agree
+from exhaustive import exhaustive_but
 from small_federations import HalfSquares, Only, classes, mlp, points, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
@@ -40,6 +41,13 @@ def matrix(short, seed=0):
     return SparseProjection(D, short, seed).double()(torch.eye(D, dtype=torch.float64)).T.numpy()
 
 
+@exhaustive_but(
+    "all-uniform-one_by_one",
+    "all-samples-stacked",
+    "2-samples-one_by_one",
+    "2-uniform-stacked",
+    "same 3-samples-stacked",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
@@ -67,6 +75,7 @@ def test_rounds_equal_algorithm_2(engine, weights, sampler):
         assert float(state["report"]["train/loss"]) == pytest.approx(np.mean(losses), rel=1e-12)
 
 
+@exhaustive_but("2")
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", [All(), Uniform(2)], ids=["all", "2"])
 def test_projection_of_full_dimension_equals_flame(sampler):
@@ -101,6 +110,7 @@ def test_the_pull_acts_in_the_span_of_the_rows_only():
     close(p @ after_step, torch.zeros(3))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_engines_and_chunks_agree_on_all_states(uncompiled):
     data = shared_out(classes([9, 5, 12, 4]))

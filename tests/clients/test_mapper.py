@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from personal_models import trained, validated_by_training
 from small_federations import (
     HalfSquares,
@@ -50,6 +51,7 @@ def simulate(rounds, steps=3, lr=0.25, momentum=0.5, start=2.0):
     return w, v, choice
 
 
+@exhaustive_but("0.5-one_by_one", "0.0-stacked")
 @pytest.mark.slow
 @all_engines
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import (
     Cohorts,
     HalfSquares,
@@ -25,6 +26,9 @@ DATA = shared_out(points(*[[float(y)] for y in Y]))
 ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
 
 
+@exhaustive_but(
+    "clients-one_by_one", "cohort-one_by_one", "cohort-stacked", "clients-stacked_compiled"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("mean", ["clients", "cohort"])
@@ -47,6 +51,7 @@ def test_rounds_equal_a_dense_simulation(uncompiled, engine, mean):
     torch.testing.assert_close(result.w[0], w, rtol=0, atol=1e-13)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_personal_models_end_between_local_models_and_the_mean():
     """At (y_i + λȳ) / (1 + λ), whatever the number of local steps."""
@@ -106,6 +111,7 @@ def test_invalid_arguments_are_refused(arguments, match):
         MeanRegularized(seeded(mlp), **arguments)
 
 
+@exhaustive_but("attack0")
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", [SameValue(value=100.0), SignFlipping(of="model")])
 def test_forged_model_counts_once_in_a_full_cohort(attack):

@@ -5,6 +5,7 @@ import pytest
 import scipy.linalg
 import scipy.optimize
 import torch
+from exhaustive import exhaustive_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_federations import (
@@ -100,6 +101,9 @@ def test_similar_clients_attract_and_opposite_clients_repel():
     assert torch.equal(relations(torch.zeros(3, 2), 0.1), 3 * torch.eye(3))
 
 
+@exhaustive_but(
+    "0.0-1.0-one_by_one", "0.3-2.0-stacked", "0.3-2.0-stacked_compiled", "0.3-2.0-one_by_one"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("decay", "sigma"), [(0.0, 1.0), (0.3, 2.0)])
@@ -132,6 +136,7 @@ def test_rounds_equal_a_dense_simulation(uncompiled, engine, decay, sigma):
     assert torch.equal(server_models, result.v)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_rounds_converge_to_the_minimum_of_the_objective():
     """Σ F_k + λ₁/2 (tr (WᵀW + εI)^½)² + λ₂/2 ‖W‖²: (1) at the best Ω."""
@@ -155,6 +160,7 @@ def test_rounds_converge_to_the_minimum_of_the_objective():
     np.testing.assert_allclose(result.flatten(), best.x, rtol=0, atol=1e-3)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_similar_clients_help_a_client_with_few_samples():
     """Client 1 has four noisy samples and resembles client 0 with many; three draws."""

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from small_federations import (
     Cohorts,
     HalfSquares,
@@ -63,6 +64,7 @@ def simulate(data, cohorts, mu, tau):
     return rows[0], np.stack(rows[1:])
 
 
+@exhaustive_for("stacked_compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rounds_equal_numpy(uncompiled, engine):

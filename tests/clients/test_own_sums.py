@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import classes, mlp, run_tried_rounds, seeded, sgd, shared_out
 from torch import nn
 
@@ -69,6 +70,7 @@ def check_sums(outcome, data, net):
         torch.testing.assert_close(outcome.states["sums"][client], expected.flatten())
 
 
+@exhaustive_but("mlp")
 @pytest.mark.parametrize("make", [mlp, convolution])
 def test_sums_equal_loops_over_the_samples_in_all_engines(make, monkeypatch):
     data = shared_out(classes(SIZES, seed=2))

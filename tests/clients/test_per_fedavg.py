@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from personal_models import trained, validated_by_training
 from small_federations import (
     HalfSquares,
@@ -115,6 +116,13 @@ def test_adaptation_rate_zero_equals_fedavg_on_a_third_of_the_minibatch():
         torch.testing.assert_close(result.w, expected.w, rtol=0, atol=1e-12)
 
 
+@exhaustive_but(
+    "<lambda>0-1-one_by_one",
+    "<lambda>0-3-stacked",
+    "<lambda>1-3-one_by_one",
+    "<lambda>1-1-stacked",
+    "optimizer2-3-one_by_one",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("steps", [1, 3])
@@ -184,6 +192,7 @@ def test_empty_parts_of_a_minibatch_are_not_run():
     assert result[0].distance(result[1]) < 1e-12
 
 
+@exhaustive_but("one_by_one")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_differences_are_taken_in_full_precision(engine):

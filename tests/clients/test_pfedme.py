@@ -7,6 +7,7 @@ import pytest
 import torch
 from dense_admm import LeastSquares
 from every_state import after, after_each_round, engines_agree
+from exhaustive import exhaustive_but
 from small_federations import (
     HalfSquares,
     Point,
@@ -42,6 +43,7 @@ def close(actual, expected, tolerance=1e-12):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
+@exhaustive_but("2.0-all-stacked", "1.0-2-one_by_one", "0.5-2-stacked", "0.5-all-one_by_one")
 @pytest.mark.slow
 @all_engines
 @all_samplers
@@ -112,6 +114,7 @@ def test_momentum_acts_on_w_and_weight_decay_on_f(engine):
     close(actual["w"], np.mean(sent, axis=0))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_rounds_converge_to_the_minimiser_of_the_moreau_envelopes():
     """Theorem 1 of the paper: with K large, w equals (135), as in FLAME."""
@@ -121,6 +124,7 @@ def test_rounds_converge_to_the_minimiser_of_the_moreau_envelopes():
     close(actual["w"], PROBLEM.solution(lam)[0], 1e-7)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_engines_and_chunks_agree(uncompiled):
     data = shared_out(classes([9, 5, 12, 4]))
@@ -151,6 +155,7 @@ def test_optimizers_other_than_sgd_are_refused():
 # As FLAME's paper compares with it
 
 
+@exhaustive_but("all-one_by_one", "2-stacked")
 @pytest.mark.slow
 @all_engines
 @all_samplers
@@ -178,6 +183,7 @@ def test_invalid_arguments_are_refused_with_epochs(arguments):
         PFedMeEpochs(Point(), **arguments)
 
 
+@exhaustive_but("one_by_one")
 @pytest.mark.slow
 @all_engines
 def test_weight_decay_is_part_of_the_loss(engine):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_federations import Recurrent, classes, mlp, reals, run_rounds, seeded, sgd, shared_out
@@ -134,6 +135,7 @@ def test_an_unknown_regularizer_is_refused(kind):
         kind(mlp(), lam=-1)
 
 
+@exhaustive_for("fisher-one_by_one_compiled", "kl-one_by_one_compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "one_by_one_compiled"])
 @pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import (
     Cohorts,
     HalfSquares,
@@ -91,6 +92,13 @@ def halve_per_round(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
 
+@exhaustive_but(
+    "0.7-0.1-one_by_one-path",
+    "0.7-0.1-one_by_one-start",
+    "1.0-0.0-stacked-path",
+    "0.7-0.1-stacked-start",
+    "1.0-0.0-stacked_compiled-path",
+)
 @pytest.mark.slow
 @all_controls
 @pytest.mark.parametrize("engine", ENGINES)
@@ -117,6 +125,7 @@ def test_rounds_equal_algorithm_1(uncompiled, control, engine, server_lr, decay)
     np.testing.assert_allclose(c, c_i.mean(0), rtol=1e-10)  # as the paper remarks
 
 
+@exhaustive_but("stacked-start", "one_by_one-path")
 @pytest.mark.slow
 @all_controls
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
@@ -134,6 +143,7 @@ def test_first_round_equals_fedavg(control, engine):
     assert (second.w - run_rounds(FedAvg(seeded(mlp), **settings), data, 2).w).abs().max() > 1e-4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_scaffold_converges_where_fedavg_stalls():
     """Many local steps on unlike quadratics: FedAvg's fixed point is not the minimum."""
@@ -157,6 +167,7 @@ def test_scaffold_converges_where_fedavg_stalls():
     assert error(FedAvg(seeded(line), **settings), 15) > 0.3
 
 
+@exhaustive_but("path")
 @pytest.mark.slow
 @all_controls
 def test_control_variates_converge_to_the_gradients_at_the_minimum(control):
@@ -203,6 +214,7 @@ def test_reported_loss_is_the_corrected_loss(control):
         assert client.slope_model.value.grad.tolist() == [1.0 - 7.0]  # at x, not at y
 
 
+@exhaustive_but("path")
 @pytest.mark.slow
 @all_controls
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")

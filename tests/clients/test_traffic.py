@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from exhaustive import exhaustive_for
 
 sys.path.append(str(Path(__file__).parents[1] / "privacy"))
 
@@ -44,6 +45,24 @@ def crossing(client, arrays, rounds):
     return rows, sum(proposed.values())
 
 
+@exhaustive_for(
+    "APFL",
+    "Ditto",
+    "DittoChoice",
+    "DittoGreedy",
+    "FedProx",
+    "FedTilt",
+    "Finetuning",
+    "HierFedAvg",
+    "KNNPer",
+    "Mapper",
+    "Moon",
+    "PFedMe",
+    "PFedMeEpochs",
+    "PerFedAvg",
+    "PropFair",
+    "SimpleTuning",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*ALGORITHMS} - {"Local", "Mocha"}))
 def test_declared_uploads_are_the_numbers_that_cross(name, tmp_path, monkeypatch):
