@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
@@ -120,6 +121,7 @@ def test_missing_losses_and_ids_are_refused():
         merge(AFL(), torch.eye(2), [1.0, 2.0], [3, 3])
 
 
+@exhaustive_but("after")
 @pytest.mark.slow
 @pytest.mark.parametrize("merge", ["before", "after"])
 def test_afl_lowers_the_worst_loss_of_the_mean(merge):

@@ -269,6 +269,7 @@ def rows(draw, dtype=np.float64, largest=100.0):
 
 
 quick = settings(max_examples=20, deadline=None, derandomize=True, database=None)
+few = settings(quick, max_examples=8)
 
 
 def repeat_rows(kind, uploads):
@@ -289,6 +290,7 @@ def test_walk_finds_the_aggregators():
     assert {kind.__name__ for kind, _ in CONFIGURATIONS} >= {"Mean", "Median"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @quick
 @given(uploads=rows(), seed=st.integers(0, 1000))
@@ -296,6 +298,19 @@ def test_walk_finds_the_aggregators():
 def test_result_does_not_depend_on_the_order_of_uploads_and_input_is_neither_changed_nor_returned(
     kind, arguments, uploads, seed
 ):
+    check_order_and_input(kind, arguments, uploads, seed)
+
+
+@pytest.mark.slow
+@few
+@given(uploads=rows(), seed=st.integers(0, 1000))
+@all_aggregators
+def test_order_of_few_draws_does_not_matter_and_input_stays(kind, arguments, uploads, seed):
+    check_order_and_input(kind, arguments, uploads, seed)
+
+
+def check_order_and_input(kind, arguments, uploads, seed):
+    """Check that the result follows the clients, and that uploads and weights stay unchanged."""
     uploads = repeat_rows(kind, uploads)
     n = len(uploads)
     weights, round_context = torch.arange(1, n + 1), context(uploads)
@@ -309,11 +324,25 @@ def test_result_does_not_depend_on_the_order_of_uploads_and_input_is_neither_cha
     assert torch.equal(weights, before[1])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @quick
 @given(uploads=rows(), shift=st.floats(-100, 100))
 @without_exempt("translation")
 def test_shift_of_all_uploads_shifts_the_result(kind, arguments, uploads, shift):
+    check_shift(kind, arguments, uploads, shift)
+
+
+@pytest.mark.slow
+@few
+@given(uploads=rows(), shift=st.floats(-100, 100))
+@without_exempt("translation")
+def test_shift_of_few_draws_shifts_the_result(kind, arguments, uploads, shift):
+    check_shift(kind, arguments, uploads, shift)
+
+
+def check_shift(kind, arguments, uploads, shift):
+    """Check that the result moves with all uploads."""
     uploads = without_ties(kind, repeat_rows(kind, uploads))
     shifts = shift * torch.linspace(-1, 1, uploads.shape[1], dtype=uploads.dtype)
     assert_close(
@@ -324,11 +353,25 @@ def test_shift_of_all_uploads_shifts_the_result(kind, arguments, uploads, shift)
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @quick
 @given(uploads=rows(), factor=st.floats(-100, 100))
 @without_exempt("scaling")
 def test_factor_on_all_uploads_is_a_factor_on_the_result(kind, arguments, uploads, factor):
+    check_factor(kind, arguments, uploads, factor)
+
+
+@pytest.mark.slow
+@few
+@given(uploads=rows(), factor=st.floats(-100, 100))
+@without_exempt("scaling")
+def test_factor_on_few_draws_is_a_factor_on_the_result(kind, arguments, uploads, factor):
+    check_factor(kind, arguments, uploads, factor)
+
+
+def check_factor(kind, arguments, uploads, factor):
+    """Check that the result grows with all uploads."""
     uploads = without_ties(kind, repeat_rows(kind, uploads))
     assert_close(
         merge(make(kind, arguments), uploads * factor),
@@ -346,17 +389,34 @@ def test_result_of_equal_uploads_is_that_upload(kind, arguments):
         assert_close(merge(make(kind, arguments), uploads), row, rtol=1e-6, atol=0)
 
 
-@pytest.mark.slow
-@quick
-@given(
+forged_rows = given(
     uploads=rows(np.float32),
     num_byzantine=st.integers(0, MOST_BYZANTINE),
     signs=arrays.arrays(np.bool_, (MOST_BYZANTINE, MOST_NUMBERS)),
 )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@quick
+@forged_rows
 @without_exempt("range")
 def test_result_stays_in_the_range_of_benign_uploads(
     kind, arguments, uploads, num_byzantine, signs
 ):
+    check_range(kind, arguments, uploads, num_byzantine, signs)
+
+
+@pytest.mark.slow
+@few
+@forged_rows
+@without_exempt("range")
+def test_result_stays_in_the_range_of_few_draws(kind, arguments, uploads, num_byzantine, signs):
+    check_range(kind, arguments, uploads, num_byzantine, signs)
+
+
+def check_range(kind, arguments, uploads, num_byzantine, signs):
+    """Check that no forged upload takes the result out of the range of the benign ones."""
     aggregator, uploads = make(kind, arguments), repeat_rows(kind, uploads)
     n, d = uploads.shape
     assert aggregator.max_byzantine(n) <= MOST_BYZANTINE

@@ -364,6 +364,7 @@ def test_step_of_term_equals_gradient_descent_on_the_tilted_loss():
     assert_close(outcome.w, expected.detach(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregator", [Term(20.0), QFFL(5.0, lipschitz=5.0), FedMGDA(1.0)])
 def test_fair_aggregators_lower_the_worst_loss_of_the_mean(aggregator):

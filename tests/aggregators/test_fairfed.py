@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import (
     Cohorts,
     Only,
@@ -256,6 +257,7 @@ def run_in_numpy(data, start, cohorts, fairfed, steps=3, lr=0.3):
 COHORTS = [[0, 1, 4], [4, 2, 0], [2, 3, 1], [1, 4, 2]]
 
 
+@exhaustive_but("one_by_one")
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @table_test(
     ("metric", "num_classes", "cohorts"),

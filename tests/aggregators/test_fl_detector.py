@@ -6,6 +6,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from sklearn.cluster import KMeans
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch.testing import assert_close
@@ -305,6 +306,7 @@ def test_no_split_of_equal_or_few_scores():
     assert find_odd_scores(np.array([0.1] * 5 + [0.9]), 0).tolist() == [False] * 5 + [True]
 
 
+@exhaustive_but("6")
 @pytest.mark.slow
 @pytest.mark.parametrize("cohort", [9, 6])
 def test_rounds_of_a_federation_detect_random_updates(cohort):

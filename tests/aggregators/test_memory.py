@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from small_federations import classes, mlp, seeded, sgd, shared_out
 
 import pl_fed
@@ -58,6 +59,7 @@ def fit(folder, rounds, aggregator, ckpt_path=None):
     return client.row("global").data
 
 
+@exhaustive_for("sums", "detector", "ascent")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make",

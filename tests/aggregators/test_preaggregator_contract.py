@@ -294,12 +294,26 @@ def test_no_chain_returns_nan_or_infinity(kind, arguments):
             assert merged.isfinite().all(), (then, value, place)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @all_steps
 def test_chains_are_finite_and_bounded_within_their_breakdown_point(kind, arguments):
     """One upload of 1e30 stays finite; as many as the breakdown point, if known, stay bounded."""
+    check_chains(kind, arguments, AGGREGATORS)
+
+
+@pytest.mark.slow
+@all_steps
+def test_chains_of_each_aggregator_are_finite_and_bounded(kind, arguments):
+    """Each step has some aggregators behind it, and each aggregator some steps before it."""
+    place = CONFIGURATIONS.index((kind, arguments))
+    check_chains(kind, arguments, AGGREGATORS[place % 4 :: 4])
+
+
+def check_chains(kind, arguments, aggregators):
+    """Check the chains of a step and each of the aggregators."""
     place = CONFIGURATIONS.index((kind, arguments))  # each step and each aggregator has both seeds
-    for seed, (aggregator, aggregator_arguments) in enumerate(AGGREGATORS, place):
+    for seed, (aggregator, aggregator_arguments) in enumerate(aggregators, place):
         if kind.merges_clients and aggregator.remembers_clients:
             continue  # Chain refuses them
         chain = Chain([kind(**arguments)], make(aggregator, aggregator_arguments))

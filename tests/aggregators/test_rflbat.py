@@ -104,9 +104,19 @@ def test_components_equal_those_of_scikit_learn_up_to_signs():
     assert_close(components.abs(), expected.abs(), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.exhaustive
 def test_result_equals_the_steps_by_scikit_learn():
+    check_by_sklearn(range(5, 10))
+
+
+def test_results_of_two_inputs_equal_the_steps_by_scikit_learn():
+    check_by_sklearn((5, 8))
+
+
+def check_by_sklearn(seeds):
+    """Compare results and rejected clients with those of scikit-learn."""
     sizes = set()
-    for seed in range(5, 10):
+    for seed in seeds:
         rows, log = clustered_rows(seed), Log()
         expected, chosen = merge_by_sklearn(rows.numpy())
         assert_close(merge(rows, log), torch.from_numpy(expected), rtol=1e-9, atol=1e-9)

@@ -173,6 +173,7 @@ def test_wrong_names_and_options_are_refused():
         TorchJD("CAGrad", {"radius": 1.0})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_upgrad_lowers_the_worst_loss_of_the_mean():
     """The client with inverted labels has a lower loss than under the mean."""
