@@ -167,9 +167,21 @@ DEFENCES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @table_test("defence", DEFENCES, ids=lambda defence: repr(defence))
 def test_worst_direction_and_both_objectives_do_most_harm(defence):
+    check_worst_harm(defence)
+
+
+@pytest.mark.slow
+@table_test("defence", [Median(), Krum(num_selected=4)], ids=lambda defence: repr(defence))
+def test_worst_direction_does_most_harm_to_two_defences(defence):
+    check_worst_harm(defence)
+
+
+def check_worst_harm(defence):
+    """Compare the harm with that of each direction and objective, and of other attacks."""
     honest = drawn_rows(0, n=11)
     worst = harm(AdaptiveAttack(), honest, 2, defence)
     for direction in ("unit", "sign", "std"):

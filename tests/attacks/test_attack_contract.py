@@ -177,11 +177,33 @@ def test_walk_finds_the_attacks():
     assert {kind.__name__ for kind, _ in CONFIGURATIONS} >= {"RandomLabels", "Fang"}
 
 
+def draws(number):
+    """Return the settings of a test of so many draws, the same in every run."""
+    return settings(max_examples=number, deadline=None, derandomize=True, database=None)
+
+
+cut_batches = given(cuts=st.lists(st.integers(0, 40), max_size=4), seed=st.integers(0, 100))
+
+
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
-@given(cuts=st.lists(st.integers(0, 40), max_size=4), seed=st.integers(0, 100))
+@draws(15)
+@cut_batches
 @all_attacks
 def test_poisoned_samples_do_not_depend_on_their_batch(kind, arguments, cuts, seed):
+    check_batches(kind, arguments, cuts, seed)
+
+
+@pytest.mark.slow
+@draws(4)
+@cut_batches
+@all_attacks
+def test_poisoned_samples_of_few_draws_do_not_depend_on_their_batch(kind, arguments, cuts, seed):
+    check_batches(kind, arguments, cuts, seed)
+
+
+def check_batches(kind, arguments, cuts, seed):
+    """Check that parts of a batch are poisoned as the whole batch is."""
     attack, batch = kind(**arguments), samples()
     together = attack.poison(batch, CLIENT)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
@@ -271,11 +293,24 @@ def test_half_precision_is_computed_in_float32(kind, arguments):
         torch.testing.assert_close(narrow, wide.to(torch.bfloat16), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None, derandomize=True, database=None)
+@draws(6)
 @given(seed=st.integers(0, 1000), know_all=st.booleans())
 @all_attacks
 def test_forged_rows_follow_the_ids_in_any_order_of_clients(kind, arguments, seed, know_all):
+    check_order(kind, arguments, seed, know_all)
+
+
+@pytest.mark.slow
+@all_attacks
+def test_forged_rows_follow_the_ids_in_one_order_of_clients(kind, arguments):
+    for know_all in (True, False):
+        check_order(kind, arguments, seed=1, know_all=know_all)
+
+
+def check_order(kind, arguments, seed, know_all):
+    """Check that each attacker sends the same row wherever it is in the round."""
     attack = kind(**arguments)
     if attack.needs_simulation and not know_all:
         return

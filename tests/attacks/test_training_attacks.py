@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from small_federations import (
     classes,
     mlp,
@@ -542,6 +543,16 @@ PAIRS = [(name, FedRep) for name in ATTACKS]
 PAIRS += zip(ATTACKS, itertools.cycle([FedAvg, Ditto, FedPer, Finetuning, FLAME]))
 
 
+@exhaustive_for(
+    "BadPFL-FedRep",
+    "ConstrainedReplacement-FedRep",
+    "FairnessAttack-FedRep",
+    "Neurotoxin-FedRep",
+    "ProjectedBackdoor-FedRep",
+    "TrainingAttack-FedRep",
+    "A3FL-FedPer",
+    "PFedBA-FedAvg",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "algorithm"), PAIRS)
 def test_engines_give_equal_models_for_every_attack_and_algorithm(name, algorithm):
@@ -646,6 +657,9 @@ def make_trainer(attack, folder, rounds):
     )
 
 
+@exhaustive_for(
+    "ConstrainedReplacement", "FairnessAttack", "PFedBA", "ProjectedBackdoor", "TrainingAttack"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_resumed_run_has_the_metrics_of_an_uninterrupted_one(name, tmp_path):

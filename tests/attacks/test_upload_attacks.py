@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import halfnorm, kstest, norm
@@ -95,6 +96,7 @@ def test_sign_flipping_flips_update_model_or_broadcast():
     assert model.tolist() == [[-2, -2]], "−2 w"
 
 
+@exhaustive_but("arguments1-*")
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "std"), [({}, 0.1**0.5), ({"std": 1.0}, 1.0)])
 def test_sign_flipping_draws_a_factor_for_each_attacker(arguments, std):
@@ -562,6 +564,7 @@ def test_draws_are_new_in_each_round_and_for_each_seed():
         assert (other != first).float().mean() > 0.9
 
 
+@exhaustive_but("arguments1-*")
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "std"), [({}, 0.1**0.5), ({"std": 0.01}, 0.01)])
 def test_the_same_value_is_drawn_for_each_attacker(arguments, std):
