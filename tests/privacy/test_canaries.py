@@ -5,6 +5,7 @@ from statistics import NormalDist
 
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_rounds import build, model_row, private, run
@@ -75,6 +76,7 @@ def audit(change=lambda privacy: None, noise=1.5, seed=0, buckets=None):
     return empirical_epsilon(released, rows, DELTA), privacy.epsilon()
 
 
+@exhaustive_for("1-None")
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "buckets"), [(0, None), (1, None), (0, 8)])
 def test_empirical_epsilon_is_below_the_claimed_one(seed, buckets):

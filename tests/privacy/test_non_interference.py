@@ -7,6 +7,7 @@ models. Then the uploads, states and metrics of all other clients must be equal 
 import pytest
 import torch
 from algorithms import ALGORITHMS, make
+from exhaustive import exhaustive_but, exhaustive_for
 from observed_rounds import NEIGHBOURS, ObservedRounds, list_differences
 from small_federations import classes, seeded, sgd, shared_out
 from torch import nn
@@ -99,6 +100,18 @@ def ditto():
     return Ditto(seeded(net), optimizer=sgd(0.3), local_epochs=2)
 
 
+@exhaustive_for(
+    "Mapper",
+    "PFedMe",
+    "PerFedAvg",
+    "DittoChoice",
+    "DittoGreedy",
+    "Moon",
+    "PFedMeEpochs",
+    "PropFair",
+    "SimpleTuning",
+    "FedProx",
+)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm(name):
     """Stacks of two clients show what passes within a stack, and from one stack to the next.
@@ -110,6 +123,9 @@ def test_every_algorithm(name):
     assert not interference(lambda: make(name), shape=(4,), engine="stacked", chunk_size=2)
 
 
+@exhaustive_but(
+    "fed_avg-stacked", "ditto-one_by_one", "fed_avg-one_by_one_compiled", "ditto-stacked_compiled"
+)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("make_client", [fed_avg, ditto])
 def test_every_position_in_a_stack(uncompiled, engine, make_client):
@@ -127,12 +143,16 @@ def test_every_position_in_a_stack(uncompiled, engine, make_client):
     assert not interference(make_client, neighbours, engine=engine, chunk_size=3)
 
 
+@exhaustive_for("one_by_one-Poisson", "stacked-Uniform", "stacked-Cyclic")
 @pytest.mark.parametrize("sampler", [Uniform(4), Poisson(0.7), Cyclic(2)], ids=kind_of)
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_every_sampler(sampler, engine):
     assert not interference(ditto, sampler=sampler, engine=engine)
 
 
+@exhaustive_for(
+    "stacked-RandomLabels", "one_by_one-FlippedLabels", "stacked-Outliers", "one_by_one-Backdoor"
+)
 @pytest.mark.parametrize(
     "attack", [RandomLabels(), FlippedLabels(), Outliers(), Backdoor(0, size=1)], ids=kind_of
 )
@@ -144,6 +164,7 @@ def test_every_attack_on_data(attack, engine):
     assert not interference(fed_avg, adversary=Adversary(attack, ids=ids), engine=engine)
 
 
+@exhaustive_for("Outliers")
 @pytest.mark.parametrize("attack", [RandomLabels(), Outliers(), Backdoor(0, size=1)], ids=kind_of)
 def test_samples_of_an_earlier_client_key_no_draw_with_privacy(attack):
     """Other numbers of samples of the first client move the places of all others' samples."""
@@ -169,6 +190,7 @@ def test_private_rounds(options):
         assert not interference(ditto, engine=engine, **settings)
 
 
+@exhaustive_for("TopK", "RandomK")
 @pytest.mark.parametrize("codec", [TopK(5), RandomK(5), QSGD(3), PowerSGD(1)], ids=kind_of)
 def test_every_kind_of_codec(codec):
     for engine in ("one_by_one", "stacked"):
