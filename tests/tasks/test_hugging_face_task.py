@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from small_federations import run_tried_rounds, sgd, shared_out
 
 from pl_fed.clients import Ditto, FedAvg, FedTilt
@@ -62,6 +63,7 @@ def test_losses_and_logits_are_those_of_the_model(family):
                 assert abs(float(loss - own.loss)) < 1e-6, (problem, attention)
 
 
+@exhaustive_for("distilbert", "llama")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stacked_clients_get_the_numbers_of_clients_one_by_one(family):
     for problem in ("classes", "tokens"):

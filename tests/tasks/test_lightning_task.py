@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from exhaustive import exhaustive_but, exhaustive_for
 from lit_federations import (
     draw,
     float32,
@@ -64,6 +65,21 @@ def step_values(report):
     return {k: v for k, v in report.items() if k.startswith("train/") and k[6:] not in counts}
 
 
+@exhaustive_for(
+    "Ditto-images",
+    "Ditto-table",
+    "Ditto-regression",
+    "Ditto-autoencoder",
+    "Ditto-tokens",
+    "APFL-images*",
+    "APFL-regression",
+    "APFL-autoencoder",
+    "APFL-tokens",
+    "FedRep-images*",
+    "FedRep-table",
+    "FedRep-regression",
+    "FedRep-tokens",
+)
 @pytest.mark.slow
 @every_module
 @pytest.mark.parametrize("algorithm", [FedAvg, Ditto, APFL, FedRep])
@@ -82,6 +98,7 @@ def test_engines_agree_for_modules(make, arrays, algorithm):
         assert all(abs(float(values[k]) - float(others[k])) < 1e-10 for k in values)
 
 
+@exhaustive_but("stacked_compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
 def test_compiled_engines_agree_for_modules(uncompiled, engine):
@@ -134,6 +151,7 @@ KEPT = {
 }
 
 
+@exhaustive_but("Adam", "SGD with momentum")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KEPT)
 def test_fit_of_one_client_with_a_kept_optimizer_state_equals_a_lightning_fit(name, tmp_path):
@@ -255,6 +273,7 @@ def test_optimizer_and_schedule_are_those_of_the_module(tmp_path):
     assert run_tried_rounds(FedAvg(seeded(LitTable), sgd(0.05)), data).distance(outcomes[0]) > 1e-3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_resumed_fit_with_a_schedule_is_bit_equal(tmp_path):
     arrays = float32(images())
@@ -355,6 +374,7 @@ class LitHooks(LitAutoencoder):
         self.log("norm", sum(p.grad.square().sum() for p in self.parameters()))
 
 
+@exhaustive_for("one_by_one_compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
 def test_hooks_of_a_batch_and_of_gradients_are_called_as_in_a_lightning_fit(engine, tmp_path):
@@ -517,6 +537,7 @@ def test_inputs_of_further_metrics_fit_the_targets():
     assert torch.equal(task.metric_inputs(logits, logits)[0], logits)
 
 
+@exhaustive_but("True")
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", [False, True])
 def test_command_line_accepts_a_module_by_its_path(tmp_path, chosen):
@@ -639,6 +660,12 @@ class DoublesInStep(DoublesInTraining):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+@exhaustive_but(
+    "Doubles-one_by_one-Ditto",
+    "Doubles-stacked-Ditto",
+    "DoublesInTraining-one_by_one-Ditto",
+    "DoublesInStep-one_by_one-PFedMe",
+)
 @pytest.mark.parametrize("kind", [Ditto, PFedMe])
 @pytest.mark.parametrize(
     ("net", "engine"),

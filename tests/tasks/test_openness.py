@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from exhaustive import exhaustive_but, exhaustive_for
 from small_federations import Given, mlp, reals, run_tried_rounds, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
@@ -129,6 +130,7 @@ class Words(NamedTuple):
     mask: torch.Tensor
 
 
+@exhaustive_but("stacked_compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
 def test_named_tuples_as_inputs_are_compiled(uncompiled, engine, recwarn):
@@ -156,6 +158,7 @@ def select_samples(tree, mask):
     return tree[mask]
 
 
+@exhaustive_for("Ditto-dict inputs", "Ditto-segmentation", "FedAvg-language model", "FedAvg-pixels")
 @pytest.mark.slow
 @every_case
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])

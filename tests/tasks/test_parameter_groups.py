@@ -5,6 +5,7 @@ import copy
 import lightning
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from lit_federations import float32, numbers, set_up, table, trainer_of
 from lit_modules import LitAutoencoder, LitTable
 from small_federations import run_tried_rounds, seeded, shared_out
@@ -64,6 +65,7 @@ def fit_plainly(module, data, epochs, folder, clip=None):
     return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
+@exhaustive_but("LitAdamW-None", "LitSGD-0.05")
 @pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 0.05])
 @MODULES
@@ -78,6 +80,7 @@ def test_fit_of_one_client_equals_a_lightning_fit(make, clip, tmp_path):
         torch.testing.assert_close(outcome.w, plain, rtol=0, atol=1e-12)
 
 
+@exhaustive_but("LitAdamW")
 @pytest.mark.slow
 @MODULES
 def test_engines_agree_for_parameter_groups(make, uncompiled):
