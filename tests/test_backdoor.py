@@ -154,6 +154,7 @@ def test_backdoor_success_is_logged_with_the_other_metrics(run):
     assert column == pytest.approx(shares.tolist(), rel=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_backdoor_succeeds_and_keeps_the_accuracy(tmp_path):
     def federate(name, attack):

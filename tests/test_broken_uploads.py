@@ -11,6 +11,7 @@ import pytest
 import torch
 from contract_suite import find_configurations, one_test_per_class
 from equal_trials import trials_skipped
+from exhaustive import exhaustive_but, exhaustive_for
 from small_federations import (
     Cohorts,
     VariedCohorts,
@@ -140,6 +141,7 @@ def assert_same(first, second, tolerance):
             assert torch.equal(value, expected)
 
 
+@exhaustive_but("FedAvg-stacked", "Ditto-one_by_one")
 @pytest.mark.slow
 @quiet
 @engines
@@ -185,6 +187,20 @@ def test_mean_over_all_clients_includes_those_that_are_left_out(kind):
         assert (end.w - intact.w).abs().max() > 1e-4
 
 
+@exhaustive_for(
+    "sampler1-L2SGD",
+    "sampler0-MeanRegularized",
+    "sampler2-MeanRegularized",
+    "sampler1-FLAME",
+    "sampler2-FLAME",
+    "sampler0-FedADMM",
+    "sampler1-FedADMM",
+    "sampler0-Mocha",
+    "sampler2-Mocha",
+    "sampler1-Scaffold",
+    "sampler0-FedDyn",
+    "sampler2-FedDyn",
+)
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("kind", TERMS_OF_THE_MEAN)
@@ -271,6 +287,7 @@ def client_of_another_kind(kind, change, of="upload"):
     return odd_kind(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
 
 
+@exhaustive_but("third")
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("place", [0, 2, 4], ids=["first", "third", "last"])
@@ -285,6 +302,7 @@ def test_upload_of_another_kind_changes_no_other_upload(place):
         assert [report["train/rejected"] for report in end.reports] == [0, 1], name
 
 
+@exhaustive_but("stacked")
 @pytest.mark.slow
 @quiet
 @engines
@@ -303,6 +321,23 @@ def scaffold_without_the_broken_client():
     return run(breaking_client(Scaffold), [[3, 0, 5, 2, 4], [0, 5, 2, 4]], 2, broken=None)
 
 
+@exhaustive_but(
+    "own_control-bool",
+    "own_control-uint8",
+    "own_control-sparse",
+    "own_control-meta",
+    "own_control-list",
+    "own_control-string",
+    "own_control-length",
+    "own_control-None",
+    "control-int64",
+    "control-complex",
+    "control-nested",
+    "control-numpy",
+    "control-dict",
+    "control-number",
+    "control-length",
+)
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize(
@@ -351,6 +386,7 @@ def test_client_without_a_proposal_keeps_the_servers_state():
     assert end.server["number"].item() == pytest.approx(1 + 10 * 2 / len(COHORT))
 
 
+@exhaustive_but("stacked")
 @pytest.mark.slow
 @quiet
 @engines
@@ -362,6 +398,7 @@ def test_broken_local_models_are_not_kept(engine):
     assert broken.states["personal"].isfinite().all()
 
 
+@exhaustive_but("one_by_one")
 @pytest.mark.slow
 @engines
 def test_federation_warns_once_of_broken_uploads(engine):
@@ -420,6 +457,14 @@ def breaking_clients(*broken_clients):
     return broken_kind(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
 
 
+@exhaustive_but(
+    "0.0-*-one_by_one",
+    "0.2-broken_clients1-*-stacked",
+    "0.2-broken_clients2-*-one_by_one",
+    "0.5-broken_clients3-*-one_by_one",
+    "0.5-broken_clients4-*-stacked",
+    "1.0-*-one_by_one",
+)
 @pytest.mark.slow
 @engines
 @pytest.mark.parametrize(
@@ -539,6 +584,33 @@ ARGUMENTS = {
 AGGREGATORS = find_configurations(pl_fed.aggregators, Aggregator, ARGUMENTS)
 
 
+@exhaustive_for(
+    "AdaFed",
+    "AlignIns",
+    "Bulyan",
+    "CAF",
+    "Chain",
+    "CRFL",
+    "DeepSight",
+    "DnC",
+    "FedMGDA",
+    "FreqFed",
+    "GeometricMedian",
+    "KLoss",
+    "KNorm",
+    "LASA",
+    "MDA",
+    "MeaMed",
+    "NguyenFlame",
+    "QFFL",
+    "RFLBAT",
+    "RobustLearningRate",
+    "SMEA",
+    "SignGuard",
+    "TiltedMean",
+    "TorchJD",
+    "WeakDP",
+)
 @pytest.mark.slow
 @quiet
 @one_test_per_class(AGGREGATORS)

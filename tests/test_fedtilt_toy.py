@@ -68,6 +68,7 @@ def test_second_experiment_with_large_tau_is_accurate_for_the_small_class(run):
     assert run(2, -100.0, 1.0).by_class_of_many.min() < 0.2, "a negative τ loses a class"
 
 
+@pytest.mark.exhaustive
 def test_third_experiment_with_negative_lam_ignores_outliers(run):
     """Outliers move the boundary of plain losses, and a positive λ fits single samples."""
     clean, disturbed = (run(3, 100.0, -100.0, noise) for noise in (0.0, 5.0))

@@ -72,6 +72,7 @@ def test_weights_satisfy_the_kkt_conditions(problem):
         assert float(falls.max() - rises.min()) <= 1e-12 * max(float(products.abs().max()), 1e-300)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @quick
 @given(problems(), st.integers(0, 1000))

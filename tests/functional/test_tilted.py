@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -124,6 +125,7 @@ def test_two_levels_equal_decimal_arithmetic(values, tau, lam, data):
     assert_near(gradient, expected_gradient, rtol=1e-10 + 4 * EPS * finite * max(values))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @quick
 @given(losses, tilts, st.data())
@@ -268,6 +270,7 @@ def test_second_derivatives(tau, lam):
 PAIRS = [(0.0, 0.0), (2.0, -3.0), (math.inf, 1e-5), (-200.0, -math.inf)]
 
 
+@exhaustive_but("2.0--3.0", "inf-1e-05")
 @pytest.mark.slow
 @pytest.mark.parametrize(("tau", "lam"), PAIRS)
 def test_vmap_and_tracing_equal_a_loop_over_clients(tau, lam):
