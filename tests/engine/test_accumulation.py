@@ -8,6 +8,7 @@ import by_hand
 import lightning
 import pytest
 import torch
+from further_cases import mark_further
 from lit_federations import images, numbers
 from lit_modules import LitAutoencoder, LitImages
 from small_federations import (
@@ -182,7 +183,9 @@ ALGORITHMS = {
 
 
 @SLOW
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm", mark_further(ALGORITHMS, ["Ditto, uneven work", "FLAME", "Finetuning"])
+)
 @table_test("optimizer, clip", [(adam, None), (heavy, 0.05)])
 def test_engines_agree(algorithm, optimizer, clip):
     client, data = ALGORITHMS[algorithm](optimizer=optimizer), shared_out(classes(SIZES))

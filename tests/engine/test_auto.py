@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from further_cases import mark_further
 from small_federations import (
     NOTHING_READABLE,
     classes,
@@ -89,7 +90,7 @@ def choose_engine(client=None, rounds=1000.0, name="fastest", **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fastest", ALL_ENGINES)
+@pytest.mark.parametrize("fastest", mark_further(ALL_ENGINES, {*ALL_ENGINES} - {"stacked"}))
 def test_fastest_engine_is_chosen(clock, fastest):
     clock.seconds[fastest] = 0.5
     choice = choose_engine()
@@ -311,7 +312,7 @@ def test_run_with_any_chosen_engine_equals_run_one_by_one(clock, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("net", [batch_norm_net, dropout_net])
+@pytest.mark.parametrize("net", mark_further([batch_norm_net, dropout_net], [batch_norm_net]))
 def test_measurement_changes_no_state(clock, net):
     client = make_client(net=net).double().train()
     federation = Federation(All(), seed=0, engine=EngineOptions("fastest"))

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from further_cases import covering
 from small_federations import Given, reals, run_rounds, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
@@ -182,8 +183,7 @@ def test_minimised_loss_equals_the_criterion_by_hand(kind):
 
 
 @pytest.mark.slow
-@each_kind
-@pytest.mark.parametrize("algorithm", [Ditto, Finetuning])
+@pytest.mark.parametrize(("algorithm", "kind"), covering([Ditto, Finetuning], KINDS))
 def test_logged_losses_equal_the_criterion_by_hand(kind, algorithm):
     options = {"finetune_epochs": 1} if algorithm is Finetuning else {}
     client, arrays = make_federation(kind, UNEQUAL, algorithm, **options)
@@ -208,8 +208,9 @@ def test_logged_losses_equal_the_criterion_by_hand(kind, algorithm):
 
 
 @pytest.mark.slow
-@each_kind
-@pytest.mark.parametrize("algorithm", [PerFedAvg, DittoGreedy, DittoChoice])
+@pytest.mark.parametrize(
+    ("algorithm", "kind"), covering([PerFedAvg, DittoGreedy, DittoChoice], KINDS)
+)
 def test_criterion_supports_masks_of_batch_parts_and_validation_data(kind, algorithm):
     """These masks exclude samples; no engine pads minibatches for such a criterion."""
     lams = {DittoGreedy: {"lams": [0.1, 1.0]}, DittoChoice: {"lams": [0.1, 1.0]}}

@@ -171,7 +171,7 @@ def run(client, engine):
     return run_rounds(client, data, engine=engine, dtype=torch.float32)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_a_compiler
 @pytest.mark.parametrize("engine", COMPILED)
 def test_compiled_run_of_a_net_with_a_view_equals_eager_run(engine):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from further_cases import covering, mark_further, mark_if
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_federations import NOTHING_READABLE, classes, mlp, run_rounds, seeded, sgd, shared_out
@@ -101,6 +102,9 @@ NETS = {  # name: builder, shape of a sample
     "frozen body": (frozen_body, (4,)),
 }  # fmt: skip
 
+# nets of other tests here, for all algorithms
+SHOWN_ELSEWHERE = {"mlp", "layer norm", "convolution, group norm", "dropout"}
+
 ALGORITHMS = {
     "FedAvg": lambda net, **kwargs: FedAvg(net, local_epochs=2, **kwargs),
     "Local": lambda net, **kwargs: Local(net, local_steps=3, **kwargs),
@@ -131,6 +135,12 @@ OPTIMIZERS = {
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, initial_accumulator_value=0.1),
     "Adadelta": lambda p: torch.optim.Adadelta(p, lr=0.5),
     "ASGD": lambda p: torch.optim.ASGD(p, lr=0.05),
+}
+
+# unmarked with a kept state: test_optimizer_states.py
+KEPT_ELSEWHERE = {
+    *("SGD, all options", "SGD, dampening", "Adam", "Adam, amsgrad", "NAdam", "Rprop", "Adagrad"),
+    "ASGD",
 }
 
 ENGINES = (*EAGER, *COMPILED)
@@ -186,12 +196,12 @@ def assert_engines_agree_on_training(algorithm, net, **settings):
     assert not torch.equal(before.double(), after)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", mark_further(ALGORITHMS, ["Ditto, r > s", "Local"]))
 def test_engines_agree_for_every_algorithm_and_chunk_size(algorithm):
     assert_engines_agree_on_training(algorithm, "dropout", chunk_sizes=(None, 1, 2, 3))
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", mark_further(NETS, SHOWN_ELSEWHERE))
 def test_engines_agree_for_every_net(net):
     """Each net is in a stack of one, too: by FedAvg."""
     assert_engines_agree_on_training(TWO_MODELS, net, chunk_sizes=(3,))
@@ -206,7 +216,7 @@ def test_engines_agree_for_one_model_with_a_frozen_body():
     assert_engines_agree_on_training("FedAvg", "frozen body", chunk_sizes=(3,))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", mark_further(OPTIMIZERS, KEPT_ELSEWHERE))
 def test_engines_agree_for_every_elementwise_optimizer(optimizer):
     data, build = shared_out(classes(SIZES)), OPTIMIZERS[optimizer]
     client = ALGORITHMS["Ditto, r > s"](seeded(mlp), optimizer=build)
@@ -219,15 +229,20 @@ def test_engines_agree_for_every_elementwise_optimizer(optimizer):
         assert expected.distance(compiled) <= 1e-10
 
 
-@pytest.mark.parametrize("optimizer", ["SGD, all options", "Adam"])  # in the step, outside of it
-@pytest.mark.parametrize("algorithm", ["FedAvg", "Ditto, r > s", "Ditto, r < s"])
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer"),  # SGD is in the step, Adam outside of it
+    covering(["Ditto, r > s", "Ditto, r < s", "FedAvg"], ["SGD, all options", "Adam"]),
+)
 def test_engines_agree_for_every_algorithm_with_an_optimizer_state(algorithm, optimizer):
     client = ALGORITHMS[algorithm](seeded(mlp), optimizer=OPTIMIZERS[optimizer])
     assert_engines_agree(client, shared_out(classes(SIZES)), chunk_sizes=(None, 3))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("clipping", [Clipping(0.05), Clipping(0.02, "value")], ids=str)
+@pytest.mark.parametrize(
+    ("clipping", "algorithm"),
+    covering([Clipping(0.02, "value"), Clipping(0.05)], reversed(ALGORITHMS)),
+    ids=str,
+)
 def test_engines_agree_with_gradient_clipping(clipping, algorithm):
     client = ALGORITHMS[algorithm](seeded(mlp), optimizer=sgd(0.5, momentum=0.5))
     data, traced = shared_out(classes(SIZES)), algorithm == TWO_MODELS
@@ -257,9 +272,10 @@ def test_engines_agree_with_augmentation():
 
 
 @pytest.mark.parametrize(
-    "attack", [RandomLabels(), FlippedLabels()], ids=lambda a: type(a).__name__
+    ("augment", "attack"),
+    covering([None, [v2.RandomHorizontalFlip(0.5)]], [FlippedLabels(), RandomLabels()]),
+    ids=["-FlippedLabels", "-RandomLabels", "augmented-FlippedLabels", "augmented-RandomLabels"],
 )
-@pytest.mark.parametrize("augment", [None, [v2.RandomHorizontalFlip(0.5)]], ids=["", "augmented"])
 def test_engines_agree_with_poisoned_labels_of_byzantine_clients(attack, augment):
     make, shape = NETS["convolution, group norm"]
     data = shared_out(classes([9, 4, 6], shape, num_classes=2), augment=augment)
@@ -281,7 +297,11 @@ POISONED_AT_ACCESS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("attack", POISONED_AT_ACCESS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "attack",
+    [mark_if(type(attack) is Outliers, attack) for attack in POISONED_AT_ACCESS],
+    ids=lambda a: type(a).__name__,
+)
 def test_engines_agree_with_samples_poisoned_in_every_epoch(monkeypatch, attack):
     """A client's samples are gathered in one step, or in several ones."""
     data = shared_out(classes(SIZES))
@@ -321,6 +341,7 @@ def test_eager_engines_agree_for_any_sizes_and_work(**work):
     assert_engines_agree_for_work(**work, traced=False)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=5, deadline=None, derandomize=True, database=None)
 @any_sizes_and_work
 def test_compiled_engines_agree_for_any_sizes_and_work(**work):
@@ -342,7 +363,7 @@ def assert_engines_agree_for_work(sizes, batch_size, steps, epochs, drop_last, c
     assert_engines_agree(client, data, chunk_sizes=(chunk_size,), rounds=1, traced=traced)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", mark_further(ALGORITHMS, ["Ditto, r > s"]))
 def test_engines_agree_in_single_precision(algorithm):
     make, shape = NETS["convolution, group norm"]
     client = ALGORITHMS[algorithm](seeded(make), optimizer=sgd(0.1, momentum=0.9))
@@ -351,7 +372,7 @@ def test_engines_agree_in_single_precision(algorithm):
     assert_engines_agree(client, data, chunk_sizes=(None, 3), traced=traced, **settings)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", mark_further(ALGORITHMS, ["Ditto, r > s"]))
 def test_engines_agree_in_mixed_precision(algorithm):
     """bfloat16 has three digits; the rows stay in float32."""
 
@@ -371,8 +392,11 @@ def test_engines_agree_in_mixed_precision(algorithm):
     assert mixed.w.dtype == torch.float32
 
 
-@pytest.mark.parametrize("make", [FedAvg, Ditto, Local])
-@pytest.mark.parametrize("options", [{"weight": [1.0, 0.2, 3.0]}, {"ignore_index": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "make"),
+    covering([{"weight": [1.0, 0.2, 3.0]}, {"ignore_index": 1}], [Ditto, FedAvg, Local]),
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
+)
 def test_engines_agree_with_weighted_and_ignored_classes(options, make):
     """torch divides a minibatch's loss by the sum of its weights, with padding as without."""
     if "weight" in options:
@@ -492,7 +516,7 @@ def run_round_without_a_copy(client, engine):
     federation.run_round(0, client.configure_optimizers())
 
 
-@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.parametrize("algorithm", mark_further(["norm", "value"], ["norm"]))
 def test_precision_and_clipping_of_the_trainer_reach_both_engines(tmp_path, algorithm):
     rows = {}
     for engine in ("one_by_one", "stacked"):

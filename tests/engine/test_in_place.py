@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from further_cases import mark_further
 from small_federations import classes, run_rounds, seeded, sgd, shared_out
-from test_compiled import assert_engine_warnings, each_compiled, needs_a_compiler
+from test_compiled import assert_engine_warnings, needs_a_compiler
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pl_fed.clients import FedAvg
+from pl_fed.engine.choice import COMPILED
 from pl_fed.engine.in_place import add_products_in_place
 
 RATE, RUNNING = torch.tensor(0.3), torch.tensor([True, False, True])
@@ -77,7 +79,7 @@ class FillsMissing(nn.Module):
 
 @needs_a_compiler
 @pytest.mark.slow
-@each_compiled
+@pytest.mark.parametrize("engine", mark_further(COMPILED, ["one_by_one_compiled"]))
 def test_compiled_run_with_missing_values_equals_eager_run(engine):
     """Only the augmentation fills missing values: clients without further steps keep them."""
     arrays = classes([8, 4, 12, 4], (64,), num_classes=70)  # minibatches of 4

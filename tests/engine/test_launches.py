@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from further_cases import mark_further
 
 BENCHMARKS = Path(__file__).parents[2] / "experiments" / "benchmarks"
 
@@ -19,7 +20,7 @@ def counts(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("engine", mark_further(["one_by_one", "stacked"], ["one_by_one"]))
 def test_a_step_has_at_most_1_3_times_the_operators_by_hand(counts, engine):
     for case in counts.CASES.values():
         case = replace(case, clients=2)

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from further_cases import mark_further
 from small_federations import (
     Only,
     VariedCohorts,
@@ -46,6 +47,9 @@ OPTIMIZERS = {
 }
 
 
+LIKE_OTHERS = {"SGD", "AdamW", "RMSprop", "RAdam", "Adamax", "Adadelta"}  # in their states
+
+
 def keep(client, data, engine="one_by_one", **settings):
     """Run rounds with kept states; no engine may fall back."""
     with warnings.catch_warnings():
@@ -55,7 +59,7 @@ def keep(client, data, engine="one_by_one", **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", mark_further(OPTIMIZERS, LIKE_OTHERS))
 def test_engines_agree_for_every_optimizer_with_a_kept_state(name):
     data = shared_out(classes(SIZES))
     client = Ditto(

@@ -69,7 +69,7 @@ def test_padding_of_every_place_is_the_clients_own_first_sample():
 
 
 @needs_a_compiler
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("position", [2, 3])
 def test_compiled_stack_loses_only_the_client_that_overflows(position):
     data = overflowing((4,), position, 1e30)

@@ -117,7 +117,7 @@ def test_evaluations_multiply_by_onednn_where_mkl_is_held_back(monkeypatch):
     torch.testing.assert_close(*losses)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_onednn
 @needs_a_compiler
 def test_compiled_run_with_products_by_onednn_equals_eager_run(faster_products):

@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 import torch
+from further_cases import mark_if
 from small_federations import classes, mlp, run_rounds, said, seeded, sgd, shared_out
 from torch import nn
 
@@ -34,7 +35,16 @@ NET_ARGUMENTS = {  # the smallest arguments, and the shape of a sample
 }
 RECURRENT = {"CharacterGRU"}  # torch cannot stack recurrent layers
 TRANSFORMERS = {"HuggingFaceModel", "LoRA"}  # tests/tasks/test_hugging_face_task.py, tests/models
+LIKE_OTHERS = {  # in the parts of a net
+    *("DittoFashionCNN", "DittoFemnistCNN", "FlameFemnistCNN"),
+    "FrozenBody",  # test_engines_agree.py has one of two layers
+}
 NOT_STACKABLE = {"DittoCelebaCNN"}  # BatchNorm mixes samples
+# their eager engines agree in test_steps_of_begin.py, and a local step of theirs is that of another
+WITH_STEPS_OF_OTHERS = {
+    *("FedAvg", "FedBABU", "FedBN", "FedNova", "FedPer", "FedRep", "Finetuning", "HierFedAvg"),
+    *("IFCA", "KNNPer", "L2SGD", "Local", "Mocha", "PFedMeEpochs", "SimpleTuning"),
+}
 CLIENT_ARGUMENTS = {
     "APFL": [{"alpha": 0.4, "alpha_lr": 0.1}],
     "Ditto": [
@@ -53,14 +63,23 @@ CLIENT_ARGUMENTS = {
 }
 
 
-def shipped_classes(package, parent, excluded=()):
-    """Yield a parameter for each public, concrete subclass of ``parent`` in a package."""
+SHOWN_ELSEWHERE = [
+    CLIENT_ARGUMENTS["Ditto"][0],  # test_engines_agree.py
+    CLIENT_ARGUMENTS["PerFedAvg"][0],
+]
+
+
+def shipped_classes(package, parent, excluded=(), further=()):
+    """Yield a parameter for each public, concrete subclass of ``parent`` in a package.
+
+    Those in ``further`` are marked exhaustive.
+    """
     for entry in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         for name, member in vars(importlib.import_module(entry.name)).items():
             is_defined_here = inspect.isclass(member) and member.__module__ == entry.name
             is_public = is_defined_here and not name.startswith("_") and name not in excluded
             if is_public and issubclass(member, parent) and not inspect.isabstract(member):
-                yield pytest.param(member, id=name)
+                yield mark_if(name in further, member, id=name)
 
 
 def assert_engines_agree(client, data, stackable=True):
@@ -77,7 +96,7 @@ def assert_engines_agree(client, data, stackable=True):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "net_class", shipped_classes(pl_fed.models, nn.Module, RECURRENT | TRANSFORMERS)
+    "net_class", shipped_classes(pl_fed.models, nn.Module, RECURRENT | TRANSFORMERS, LIKE_OTHERS)
 )
 def test_engines_agree_for_every_shipped_net(uncompiled, net_class):
     arguments, shape = NET_ARGUMENTS[net_class.__name__]
@@ -95,7 +114,12 @@ def test_engines_agree_for_every_shipped_net(uncompiled, net_class):
 @pytest.mark.parametrize(
     ("client_class", "arguments"),
     [
-        pytest.param(*param.values, arguments, id=said(param.id, arguments))
+        mark_if(
+            param.id in WITH_STEPS_OF_OTHERS or arguments in SHOWN_ELSEWHERE,
+            *param.values,
+            arguments,
+            id=said(param.id, arguments),
+        )
         for param in shipped_classes(pl_fed.clients, Client, {"FedExLoRA"})
         for arguments in CLIENT_ARGUMENTS.get(param.id, [{}])
     ],

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from contract_suite import find_configurations, one_test_per_class
+from contract_suite import find_configurations
+from further_cases import covering, mark_if
 from small_federations import (
     HalfSquares,
     Point,
@@ -49,12 +50,24 @@ def run(client, engine="one_by_one", **settings):
     return run_rounds(client, shared_out(classes(SIZES)), engine=engine, **settings)
 
 
+# their local steps and engines: test_shipped_pieces_agree.py
+WITH_OWN_STEPS = {
+    *("APFL", "Ditto", "DittoChoice", "DittoGreedy", "FedADMM", "FedALA", "FedAS", "FedDBE"),
+    *("FedDyn", "FedProx", "FedROD", "FedTilt", "FLAME", "LpProj", "MeanRegularized", "Moon"),
+    *("PFedFDA", "PropFair", "Scaffold"),
+}
+
+
 def walk_clients():
-    """Return a test of each algorithm that needs nothing but a net."""
+    """Return a case for each algorithm that needs nothing but a net."""
     own = {"Scaffold": [{"optimizer": sgd(0.1)}], "LpProj": [{"dimensions": 7}]}
     own |= {"L2SGD": [{"lam": 0.5}], "MeanRegularized": [{"lam": 0.5}]}
     pairs = find_configurations(pl_fed.clients, Client, own)
-    return one_test_per_class([pair for pair in pairs if pair[0].__name__ != "FedExLoRA"])
+    return [
+        mark_if(kind.__name__ in WITH_OWN_STEPS, kind, arguments, id=kind.__name__)
+        for kind, arguments in pairs
+        if kind.__name__ != "FedExLoRA"
+    ]
 
 
 def net():
@@ -62,7 +75,7 @@ def net():
 
 
 @pytest.mark.slow
-@walk_clients()
+@pytest.mark.parametrize(("kind", "arguments"), walk_clients())
 def test_engines_agree_on_the_steps_of_every_algorithm(kind, arguments):
     client = budgeted(kind(seeded(net), **{"optimizer": sgd(0.1), **arguments}))
     expected = run(client)
@@ -75,8 +88,9 @@ def test_engines_agree_on_the_steps_of_every_algorithm(kind, arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("optimizer", [sgd(0.1, momentum=0.9), torch.optim.Adam])
+@pytest.mark.parametrize(
+    ("optimizer", "kept"), covering([sgd(0.1, momentum=0.9), torch.optim.Adam], [False, True])
+)
 def test_every_engine_takes_the_steps(uncompiled, optimizer, kept):
     client = budgeted(Ditto(seeded(mlp), optimizer=optimizer))
     settings = {"chunk_size": 2, "keep_optimizer_state": kept}

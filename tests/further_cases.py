@@ -1,0 +1,32 @@
+"""Parameters of a test, of which `make test` runs a covering choice, and `make test-all` all."""
+
+import itertools
+
+import pytest
+
+
+def mark_further(values, further):
+    """Return the values of a parameter; those in ``further`` are marked exhaustive."""
+    values = list(values)
+    unknown = [value for value in further if value not in values]
+    assert not unknown, f"{unknown} are none of {values}"
+    return [mark_if(value in further, value) for value in values]
+
+
+def mark_if(is_further, *values, **options):
+    """Return a case with these values, marked exhaustive if it is a further one."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive if is_further else (), **options)
+
+
+def covering(*axes):
+    """Return all combinations of the values of several parameters.
+
+    Those that are not marked exhaustive run along the axes in step, so that each value is in one.
+    """
+    axes = [list(axis) for axis in axes]
+    sizes = [len(axis) for axis in axes]
+    chosen = {tuple(step % size for size in sizes) for step in range(max(sizes))}
+    return [
+        mark_if(places not in chosen, *(axis[place] for axis, place in zip(axes, places)))
+        for places in itertools.product(*map(range, sizes))
+    ]
