@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from further_cases import covering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_federations import Given, classes, mlp, reals, seeded, sgd
@@ -258,8 +259,10 @@ def test_single_real_valued_output_is_a_number_per_sample():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [FedAvg, Ditto, Local])
-@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    ("precision", "kind"),
+    covering(["32-true", "64-true", "bf16-mixed"], [FedAvg, Local, Ditto]),
+)
 def test_logged_metrics_equal_those_of_the_models(tmp_path, kind, precision):
     """Autocast may cache the weights of the previous client in mixed precision."""
     arrays = classes([20, 10, 40, 15], num_classes=3, seed=4)
