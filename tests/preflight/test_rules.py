@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from further_cases import mark_if
 from small_federations import classes, mlp, sections, seeded, sgd, shared_out
 from tables import table_test
 
@@ -54,7 +55,10 @@ def test_mean_over_all_clients_refuses_weighting_by_samples(name, arguments, fir
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("untried")
-@pytest.mark.parametrize(("name", "arguments"), MEANS.items())
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [mark_if(name in ("L2SGD", "LpProj", "Mocha"), name, a) for name, a in MEANS.items()],
+)
 def test_mean_over_all_clients_warns_of_another_server_optimizer(name, arguments):
     match = f"The global model of {name} is the mean over all clients only if"
     others = [adam, sgd(0.5), sgd(1.0, momentum=0.9), sgd(1.0, weight_decay=0.1)]

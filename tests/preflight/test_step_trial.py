@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from further_cases import mark_further
 from small_federations import Only, classes, run_tried_rounds, seeded, shared_out
 from stateful_modules import ACCEPTED, REFUSED, Stateful
 from tables import table_test
@@ -23,6 +24,9 @@ from pl_fed.samplers import All
 SIZES = [8, 8, 8]
 COMPILED = ["one_by_one_compiled", "stacked_compiled"]
 ENGINES = ["one_by_one", "stacked", *COMPILED]
+LIKE_OTHERS = {  # in how they keep something
+    *("CachedConstant", "EvaluatedNorm", "GradientPenalty", "MeanTeacher", "SetScale", "Unsaved"),
+}
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Local steps run eagerly"),
     pytest.mark.filterwarnings("ignore:Clients are run one by one"),
@@ -67,7 +71,7 @@ def set_up(module, client=FedAvg, sizes=SIZES, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.parametrize("name", mark_further(ACCEPTED, LIKE_OTHERS))
 def test_accepted_modules_equal_federated_averaging_by_hand(uncompiled, name):
     """``test_compiled.py`` runs the compiler, which does not see the modules, on some traces."""
     module, data = seeded(ACCEPTED[name]).double(), shared_out(classes(SIZES), batch_size=8)
