@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from further_cases import mark_further
 from small_federations import Given, Only, classes, mlp, sections, seeded, sgd
 
 import pl_fed
@@ -121,7 +122,7 @@ def test_evaluation_of_new_clients_by_hand(tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Ditto, Scaffold])
+@pytest.mark.parametrize("kind", mark_further([Ditto, Scaffold], [Scaffold]))
 def test_continued_run_resumes_bit_by_bit(tmp_path, kind):
     """Stopped and resumed after the change of clients, a run has the bits of one without a stop."""
     few, more = (

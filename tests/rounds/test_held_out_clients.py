@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 from equal_trials import trials_skipped
+from further_cases import mark_if
 from small_federations import (
     Cohorts,
     classes,
@@ -268,7 +269,11 @@ def test_training_clients_are_those_of_a_federation_without_held_out_clients():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "chunk_sizes"),
-    [(Ditto, (None, 1, 1)), (FedRep, (1, None, None)), (Finetuning, (None, 1, None))],
+    [
+        (Ditto, (None, 1, 1)),
+        mark_if(True, FedRep, (1, None, None)),
+        mark_if(True, Finetuning, (None, 1, None)),
+    ],
 )
 def test_engines_agree(uncompiled, kind, chunk_sizes):
     """Every engine with both sizes of chunks, and every algorithm, too."""
@@ -347,7 +352,7 @@ def trainer(folder, rounds, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [None, LocalCosine])
+@pytest.mark.parametrize("schedule", [None, mark_if(True, LocalCosine)])
 def test_resumed_run_equals_uninterrupted_run_and_files_have_all_clients(tmp_path, schedule):
     module = shared_out(
         classes(SIZES), val_fraction=0.3, test_fraction=0.3, held_out_clients=2, batch_size=4

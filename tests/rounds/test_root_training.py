@@ -9,6 +9,7 @@ import pytest
 import torch
 from by_hand import row
 from equal_trials import trials_skipped
+from further_cases import covering
 from small_federations import (
     NOTHING_READABLE,
     Given,
@@ -139,9 +140,11 @@ def make_root_client_data(data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("work", [{"local_epochs": 3}, {"local_steps": 4}], ids=str)
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    ("drop_last", "work", "net"),
+    covering([False, True], [{"local_epochs": 3}, {"local_steps": 4}], NETS),
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
+)
 def test_root_update_equals_the_upload_of_a_fedavg_client(net, work, drop_last):
     data = data_with_root(drop_last=drop_last)
     client = FedAvg(seeded(net), optimizer=sgd(0.3, momentum=0.5), **work)
@@ -303,8 +306,7 @@ def test_root_update_limits_steps_and_clips_gradients():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("kind", [FedAvg, Ditto, FLAME])
+@pytest.mark.parametrize(("kind", "net"), covering([FedAvg, Ditto, FLAME], NETS))
 def test_root_update_changes_nothing_else(net, kind):
     """An aggregator that ignores the root update gives the rounds without it."""
 

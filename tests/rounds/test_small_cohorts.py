@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from further_cases import covering
 from small_federations import VariedCohorts, classes, mlp, run_rounds, seeded, sgd, shared_out
 from tables import table_test
 
@@ -36,8 +37,11 @@ def run(cohorts, client=FedAvg, aggregator=None, rounds=None, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("client", [FedAvg, Ditto, Scaffold])
-@pytest.mark.parametrize("small", [SMALL, EMPTY])
+@pytest.mark.parametrize(
+    ("small", "client"),
+    covering([SMALL, EMPTY], [FedAvg, Ditto, Scaffold]),
+    ids=[f"small{k}-{name}" for k in range(2) for name in ("FedAvg", "Ditto", "Scaffold")],
+)
 def test_round_with_too_small_a_cohort_changes_nothing_and_is_counted(client, small):
     """Neither the model nor any state of a client or of the server."""
     before, skipped = run([FULL], client), run([FULL, small], client)
