@@ -2,7 +2,8 @@
 
 A case is a function of a device and a folder that returns numbers by name, on the CPU. Its
 attribute ``cpu`` is the case, or its name, that gives the CPU's numbers; without it, the case
-itself does. Cases run in processes with the pretend device: see ``run_on_device.py``.
+itself does. Those that :func:`mark_further` marks run in ``make test-all``, not in ``make test``.
+Cases run in processes with the pretend device: see ``run_on_device.py``.
 """
 
 import copy
@@ -44,6 +45,21 @@ SIZES = [9, 17, 7, 12, 8, 15, 9]
 EAGER = ("one_by_one", "stacked")
 PARTS = {"val_fraction": 0.2, "test_fraction": 0.2, "seed": 0}
 ROUNDS = 2
+
+
+def mark_further(cases, further):
+    """Return the cases, after a mark on those with these names, which are left out by `make test`.
+
+    The others are a covering choice: among them, each leaf runs on the device, and each setting.
+    """
+    for name in further:
+        cases[name].is_further = True
+    return cases
+
+
+def first_of_each(configurations):
+    """Return the first configuration of each class."""
+    return [*{kind: (kind, arguments) for kind, arguments in reversed(configurations)}.values()]
 
 
 def given(arrays=None, **settings):
@@ -151,6 +167,11 @@ DITTO_WITH_A_DEFENCE = {
     *("Median", "TrimmedMean", "Krum", "Term, poisoned", "QFFL in shards, poisoned", "DeepSight"),
     *("FLDetector", "FLTrust", "a chain"),
 }
+LIKE_OTHERS_IN_EVALUATIONS = {  # FedAvg or Ditto; `make test` has their rounds
+    *("APFL", "DittoGreedy", "FedADMM", "FedALA", "FedAS", "FedBN", "FedDBE", "FedDyn", "FedPer"),
+    *("FedProx", "HierFedAvg", "L2SGD", "Mapper", "MeanRegularized", "Moon", "PFedMe"),
+    *("PFedMeEpochs", "PropFair"),
+}
 TRACED_ALGORITHMS = ("Ditto", "FedAvg", "FedTilt", "Scaffold")
 
 
@@ -163,6 +184,7 @@ def algorithms():
     the scenarios runs rounds alone, too: there it runs with a Trainer.
     """
     cases, with_trainer = {}, {find_class(scenario) for scenario in worlds.SCENARIOS.values()}
+    further = {"PerFedAvg 2 | one_by_one"}  # of each algorithm, `make test` has one engine
     for param in shipped_classes(pl_fed.clients, Client, {"FedExLoRA"}):
         for count, arguments in enumerate(CLIENT_ARGUMENTS.get(param.id, [{}])):
             options = {"optimizer": sgd(0.1, weight_decay=0.01), "local_epochs": 1, **arguments}
@@ -179,7 +201,10 @@ def algorithms():
             for engine in ("stacked", *traced):
                 case = cases[f"{name} | {engine}"] = partial(rounds, engine=engine)
                 case.cpu = rounds
-    return cases
+            has_rounds = param.values[0] in with_trainer or name in LIKE_OTHERS_IN_EVALUATIONS
+            further.add(f"{name} | {'one_by_one' if has_rounds else 'stacked'}")
+            further |= {f"{name} | {engine}" for engine in traced if name != "FedAvg"}
+    return mark_further(cases, further)
 
 
 def find_class(scenario):
@@ -199,7 +224,12 @@ def defences():
         f"{kind.__name__} {arguments}, Median": {"pre_aggregators": [kind(**arguments)], **median}
         for kind, arguments in PRE_AGGREGATORS
     }
-    return {name: partial(run_without_trainer, **settings) for name, settings in cases.items()}
+    chosen = {f"{kind.__name__} {arguments}" for kind, arguments in first_of_each(AGGREGATORS)}
+    chosen |= {
+        f"{kind.__name__} {arguments}, Median" for kind, arguments in first_of_each(PRE_AGGREGATORS)
+    }
+    cases = {name: partial(run_without_trainer, **settings) for name, settings in cases.items()}
+    return mark_further(cases, cases.keys() - chosen)
 
 
 def name_layers(arguments):
@@ -210,12 +240,14 @@ def name_layers(arguments):
 def codecs():
     """Return every codec, with Byzantine clients, in rounds alone; a net has matrices to factor."""
     settings = {"attack": pl_fed.attacks.SignFlipping(), "ids": [1, 3]}
-    return {
+    cases = {
         f"codec {kind.__name__} {arguments}": partial(
             run_without_trainer, compression=kind(**arguments), **settings
         )
         for kind, arguments in CODECS
     }
+    chosen = {f"codec {kind.__name__} {arguments}" for kind, arguments in first_of_each(CODECS)}
+    return mark_further(cases, cases.keys() - chosen)
 
 
 def attacks():
@@ -227,15 +259,36 @@ def attacks():
         "ids": [1, 3],
         "aggregator": pl_fed.aggregators.Median(),
     }
-    return {
-        f"{kind.__name__} {arguments}, knows {knowledge}": partial(
+    cases, kinds, further = {}, set(), set()
+    for knowledge, (kind, arguments) in zip(cycle(("all", "own", "own")), ATTACKS):
+        name = f"{kind.__name__} {arguments}, knows {knowledge}"
+        cases[name] = partial(
             run_without_trainer,
             attack=kind(**arguments),
             knowledge="all" if kind(**arguments).needs_simulation else knowledge,
             **settings,
         )
-        for knowledge, (kind, arguments) in zip(cycle(("all", "own", "own")), ATTACKS)
-    }
+        further |= {name} if kind in kinds else set()
+        kinds.add(kind)
+    return mark_further(cases, further)
+
+
+FURTHER_SCENARIOS = {  # other groups have their algorithms and pieces
+    *("Ditto", "float32, by samples", "FairFed, poisoned", "FairFed in shards"),
+    *("multi-Krum in shards, float32", "FedTilt, tilted in shards", "nothing is sent"),
+    *("the server keeps all models, some forged", "the server keeps a control"),
+    *("a choice of λ", "states of local optimizers", "FLAME", "Lp-Proj in shards", "outliers"),
+    *("clusters, some forged", "one sends nothing", "parts are kept"),
+    "a frozen part, nothing is kept",
+    *("FairFed, one client", "forged", "forged by a search, redrawn", "broken uploads"),
+    *("all uploads broken", "BatchNorm", "BatchNorm, in shards", "all at home in one process"),
+    *("fewer clients than processes", "the server keeps all models"),
+    *("adapted before evaluations", "held-out clients", "held-out clients, whose head trains"),
+    *("stacked", "a backdoor", "one diverges", "one diverges, in shards", "one sends too little"),
+    *("one process sends nothing", "compressed in low rank, some forged", "unequal clients"),
+    *("unequal clients, normalised and forged", "diverges"),
+    *{"private", "private, with empty cohorts"} & worlds.SCENARIOS.keys(),
+}
 
 
 def scenarios():
@@ -266,7 +319,7 @@ def scenarios():
     cases = {name: partial(on_device, name=name) for name in names}
     for name, case in cases.items():
         case.tolerance = 1e-5 if "float32" in name else 1e-9
-    return cases
+    return mark_further(cases, FURTHER_SCENARIOS)
 
 
 def evaluations():
@@ -288,7 +341,7 @@ def samplers():
         names = inspect.signature(kind).parameters
         options = {name: value for name, value in arguments.items() if name in names}
         cases[f"sampler {kind.__name__}"] = partial(run, sampler=kind(**options))
-    return cases
+    return mark_further(cases, {"sampler All"})  # most cases have it
 
 
 def tasks():
@@ -303,7 +356,7 @@ def tasks():
     def net(shape):
         return nn.Sequential(nn.Linear(4, shape.numel()), nn.Unflatten(1, shape))
 
-    return {
+    cases = {
         f"task {name}": partial(
             run,
             client=lambda task=task, outputs=outputs: ditto(
@@ -314,6 +367,8 @@ def tasks():
         )
         for name, (task, outputs, targets, num_classes) in TASKS.items()
     }
+    further = ("Classification, weights", "CriterionTask, pixels", "LanguageModelling, shifted")
+    return mark_further(cases, {f"task {name}" for name in (*further, "Regression, L1")})
 
 
 def modules():
@@ -323,7 +378,7 @@ def modules():
         "a table": (lit_modules.LitTable, lit_federations.table),
         "a contrast": (lit_modules.LitAutoencoder, lit_federations.numbers),
     }
-    return {
+    cases = {
         f"module {name}, {engine}": partial(
             run,
             client=lambda make=make: FedAvg(seeded(make)),
@@ -333,6 +388,8 @@ def modules():
         for name, (make, arrays) in made.items()
         for engine in EAGER
     }
+    chosen = zip(made, cycle(EAGER))
+    return mark_further(cases, cases.keys() - {f"module {name}, {e}" for name, e in chosen})
 
 
 def adapters():
@@ -353,7 +410,7 @@ def adapters():
         "FedExLoRA, one_by_one": (FedExLoRA, adapted),
         "FedExLoRA, stacked": (FedExLoRA, adapted),
     }
-    return {
+    cases = {
         f"Hugging Face {name}": partial(
             run,
             client=lambda kind=kind, make=make: kind(make(), optimizer=sgd(0.1)),
@@ -363,11 +420,12 @@ def adapters():
         )
         for name, (kind, make) in made.items()
     }
+    return mark_further(cases, cases.keys() - {"Hugging Face FedExLoRA, one_by_one"})
 
 
 def nets():
     """Return the nets of the papers, but those with over a million parameters."""
-    return {
+    cases = {
         f"net {count} {getattr(make, '__name__', '')}": partial(
             run,
             client=lambda make=make: FedAvg(seeded(make), optimizer=sgd(0.01)),
@@ -380,6 +438,9 @@ def nets():
         for count, (make, shape, num_classes, numel) in enumerate(NETS)
         if numel < 1_000_000
     }
+    like_others = ("DittoFemnistCNN", "DittoCelebaCNN", "FedTiltCNN", "FlameFemnistCNN")
+    like_others += ("medical_mnist", "<lambda>")
+    return mark_further(cases, {name for name in cases if name.endswith(like_others)})
 
 
 def engines():
@@ -412,13 +473,17 @@ def engines():
             case.tolerance = tolerances.get(name, 1e-9)
             if name not in tolerances:
                 case.cpu = f"one_by_one, {name}"
+    chosen = {
+        *("stacked, Adam, kept", "stacked, accumulation", "stacked, bf16-mixed"),
+        *("one_by_one_compiled, dropout", "auto, BatchNorm"),
+    }
     data = partial(given, drop_last=True)
     for engine in ("auto", "one_by_one", "one_by_one_compiled"):
         client = partial(ditto, worlds.batch_norm_net)
         case = partial(run, client=client, data=data, engine=engine)
         case.cpu = "one_by_one, BatchNorm"
         cases[f"{engine}, BatchNorm"] = case
-    return cases
+    return mark_further(cases, cases.keys() - chosen)
 
 
 def storage():
@@ -467,12 +532,16 @@ def storage():
         "Adam on the server": {"server_optimizer": partial(torch.optim.Adam, lr=0.01)},
         "local momentum": {"keep_optimizer_state": True},
     }
+    first_ways = [*zip(cycle((False, True)), kept)]  # `make test` has each kind in one direction
+    further = {"fit on device, then CPU"}
     ways = [(begins, not begins, kind) for begins in (True, False) for kind in kept]
     for begins, ends, kind in [*ways, (True, True, "local momentum")]:
         words = f"{'device' if begins else 'CPU'} to {'device' if ends else 'CPU'}"
         case = partial(resumed, begins=begins, ends=ends, kind=kind)
         case.cpu = f"resume, device to CPU, {kind}"
-        cases[f"resume, {words}, {kind}"] = case
+        name = f"resume, {words}, {kind}"
+        cases[name] = case
+        further |= set() if (begins, kind) in first_ways else {name}
     for begins, words in ((True, "device, then CPU"), (False, "CPU, then device")):
         case = cases[f"fit on {words}"] = partial(fit_twice, begins=begins, ends=not begins)
         case.cpu = "fit on device, then CPU"
@@ -491,7 +560,8 @@ def storage():
                 run, client=client, privacy=private(min_separation=2), sampler=Cyclic(2)
             ),
         }
-    return cases
+        further.add("privacy")
+    return mark_further(cases, further)
 
 
 def processes():

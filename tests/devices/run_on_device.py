@@ -1,6 +1,7 @@
 """Run a group of cases on the CPU and on the pretend device, and write their differences.
 
-``python tests/devices/run_on_device.py GROUP FILE.json [WORDS ...]``; words select cases.
+``python tests/devices/run_on_device.py GROUP FILE.json PART [WORDS ...]``; the part of the group is
+``chosen``, the covering choice of ``make test``, or ``further``, the rest. Words select cases.
 """
 
 import json
@@ -83,21 +84,24 @@ def describe(outcome):
     return f"{type(outcome).__name__} at {places}: {(str(outcome).splitlines() or [''])[-1][:300]}"
 
 
-def run_group(group, words=()):
-    """Return the comparison of each case of a group."""
+def run_group(group, part, words=()):
+    """Return the comparison of each case of a part of a group, and the number of all cases."""
     expected, rows = {}, {}
-    cases = {name: case for part in GROUPS[group] for name, case in part().items()}
+    cases = {name: case for walk in GROUPS[group] for name, case in walk().items()}
     for name, case in cases.items():
-        if words and not any(word in name for word in words):
+        is_further = getattr(case, "is_further", False)
+        if is_further != (part == "further") or (words and not any(word in name for word in words)):
             continue
         on_cpu = getattr(case, "cpu", name)
         if on_cpu not in expected:
             expected[on_cpu] = outcome_of(cases.get(on_cpu, on_cpu), "cpu")
         tolerance = getattr(case, "tolerance", 1e-9)
         rows[name] = compare(case, expected[on_cpu]) | {"tolerance": tolerance}
-    return rows
+    return {"rows": rows, "cases": len(cases)}
 
 
 if __name__ == "__main__":
     assert sys.argv[1] in GROUPS, f"expected one of {list(GROUPS)}"
-    Path(sys.argv[2]).write_text(json.dumps(run_group(sys.argv[1], sys.argv[3:]), indent=1))
+    assert sys.argv[3] in ("chosen", "further")
+    group, path, part, *words = sys.argv[1:]
+    Path(path).write_text(json.dumps(run_group(group, part, words), indent=1))

@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from further_cases import mark_if
 
 pytestmark = pytest.mark.slow
 
@@ -17,10 +18,17 @@ GROUPS = {  # with the least number of cases that the walks must find
 }
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_device_gives_the_numbers_of_the_cpu(compare, group):
-    rows = compare(group)
-    assert len(rows) >= GROUPS[group]
+@pytest.mark.parametrize(
+    ("group", "part"),
+    [
+        *(pytest.param(group, "chosen", id=group) for group in GROUPS),
+        *(mark_if(True, group, "further", id=f"{group}, further") for group in GROUPS),
+    ],
+)
+def test_device_gives_the_numbers_of_the_cpu(compare, group, part):
+    result = compare(group, part)
+    assert result["cases"] >= GROUPS[group]
+    rows = result["rows"]
     wrong = {
         name: row
         for name, row in rows.items()
@@ -58,6 +66,7 @@ def test_command_line_shows_the_traceback_of_a_device_error(run_script, tmp_path
     assert "RuntimeError: Expected all tensors to be on the same device" in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_gpu_tests_run_on_the_device(run_script):
     """``tests/test_gpu.py`` is for real cards; its eager tests show here that it fits pl_fed."""
     words = "not graphs and not two_processes and not nccl and not wait and not compiled"

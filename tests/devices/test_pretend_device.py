@@ -70,7 +70,7 @@ def test_device_refuses_what_cuda_refuses(run_script):
 
 
 def test_planted_faults_are_found(compare):
-    rows = compare("planted faults")
+    rows = compare("planted faults")["rows"]
     rooms = {"client", "aggregator", "evaluator", "store", "adversary", "metric"}
     assert rows.keys() == rooms
     for room, row in rows.items():
