@@ -1,4 +1,7 @@
-"""Parameters of a test, of which `make test` runs a covering choice, and `make test-all` all."""
+"""Parameters of a test by their values: `make test` runs a choice of them, and `make test-all` all.
+
+``exhaustive.py`` chooses among combinations by their ids instead.
+"""
 
 import itertools
 
@@ -11,6 +14,14 @@ def mark_further(values, further):
     unknown = [value for value in further if value not in values]
     assert not unknown, f"{unknown} are none of {values}"
     return [mark_if(value in further, value) for value in values]
+
+
+def mark_others(values, *chosen):
+    """Return the values, or tuples of values, of parameters; all but the chosen are exhaustive."""
+    return [
+        mark_if(value not in chosen, *(value if isinstance(value, tuple) else (value,)))
+        for value in values
+    ]
 
 
 def mark_if(is_further, *values, **options):

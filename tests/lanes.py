@@ -3,8 +3,6 @@
 import re
 import zlib
 
-import pytest
-
 
 def is_chosen(test, choice):
     """Return whether an exhaustive test runs.
@@ -26,19 +24,3 @@ def is_chosen(test, choice):
         )
     part, parts = int(match[1]), int(match[2])
     return zlib.crc32(test.encode()) % parts == part - 1
-
-
-def mark_others(values, *chosen):
-    """Return parameters of a test: those that are not chosen are exhaustive.
-
-    Args:
-        values: The values of the parameter, or tuples of values of several.
-        chosen: The values that `make test` runs, too.
-    """
-    return [
-        pytest.param(
-            *(value if isinstance(value, tuple) else (value,)),
-            marks=() if value in chosen else pytest.mark.exhaustive,
-        )
-        for value in values
-    ]

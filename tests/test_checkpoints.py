@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lanes import mark_others
+from further_cases import mark_others
 
 import pl_fed.lightning.checkpoints
 from pl_fed.command.fit import FederatedCLI

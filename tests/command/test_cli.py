@@ -18,7 +18,7 @@ import lightning
 import pytest
 import torch
 import yaml
-from lanes import mark_others
+from further_cases import mark_others
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.callbacks import PerClient

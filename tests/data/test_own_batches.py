@@ -10,7 +10,7 @@ from itertools import chain
 import lightning
 import pytest
 import torch
-from lanes import mark_others
+from further_cases import mark_others
 from lightning.pytorch import LightningDataModule, LightningModule
 from small_federations import seeded
 from tables import table_test

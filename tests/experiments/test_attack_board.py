@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from covering_cells import choose_cells, labels_of
-from lanes import mark_others
+from further_cases import mark_others
 
 from experiments.attack_board import benchmarks, further_tables, page
 from experiments.attack_board.nets import CifarResNet18

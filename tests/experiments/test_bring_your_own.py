@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from lanes import mark_others
+from further_cases import mark_others
 from small_federations import run_tried_rounds, seeded
 
 from experiments.bring_your_own import run as experiment

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 from covering_cells import choose_cells, settings_of
-from lanes import mark_others
+from further_cases import mark_others
 from study_processes import fork_workers
 
 from experiments.__main__ import find_experiments, main, open_experiment

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from covering_cells import choose_cells, labels_of
-from lanes import mark_others
+from further_cases import mark_others
 
 from pl_fed.studies.cell_configs import check_config
 from pl_fed.studies.study import Study

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from covering_cells import choose_cells, settings_of
-from lanes import mark_others
+from further_cases import mark_others
 
 from experiments.experiment import read_csv, write_csv
 from experiments.personalization import page, results

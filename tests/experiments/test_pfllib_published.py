@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lanes import mark_others
+from further_cases import mark_others
 
 from experiments.experiment import read_csv, write_csv
 from experiments.pfllib_published import page

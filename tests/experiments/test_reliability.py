@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lanes import mark_others
+from further_cases import mark_others
 
 from experiments.reliability import __main__ as campaign
 from experiments.reliability import kills, races

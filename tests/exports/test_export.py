@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from lanes import mark_others
+from further_cases import mark_others
 from lightning import LightningModule
 from sklearn.datasets import load_digits
 from torch import nn
