@@ -266,15 +266,17 @@ class SessionSetup:
         """Return the changes by local steps; refuse any that passes from one client to the next."""
         facts = find_step_facts(trial, batch_rule.batch_size)
         refuse_changes(facts)
+        task, net = trial.client.task, type(trial.client.global_model).__name__
         if self.federation.privacy is not None:
-            refuse_shared_values(facts)
+            refuse_shared_values("local steps", net, facts.shared)
+            if isinstance(task, LightningTask):
+                refuse_shared_values("evaluation steps", net, task.facts.shared_values)
         if fault := explain_smallest_minibatch(trial, batch_rule):
             if self.federation.on_client_error == "raise" and self.federation.privacy is None:
                 raise ValueError(fault)
             rank_zero_warn(f"{fault} Without it, pl_fed leaves these clients out.")
         if sentence := describe_shared_values(facts):
             rank_zero_warn(sentence)
-        task, net = trial.client.task, type(trial.client.global_model).__name__
         directions = task.metric_directions()
         for sentence in (
             describe_directions(directions) if task.runs_steps and directions else None,

@@ -69,7 +69,9 @@ def find_module_facts(
     with fork_torch_rng(client.device), evaluation_mode(net):
         trial, facts = _find_training_facts(net, task, trial)
         owners = [*module_parts(net), *trainer_parts(client)]
-        parts = _try_evaluations(net, _copy_task(task, facts), trial, owners, optimizer)
+        task_copy = _copy_task(task, facts)
+        parts, shared = _try_evaluations(net, task_copy, trial, owners, optimizer)
+    facts = replace(facts, shared_values=shared)
     facts = _add_evaluation_facts(task, facts, parts)
     _check_names(name, facts.measures)
     for metric in task.further_metrics:
@@ -110,12 +112,16 @@ def _try_evaluations(
     trial: Trial,
     owners: list[Part],
     optimizer: torch.optim.Optimizer,
-) -> dict[str, _Part]:
+) -> tuple[dict[str, _Part], tuple[str, ...]]:
     """Evaluate both parts on a few samples; refuse a change that reaches the training.
 
     Metrics of an epoch's hook may need samples of all classes.
+
+    Returns:
+        The logs of both parts, and the names of changed values outside of the module.
     """
     name, parts = type(net).__name__, {}
+    outside: set[str] = set()
     for part, step in (("val", "validation_step"), ("test", "test_step")):
         samples = trial.spread_samples(part)
         before = KeptValues.record(owners, reads_trained=True)
@@ -129,11 +135,12 @@ def _try_evaluations(
         parameters |= changes.replaced_parameters | changes.toggled
         parameters -= list_shortened_weights(net)  # an evaluation puts them back
         refuse_evaluation_changes(step, name, changes.attributes, options.restore(), parameters)
+        outside |= changes.outside
         if changes.outside:
             rank_zero_warn(describe_outside_values(step, name, sorted(changes.outside)))
         if numbers:
             rank_zero_warn(describe_restored_numbers(step, name, numbers))
-    return parts
+    return parts, tuple(sorted(outside))
 
 
 def _list_set_numbers(net: nn.Module, changes: Changes) -> list[str]:

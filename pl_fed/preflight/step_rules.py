@@ -85,20 +85,25 @@ def describe_shared_values(facts: StepFacts) -> str | None:
     )
 
 
-def refuse_shared_values(facts: StepFacts) -> None:
+def refuse_shared_values(steps: str, net: str, names: Sequence[str]) -> None:
     """Refuse values outside of modules that clients share, for privacy.
 
     A trial cannot tell that no later step reads them, and a value that a client has written there
     would change the uploads of others.
 
+    Args:
+        steps: The steps that change the values: ``"local steps"``, say.
+        net: The class of the net.
+        names: The names of the values.
+
     Raises:
-        ValueError: With the names of the values, and the remedy.
+        ValueError: With the names of the values, and the remedy, if there are any.
     """
-    if facts.shared:
+    if names:
         raise ValueError(
-            f"Expected local steps of {facts.net} to write no value outside of the module for"
+            f"Expected {steps} of {net} to write no value outside of the module for"
             " `federation.privacy`, because a step that reads it sees other clients' data, but got"
-            f" a change of {quote(facts.shared)}: {_REGISTER}, or do not write it."
+            f" a change of {quote(names)}: {_REGISTER}, or do not write it."
         )
 
 

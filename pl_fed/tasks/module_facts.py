@@ -20,6 +20,7 @@ class ModuleFacts:
             with auxiliary outputs does.
         changes_batch: Whether ``training_step`` changes the tensors of its batch in place: each
             step gets a copy.
+        shared_values: The names of values outside of the module that evaluations change.
     """
 
     measures: Mapping[str, bool | None] = field(default_factory=dict)
@@ -29,3 +30,4 @@ class ModuleFacts:
     step_names: tuple[str, ...] | None = None
     needs_training_mode: bool = False
     changes_batch: bool = False
+    shared_values: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from equal_trials import trials_skipped
+from lightning import LightningModule
 from lightning.pytorch.callbacks import Timer
 from private_rounds import SIZES, build, model_row, private, run, set_cohort, silence
 from small_federations import classes, mlp, seeded, sgd, shared_out
@@ -673,6 +674,29 @@ def test_values_outside_of_modules_are_refused_with_privacy(privacy):
     )
     with expected:
         federation.setup(FedAvg(net, optimizer=sgd(0.1)), data, "fit", settings=RunSettings())
+
+
+class NotingValidations(LightningModule):
+    """Appends the means of validated samples to a global list."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        SEEN.append(float(batch[0].mean()))
+
+
+def test_values_outside_of_modules_that_validations_change_are_refused_with_privacy():
+    federation = Federation(Poisson(0.5), privacy=private(), seed=0)
+    client = FedAvg(NotingValidations(), optimizer=sgd(0.1))
+    data = shared_out(classes(SIZES), val_fraction=0.3)
+    words = r"Expected evaluation steps of NotingValidations to write no value .* of `.*SEEN`"
+    with pytest.warns(UserWarning, match="SEEN"), pytest.raises(ValueError, match=words):
+        federation.setup(client, data, "fit", settings=RunSettings())
 
 
 class OwnSharesOnly(Attack):
