@@ -81,10 +81,15 @@ def fork_torch_rng(device: torch.device) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def fork_all_generators() -> Iterator[Callable[[int], None]]:
+def fork_all_generators(
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> Iterator[Callable[[int], None]]:
     """Yield a function that seeds the global generators of torch, numpy and python.
 
-    Their states are restored at the end. It serves data sets that draw at random.
+    Their states are restored at the end. It serves data sets and steps that draw at random.
+
+    Args:
+        device: The device of the code. Its generator is forked beside the CPU's.
 
     Example:
         >>> with fork_all_generators() as seed:
@@ -93,7 +98,7 @@ def fork_all_generators() -> Iterator[Callable[[int], None]]:
         0.2152456988824567
     """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with fork_torch_rng(torch.device("cpu")) as seed_torch:
+    with fork_torch_rng(device) as seed_torch:
 
         def seed(draw: int) -> None:
             """Seed the generators with a key."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from pl_fed.data.augmentation import Augmentation
 from pl_fed.data.client_data import ClientData
 from pl_fed.devices import numbers_on, to_device
-from pl_fed.random import fork_all_generators, fork_torch_rng, key, random_bits
+from pl_fed.random import fork_all_generators, key, random_bits
 from pl_fed.trees import Tree, count_sample_bytes, gather, split, tree_map
 from pl_fed.types import Batch
 
@@ -356,11 +356,9 @@ class Batches:
                 augmented.append(batch._replace(inputs=self._keyed(batch.inputs, keys)))
             return augmented
         augment = self.augment
-        with fork_all_generators() as seed_all, fork_torch_rng(batches[0].device) as seed:
+        with fork_all_generators(batches[0].device) as seed:
             for batch, position in zip(batches, positions):
-                draw = key(self.seed, "augment", self.round, self.clients[position], step)
-                seed_all(draw)
-                seed(draw)
+                seed(key(self.seed, "augment", self.round, self.clients[position], step))
                 if isinstance(augment, Augmentation) and augment.reads_keys:
                     keys = self._sample_keys([position], step, batch.size)[0]
                     inputs = augment(batch.inputs, keys)

@@ -209,18 +209,10 @@ def _fork_generators(client: Client) -> Iterator[Callable[[int], None]]:
 
     A LightningModule may begin to draw from them after the trial before training.
     """
-    with fork_torch_rng(client.device) as seed:
-        if not (client.draws_globally or client.task.runs_steps):
-            yield seed
-            return
-        with fork_all_generators() as seed_all:
-
-            def seed_both(draw: int) -> None:
-                """Seed the generators of Python, NumPy and torch."""
-                seed_all(draw)
-                seed(draw)
-
-            yield seed_both
+    draws_globally = client.draws_globally or client.task.runs_steps
+    fork = fork_all_generators if draws_globally else fork_torch_rng
+    with fork(client.device) as seed:
+        yield seed
 
 
 _SMALL = 1 << 12  # numbers of a buffer that is copied without a comparison

@@ -12,7 +12,7 @@ from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.nets.kept_values import Part, ValueGuard
 from pl_fed.nets.modes import list_shortened_weights
 from pl_fed.preflight.step_rules import refuse_evaluation_changes
-from pl_fed.random import fork_all_generators, fork_torch_rng, key
+from pl_fed.random import fork_all_generators, key
 
 
 class RestoredValues:
@@ -44,12 +44,10 @@ class RestoredValues:
         if self._parts is None:
             self._parts = kept_parts(self.client)
         with (
-            fork_all_generators() as seed_all,
-            fork_torch_rng(self.client.device) as seed,
+            fork_all_generators(self.client.device) as seed,
             self.client.draws.without_key(),
         ):
-            seed_all(draw := key(0, "evaluation"))
-            seed(draw)
+            seed(key(0, "evaluation"))
             lay_rows(self.client)
             self._guard = ValueGuard(self._parts, self._list_loaded_buffers())
             options = OptionGuard.guard_trainer(self.client)

@@ -11,7 +11,7 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.devices import note_devices
 from pl_fed.evaluation.client_measures import measure
 from pl_fed.evaluation.monitor import Tables
-from pl_fed.random import fork_all_generators, fork_torch_rng, key
+from pl_fed.random import fork_all_generators, key
 from pl_fed.tasks import LightningTask
 from pl_fed.tasks.metric_values import local_metrics
 from pl_fed.tasks.step_predictions import join_predictions
@@ -114,8 +114,7 @@ class StepEvaluation:
     def _fix_draws(self, position: int) -> Iterator[None]:
         """Make the random draws of steps the same in each evaluation of a client."""
         draw = key(0, "evaluation", self.clients[position])
-        with fork_all_generators() as seed_all, fork_torch_rng(self._loss.device) as seed:
-            seed_all(draw)
+        with fork_all_generators(self._loss.device) as seed:
             seed(draw)
             yield
 
@@ -135,9 +134,7 @@ class StepEvaluation:
         """The results of all clients."""
         count = self.samples.sizes.to(self._loss.device)[:, None]
         loss = self._loss * count[:, 0]
-        has_loss = torch.ones_like(
-            loss, dtype=torch.bool
-        )  # a mean over no sample is NaN, as in a fit
+        has_loss = torch.ones_like(loss, dtype=torch.bool)  # steps say NaN themselves, as in a fit
         return Tables(torch.zeros_like(count), count, loss, has_loss, self._values)
 
 

@@ -25,7 +25,7 @@ from pl_fed.data.module import FederatedData
 from pl_fed.data.shared_quantities import refuse_shared_quantities
 from pl_fed.preflight.trial import Trial
 from pl_fed.privacy import DifferentialPrivacy, Participation
-from pl_fed.random import fork_all_generators, fork_torch_rng
+from pl_fed.random import fork_all_generators
 from pl_fed.samplers import All, Cyclic, Poisson, Sampler, Uniform
 from pl_fed.systems import Systems
 from pl_fed.trees import leaves, tree_map
@@ -307,9 +307,8 @@ def _augment_last(trial: Trial, *batches: Batch) -> list[torch.Tensor]:
     """Return the last of some minibatches as a copy of the modules augments them in turn."""
     trial = replace(trial, augment=copy.deepcopy(trial.augment))
     augmented: list[torch.Tensor] = []
-    with fork_all_generators() as seed_all, fork_torch_rng(batches[0].device) as seed:
+    with fork_all_generators(batches[0].device) as seed:
         for batch in batches:
-            seed_all(0)
             seed(0)
             inputs = tree_map(torch.clone, batch.inputs)  # a module may change them in place
             augmented = leaves(trial.augment_batch(batch._replace(inputs=inputs)).inputs)
