@@ -57,6 +57,16 @@ def to_device(tensor: Tensor, like: Tensor, dtype: torch.dtype | None = None) ->
     return tensor.to(dtype or tensor.dtype).pin_memory().to(like.device, non_blocking=True)
 
 
+def move_positions(positions: slice | Tensor, like: Tensor) -> slice | Tensor:
+    """Return positions on the device of the tensor that they index; a slice has no device.
+
+    Example:
+        >>> move_positions(slice(2), like=torch.zeros(3))
+        slice(None, 2, None)
+    """
+    return positions if isinstance(positions, slice) else to_device(positions, like)
+
+
 def numbers_on(like: Tensor, numbers: Any, dtype: torch.dtype = torch.int64) -> Tensor:
     """Return numbers, possibly in nested lists, as a tensor on the device of another tensor.
 

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from pl_fed.arguments import check_choice, check_nonnegative
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.forging import upload_origin
-from pl_fed.functional.selection import complement_mask
+from pl_fed.functional.forging import select_sent, upload_origin
 from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
@@ -64,16 +63,9 @@ class RandomUpdates(Attack):
         origin = upload_origin(self.on, own, context.broadcast)
         forged, numbers = torch.empty_like(own), torch.empty(len(origin))
         for row, own_row, client in zip(forged, own, self.attacker_ids(own, context)):
-            std = self._measure_spread(own_row + origin, context)
+            sent = select_sent(own_row + origin, context.unsent)
+            std = sent.std(correction=0) if self.std is None else self.std
             draws = generator(context.seed, "random-updates", context.round, client)
             torch.randn(len(row), generator=draws, out=numbers)
             torch.sub(numbers.to(row.device).mul_(std), origin, out=row)
         return forged
-
-    def _measure_spread(self, vector: Tensor, context: RoundContext) -> Tensor | float:
-        """Return s for an attacker's own vector, [d]; unsent parameters do not count."""
-        if self.std is not None:
-            return self.std
-        if len(context.unsent):
-            vector = vector[complement_mask(context.unsent.to(vector.device), len(vector))]
-        return vector.std(correction=0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.contract import Objective
-from pl_fed.devices import numbers_on, to_device
+from pl_fed.devices import move_positions, numbers_on
 from pl_fed.engine.base import LocalSettings, rebuild_optimizer, set_rates
 from pl_fed.engine.optimizer_states import OptimizerStates
 from pl_fed.engine.step import Tensors, clip_gradients
@@ -84,14 +84,14 @@ class ExternalOptimizer:
                     gradient = gradient.contiguous()
                 leaf.grad = gradient
                 if finished and not is_over:
-                    places = self._place(finished, leaf)
+                    places = self._find_places(finished, leaf)
                     fixed.append((leaf, places, leaf[places]))
         set_rates(self.optimizer, self._rates, index)
         self.optimizer.step()
         for leaf, places, value in fixed:
             leaf[places] = value
 
-    def _place(self, positions: list[int], leaf: Tensor) -> Tensor:
+    def _find_places(self, positions: list[int], leaf: Tensor) -> Tensor:
         """Return positions on the device of a leaf; a list is copied there once."""
         places = self._placed.get(tuple(positions))
         if places is None:
@@ -111,7 +111,7 @@ class ExternalOptimizer:
             for name, gradient in group.items():
                 part = gradient / self._settings.batches_per_step
                 if finished:
-                    part.index_fill_(0, self._place(finished, part), 0)
+                    part.index_fill_(0, self._find_places(finished, part), 0)
                 sums[name] = sums[name] + part if name in sums else part
 
 
@@ -145,12 +145,13 @@ class StackOptimizer:
         self._is_split = states.are_kept or per_step > 1 or chunk.rates is not None
         parts = states.split_stack(plans, chunk.rates) if self._is_split else [slice(None)]
         self._parts: list[tuple[_Positions, _Positions, ExternalOptimizer]] = []
+        example = next(leaf for group in leaves.values() for leaf in group.values())
         for positions in parts:
             own = list(clients[positions] if isinstance(positions, slice) else positions.tolist())
             counts = {
                 model: [steps[client] for client in own] for model, steps in chunk.steps.items()
             }
-            places = _place(positions, leaves)
+            places = move_positions(positions, like=example)
             part = ExternalOptimizer(
                 objective,
                 optimizer,
@@ -178,15 +179,6 @@ class StackOptimizer:
         for positions, _, part in self._parts:
             self._states.store(part.optimizer, part.parameters, positions)
         self._states.hand_over()
-
-
-def _place(positions: _Positions, leaves: Tensors) -> _Positions:
-    """Return the positions of a part of a stack on the device of the leaves."""
-    if isinstance(positions, slice):
-        return positions
-    return to_device(
-        positions, like=next(leaf for group in leaves.values() for leaf in group.values())
-    )
 
 
 def _select(tensors: Tensors, positions: _Positions) -> Tensors:

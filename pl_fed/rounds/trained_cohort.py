@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pl_fed.devices import to_device
+from pl_fed.devices import move_positions, to_device
 from pl_fed.distributed.table_layout import TableLayout
 from pl_fed.distributed.work_share import WorkShare
 from pl_fed.trees import select
@@ -179,8 +179,7 @@ class CohortResults:
             if isinstance(positions, slice) and len(values) == self.num_clients:
                 return values
             rows = values.new_empty(self.num_clients, *values.shape[1:])
-        places = positions if isinstance(positions, slice) else to_device(positions, like=rows)
-        rows[places] = values
+        rows[move_positions(positions, like=rows)] = values
         return rows
 
     def _reuse_buffer(self, uploads: Tensor) -> Tensor | None:
