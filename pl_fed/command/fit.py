@@ -180,10 +180,10 @@ class FederatedCLI(SectionsCLI):
             if self.subcommand == "fit" and saves_into_run_folder(config.trainer):
                 (self.run_dir / "checkpoints").mkdir(exist_ok=True)  # type: ignore[operator]
         self._resumes = bool(run and resumes)
-        if run and resumes:
+        if self._resumes or (resumes and config.ckpt_path == LAST):
             # the last checkpoint in the run's folder; without one, the run is as a new one, also in
             # a process that sees the folder that the first process has just made
-            config.ckpt_path = LAST if run.checkpoint else None
+            config.ckpt_path = LAST if run and run.checkpoint else None
         self._config_without_folder = self.config
         self.config = copy.deepcopy(self.config)
         config = self.config[self.subcommand]
@@ -209,20 +209,16 @@ class FederatedCLI(SectionsCLI):
         """
         path = self.config[self.subcommand].ckpt_path
         file = None if path in (None, LAST) else local_path(path)
-        repeats = path is None and self.subcommand == "fit" and self._lock is None
-        repeats = repeats and is_requeued()
+        fits = self.subcommand == "fit"
+        repeats = fits and path is None and self._lock is None and is_requeued()
         if path != LAST and not repeats and (file is None or not file.is_dir()):
             return None
         config = load_yaml(dump_config(self.config, self.parser))[self.subcommand]
         if repeats:
             return choose_requeued_run(root, config, self._add_defaults)
         place = LAST if file is None else str(file)
-        if self.subcommand != "fit":
-            return choose_evaluated_run(place, root, config, self._add_defaults)
-        run = choose_run(place, root, config, self._add_defaults)
-        if run is None:
-            self.config[self.subcommand].ckpt_path = None
-        return run
+        choose = choose_run if fits else choose_evaluated_run
+        return choose(place, root, config, self._add_defaults)
 
     def _add_defaults(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Return a saved config with the defaults of the arguments that it lacks."""

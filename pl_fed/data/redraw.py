@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -107,13 +107,13 @@ def choose_redraw(
     """
     if option is False or not len(pieces[0]):
         return None, ""
-    found = [_find_draws(piece, reader) for piece in pieces]
-    random = [piece for piece, (differs, _) in zip(pieces, found) if differs]
+    readings = [_read_twice(piece, reader) for piece in pieces]
+    random = [piece for piece, reading in zip(pieces, readings) if reading.differs]
     name = name_of(random[0] if random else pieces[0])
-    if option is None and not found[0][0]:
+    if option is None and not readings[0].differs:
         if random:
             rank_zero_info(f"{name} draws at random: pl_fed draws its samples once.")
-        drawing = [piece for piece, (differs, draws) in zip(pieces, found) if differs or draws]
+        drawing = [piece for piece, reading in zip(pieces, readings) if any(reading)]
         return None, f"{name_of(drawing[0])} with rare draws" if drawing else ""
     like = tree_map(lambda leaf: leaf[:0], (samples.inputs, samples.targets))
     redraw = Redraw(dataset, reader, [leaf.shape[1:] for leaf in leaves(like)], like)
@@ -146,18 +146,28 @@ def spaced_positions(length: int) -> list[int]:
     return [k * length // number for k in range(number)]
 
 
-def _find_draws(dataset: Any, reader: SampleReader) -> tuple[bool, bool]:
-    """Return whether some samples differ between two readings; and whether these draw numbers.
+class _Reading(NamedTuple):
+    """Reading: the signs of random draws in two readings of some samples.
 
-    A rare change draws from a global generator for each sample, and is seen in few of them.
+    Attributes:
+        differs: Whether the samples differ.
+        draws: Whether a global generator moves. It does with each sample, although a rare change is
+            seen in few of them.
     """
+
+    differs: bool
+    draws: bool
+
+
+def _read_twice(dataset: Any, reader: SampleReader) -> _Reading:
+    """Read some samples twice, and look for random draws."""
     positions = spaced_positions(len(dataset))
     if not positions:
-        return False, False
+        return _Reading(False, False)
     before = torch.get_rng_state(), read_global_state()
     first, second = (reader([dataset[k] for k in positions]) for _ in range(2))
     draws = not torch.equal(torch.get_rng_state(), before[0]) or read_global_state() != before[1]
-    return not _are_equal(first, second), draws
+    return _Reading(not _are_equal(first, second), draws)
 
 
 def _read_some(redraw: Redraw, length: int) -> Samples:

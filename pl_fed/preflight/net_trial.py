@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -147,29 +147,27 @@ def refuse_unusable_loss(trial: Trial) -> None:
     Raises:
         ValueError: With the remedy.
     """
-    values = _compute_on_copy(trial, _compute_with_gradients)
-    if values is None:
+    steps = _compute_on_copy(trial, _take_two_steps)
+    if steps is None:
         return
-    has_gradient, without_gradients, with_gradients = values
-    name = type(trial.client.global_model).__name__
+    name, has_gradient = type(trial.client.global_model).__name__, steps.has_gradient
     if not has_gradient:  # the loss of pairs, for example, may need more samples than two
         index = trial.data.train.index
         spread = index[:: max(1, len(index) // _MINIBATCH)][:_MINIBATCH]  # of all clients
-        values = _compute_on_copy(trial, _compute_with_gradients, spread)
-        has_gradient = values is None or values[0]
+        spread_steps = _compute_on_copy(trial, _take_two_steps, spread)
+        has_gradient = spread_steps is None or spread_steps.has_gradient
     if not has_gradient:
         raise ValueError(
             f"Expected {trial.client.task.name} of {name} to have a gradient but got a number"
             " without one: compute it from the net's outputs, without detach(), item() or"
             " torch.no_grad()."
         )
-    reads = _find_lost_numbers(without_gradients, with_gradients)
-    if not any(reads):
+    if not any(steps.lost):
         return
-    values = _compute_on_copy(trial, partial(_compute_with_gradients, gradient=0.0))
-    if values is None or any(_find_lost_numbers(*values[1:])):
+    plain_steps = _compute_on_copy(trial, partial(_take_two_steps, gradient=0.0))
+    if plain_steps is None or any(plain_steps.lost):
         return  # a second step has NaN without any gradient, too
-    if reads[0]:
+    if steps.lost[0]:
         raise ValueError(
             f"Expected `training_step` of {name} to read no `.grad` of parameters, which is None"
             " there for all models of clients, but got a loss that depends on it: call"
@@ -181,36 +179,43 @@ def refuse_unusable_loss(trial: Trial) -> None:
     )
 
 
-def _find_lost_numbers(before: Sequence[float], after: Sequence[float]) -> list[bool]:
-    """Return for each number whether it was finite and has become NaN."""
-    return [math.isfinite(a) and math.isnan(b) for a, b in zip(before, after)]
+@dataclass(frozen=True)
+class _TwoSteps:
+    """Two steps: the numbers of two training steps, the second one with gradients in ``.grad``.
+
+    Attributes:
+        has_gradient: Whether the first loss has a gradient.
+        lost: Whether each number, the loss and then the logs, was finite and becomes NaN.
+    """
+
+    has_gradient: bool
+    lost: list[bool]
 
 
-def _compute_with_gradients(
-    client: Client, batch: Batch, gradient: float = math.nan
-) -> tuple[bool, list[float], list[float]]:
-    """Return whether the loss has a gradient; and loss and logs without and with ``.grad``.
-
-    Only steps of a LightningModule can read gradients.
+def _take_two_steps(client: Client, batch: Batch, gradient: float = math.nan) -> _TwoSteps:
+    """Compute the loss and the logs twice. Only steps of a LightningModule can read gradients.
 
     Args:
         client: The algorithm.
         batch: A minibatch.
         gradient: The number in all gradients of the second step.
     """
-    net, task, has_gradient = client.global_model, client.task, []
-    results: list[list[float]] = []
-    with training_mode(net):
-        for _ in range(2 if task.runs_steps else 1):
-            with task.training_logs(0) as logs:
-                loss = task.loss(net, batch)
-            has_gradient.append(loss.requires_grad)
-            values = [loss.detach(), *logs.get(id(net), {}).values()]
-            results.append([float(value) for value in values])
-            for parameter in net.parameters():
-                if parameter.requires_grad:
-                    parameter.grad = torch.full_like(parameter, gradient)
-    return has_gradient[0], results[0], results[-1]
+    first, has_gradient = _read_numbers(client, batch)
+    for parameter in client.global_model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.full_like(parameter, gradient)
+    second = _read_numbers(client, batch)[0] if client.task.runs_steps else first
+    lost = [math.isfinite(a) and math.isnan(b) for a, b in zip(first, second)]
+    return _TwoSteps(has_gradient, lost)
+
+
+def _read_numbers(client: Client, batch: Batch) -> tuple[list[float], bool]:
+    """Return the loss and then the logs of a training step, and whether the loss has a gradient."""
+    net = client.global_model
+    with training_mode(net), client.task.training_logs(0) as logs:
+        loss = client.task.loss(net, batch)
+    values = [loss.detach(), *logs.get(id(net), {}).values()]
+    return [float(value) for value in values], loss.requires_grad
 
 
 def _find_used_parameters(trial: Trial) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from pl_fed.reports import configs
 from pl_fed.reports.run import Run
@@ -22,6 +23,15 @@ def describe_guarantees(runs: Sequence[Run]) -> Iterator[str]:
     yield from _describe_compositions(runs)
 
 
+class _PrivateRun(NamedTuple):
+    """Private run: its guarantee, and the name of its noise, as far as it is known."""
+
+    epsilon: float
+    delta: float
+    noise_seed: float | None
+    noise: str | None
+
+
 def _describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a sentence for each data set that several private runs have read.
 
@@ -30,42 +40,44 @@ def _describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
     mechanisms; the runs' noise and cohorts must be independent, so that no two runs may have one
     ``noise_seed``, or resume one checkpoint.
     """
-    datasets: dict[str, list[tuple[float, float]]] = {}
-    seeds: dict[str, list[int]] = {}
-    names: dict[str, list[str]] = {}
+    by_dataset: dict[str, list[_PrivateRun]] = {}
     for run in runs:
         epsilon, delta = run.final(_EPSILON), _read_option(run, "delta")
         if epsilon is not None and delta is not None:
-            dataset, seed = _name_dataset(run), _read_option(run, "noise_seed")
-            datasets.setdefault(dataset, []).append((epsilon, delta))
-            seeds.setdefault(dataset, []).extend([] if seed is None else [int(seed)])
-            name = run.summary.get("noise")
-            names.setdefault(dataset, []).extend([name] if isinstance(name, str) else [])
-    for dataset, guarantees in datasets.items():
-        if len(guarantees) < 2:
+            seed, noise = _read_option(run, "noise_seed"), run.summary.get("noise")
+            noise = noise if isinstance(noise, str) else None
+            own = _PrivateRun(epsilon, delta, seed, noise)
+            by_dataset.setdefault(_name_dataset(run), []).append(own)
+    for group in by_dataset.values():
+        if len(group) < 2:
             continue
-        shared = [seed for seed, count in Counter(seeds[dataset]).items() if count > 1]
-        if shared:
+        if shared := _list_repeated([run.noise_seed for run in group]):
             yield (
-                f"{len(guarantees)} private runs read one data set, and some have the noise and"
-                f" the cohorts of one `{_NOISE_SEED}` = {shared[0]}: together they have no"
+                f"{len(group)} private runs read one data set, and some have the noise and"
+                f" the cohorts of one `{_NOISE_SEED}` = {shared[0]:.0f}: together they have no"
                 " guarantee; publish one of them."
             )
             continue
-        if len({*names[dataset]}) < len(names[dataset]):
+        if _list_repeated([run.noise for run in group]):
             yield (
-                f"{len(guarantees)} private runs read one data set, and some have the same noise"
+                f"{len(group)} private runs read one data set, and some have the same noise"
                 " and cohorts, because one resumed a checkpoint of another: together they have no"
                 " guarantee, unless one only continues the other; publish one of them."
             )
             continue
-        epsilon, delta = (sum(numbers) for numbers in zip(*guarantees))
+        epsilon, delta = sum(run.epsilon for run in group), sum(run.delta for run in group)
         yield (
-            f"{len(guarantees)} private runs read one data set, and may have trained the same"
+            f"{len(group)} private runs read one data set, and may have trained the same"
             f" clients: all of them together have ε = {format_bound(epsilon)} at"
             f" δ = {format_bound(delta)}, the sums over the runs (basic composition, for"
             " independent noise and cohorts)."
         )
+
+
+def _list_repeated(values: Sequence[Any]) -> list[Any]:
+    """Return the values that occur more than once; ``None`` stands for no value."""
+    counts = Counter(value for value in values if value is not None)
+    return [value for value, count in counts.items() if count > 1]
 
 
 def _read_option(run: Run, name: str) -> float | None:
