@@ -3,13 +3,15 @@
 import copy
 import warnings
 
+import pytest
 import torch
 from equal_trials import trials_skipped
-from small_federations import sections
+from exhaustive import exhaustive_but
+from small_federations import Only, sections
 
 from pl_fed import Federation
 from pl_fed.random import generator
-from pl_fed.samplers import All
+from pl_fed.samplers import All, Uniform
 
 
 def after_each_round(client, data, rounds, sampler=None, **settings):
@@ -69,3 +71,22 @@ def engines_agree(client, data, rounds, graphs, sampler, tolerance=1e-11):
             torch.testing.assert_close(again[name], first[name], rtol=tolerance, atol=tolerance)
     assert len(graphs) == 2
     return first
+
+
+def cohorts_weights_and_engines(test):
+    """Run a test of five clients for all, drawn and fixed cohorts, both weights, eager engines."""
+    samplers = [All(), Uniform(2), Only(1, 3, 4)]
+    for axis in (
+        pytest.mark.parametrize("sampler", samplers, ids=["all", "2", "same 3"]),
+        pytest.mark.parametrize("weights", ["uniform", "samples"]),
+        pytest.mark.parametrize("engine", ["one_by_one", "stacked"]),
+        exhaustive_but(
+            "all-uniform-one_by_one",
+            "all-samples-stacked",
+            "2-samples-one_by_one",
+            "2-uniform-stacked",
+            "same 3-samples-stacked",
+        ),
+    ):
+        test = axis(test)
+    return test

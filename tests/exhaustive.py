@@ -29,12 +29,13 @@ def _mark_combinations(patterns, marks_named):
         names = [name for axis in axes for name in _names_of(axis)]
         combinations = [_join(choice) for choice in product(*map(_list_parameters, axes))]
         for pattern in patterns:
-            if not any(fnmatchcase(each.id, pattern) for each in combinations):
+            if not any(fnmatchcase(combination.id, pattern) for combination in combinations):
                 raise ValueError(f"Expected ids of {test.__name__} but got {pattern!r}.")
-        for place, each in enumerate(combinations):
-            named = any(fnmatchcase(each.id, pattern) for pattern in patterns)
-            marks = (*each.marks, *[pytest.mark.exhaustive] * (named == marks_named))
-            combinations[place] = pytest.param(*each.values, marks=marks, id=each.id)
+        for place, case in enumerate(combinations):
+            is_named = any(fnmatchcase(case.id, pattern) for pattern in patterns)
+            further = [pytest.mark.exhaustive] if is_named == marks_named else []
+            marks = (*case.marks, *further)
+            combinations[place] = pytest.param(*case.values, marks=marks, id=case.id)
         test.pytestmark = others
         return pytest.mark.parametrize(names, combinations)(test)
 
@@ -66,10 +67,10 @@ def _list_parameters(axis):
 
 
 def _number_equal_ids(parameters):
-    ids, numbered = [each.id for each in parameters], []
-    for place, each in enumerate(parameters):
-        number = ids[:place].count(each.id) if ids.count(each.id) > 1 else ""
-        numbered.append(each._replace(id=f"{each.id}{number}"))
+    ids, numbered = [parameter.id for parameter in parameters], []
+    for place, parameter in enumerate(parameters):
+        number = ids[:place].count(parameter.id) if ids.count(parameter.id) > 1 else ""
+        numbered.append(parameter._replace(id=f"{parameter.id}{number}"))
     return numbered
 
 
@@ -83,6 +84,6 @@ def _describe(value, otherwise):
 
 def _join(choice):
     """Return the parameters of several ``parametrize`` as those of one."""
-    values = [value for each in choice for value in each.values]
-    marks = [mark for each in choice for mark in each.marks]
-    return pytest.param(*values, marks=marks, id="-".join(each.id for each in choice))
+    values = [value for parameter in choice for value in parameter.values]
+    marks = [mark for parameter in choice for mark in parameter.marks]
+    return pytest.param(*values, marks=marks, id="-".join(parameter.id for parameter in choice))

@@ -11,17 +11,24 @@ import pytest
 def mark_further(values, further):
     """Return the values of a parameter; those in ``further`` are marked exhaustive."""
     values = list(values)
-    unknown = [value for value in further if value not in values]
-    assert not unknown, f"{unknown} are none of {values}"
+    check_contained(further, values)
     return [mark_if(value in further, value) for value in values]
 
 
 def mark_others(values, *chosen):
     """Return the values, or tuples of values, of parameters; all but the chosen are exhaustive."""
+    values = list(values)
+    check_contained(chosen, values)
     return [
         mark_if(value not in chosen, *(value if isinstance(value, tuple) else (value,)))
         for value in values
     ]
+
+
+def check_contained(named, values):
+    """Fail if a named value is none of the values."""
+    unknown = [value for value in named if value not in values]
+    assert not unknown, f"{unknown} are none of {values}"
 
 
 def mark_if(is_further, *values, **options):

@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 import torch
 from dense_admm import LeastSquares
-from every_state import after, after_each_round, engines_agree
+from every_state import (
+    after,
+    after_each_round,
+    cohorts_weights_and_engines,
+    engines_agree,
+)
 from exhaustive import exhaustive_but
-from small_federations import HalfSquares, Only, classes, mlp, seeded, sgd, shared_out
+from small_federations import HalfSquares, classes, mlp, seeded, sgd, shared_out
 from torch import nn
 
 from pl_fed import Federation
@@ -33,16 +38,7 @@ def close(actual, expected, tolerance=1e-12):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@exhaustive_but(
-    "all-uniform-one_by_one",
-    "all-samples-stacked",
-    "2-samples-one_by_one",
-    "2-uniform-stacked",
-    "same 3-samples-stacked",
-)
-@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize("sampler", [All(), Uniform(2), Only(1, 3, 4)], ids=["all", "2", "same 3"])
+@cohorts_weights_and_engines
 def test_rounds_equal_admm_on_equation_19(engine, weights, sampler):
     """Steps on α f(w_i) + ⟨π_i, w_i − w⟩ + ρ/2 ‖w_i − w‖², then π_i, and the mean of all u_i."""
     rho, alpha = 0.3, PROBLEM.alpha(weights)

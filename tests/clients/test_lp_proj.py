@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 import torch
 from dense_admm import LeastSquares
-from every_state import after, after_each_round, engines_agree
+from every_state import (
+    after,
+    after_each_round,
+    cohorts_weights_and_engines,
+    engines_agree,
+)
 from exhaustive import exhaustive_but
-from small_federations import HalfSquares, Only, classes, mlp, points, seeded, sgd, shared_out
+from small_federations import HalfSquares, classes, mlp, points, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
 
@@ -41,17 +46,8 @@ def matrix(short, seed=0):
     return SparseProjection(D, short, seed).double()(torch.eye(D, dtype=torch.float64)).T.numpy()
 
 
-@exhaustive_but(
-    "all-uniform-one_by_one",
-    "all-samples-stacked",
-    "2-samples-one_by_one",
-    "2-uniform-stacked",
-    "same 3-samples-stacked",
-)
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize("sampler", [All(), Uniform(2), Only(1, 3, 4)], ids=["all", "2", "same 3"])
+@cohorts_weights_and_engines
 def test_rounds_equal_algorithm_2(engine, weights, sampler):
     lam, rho, alpha, p = 1.3, 0.4, PROBLEM.alpha(weights), matrix(3, seed=5)
     theta, local, dual = np.tile(START, (5, 1)), np.tile(p @ START, (5, 1)), np.zeros((5, 3))

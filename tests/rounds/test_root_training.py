@@ -139,6 +139,15 @@ def make_root_client_data(data):
 # Value of the root update
 
 
+def assert_root_equals_upload(client, data):
+    """Check that the root update is the upload of a client with the root samples."""
+    (root,), (before,) = run_roots(client, data, rounds=1)
+    settings = {"seed": key(5, "root"), "aggregator": Mean()}
+    outcome = run_rounds(client, make_root_client_data(data), rounds=1, **settings)
+    assert root.norm() > 0.01
+    assert_close(root, outcome.w - before, rtol=0, atol=1e-14)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("drop_last", "work", "net"),
@@ -148,11 +157,7 @@ def make_root_client_data(data):
 def test_root_update_equals_the_upload_of_a_fedavg_client(net, work, drop_last):
     data = data_with_root(drop_last=drop_last)
     client = FedAvg(seeded(net), optimizer=sgd(0.3, momentum=0.5), **work)
-    (root,), (before,) = run_roots(client, data, rounds=1)
-    settings = {"seed": key(5, "root"), "aggregator": Mean()}
-    outcome = run_rounds(client, make_root_client_data(data), rounds=1, **settings)
-    assert root.norm() > 0.01
-    assert_close(root, outcome.w - before, rtol=0, atol=1e-14)
+    assert_root_equals_upload(client, data)
 
 
 def test_root_update_equals_a_loop_over_the_root_samples():
@@ -235,11 +240,7 @@ def test_root_update_of_every_algorithm_equals_that_of_fedavg(kind):
 
 def test_root_update_of_fedbabu_trains_the_body_under_the_frozen_head():
     data, client = data_with_root(), FedBABU(seeded(mlp), optimizer=sgd(0.3), local_epochs=3)
-    (root,), (before,) = run_roots(client, data, rounds=1)
-    settings = {"seed": key(5, "root"), "aggregator": Mean()}
-    outcome = run_rounds(client, make_root_client_data(data), rounds=1, **settings)
-    assert root.norm() > 0.01
-    assert_close(root, outcome.w - before, rtol=0, atol=1e-14)
+    assert_root_equals_upload(client, data)
 
 
 def test_root_update_of_lp_proj_is_a_projection():
