@@ -150,6 +150,9 @@ class A3FL(LearnedStamp):
     def train_adversary(self, training: AttackerTraining, stamp: Tensor, epoch: int) -> nn.Module:
         """Return θ', a copy of the model trained to give samples with the stamp their true class.
 
+        Its frozen parameters, such as FedBABU's head, stay those of the model: no client trains
+        them, and so no client can unlearn the stamp by them.
+
         Args:
             training: The attacker with the model θ and its samples.
             stamp: The stamp.
@@ -159,8 +162,9 @@ class A3FL(LearnedStamp):
         stamped = training.clean._replace(
             inputs=self.add_stamp(training.clean.inputs, stamp.detach())
         )
+        parameters = trainable_parameters(adversary).items()
         optimizer = torch.optim.SGD(
-            trainable_parameters(adversary).values(),
+            [parameter for name, parameter in parameters if name not in context.frozen],
             lr=self.adversarial_lr,
             momentum=0.9,
             weight_decay=5e-4,
