@@ -1,7 +1,7 @@
 """Small frozen records that the rooms of pl_fed exchange."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -197,6 +197,8 @@ class RoundContext:
             there. Empty for aggregators, and unless clients share only a part of the net.
         frozen: Names of parameters that keep their first values in local steps, such as FedBABU's
             head. Empty for aggregators.
+        frozen_values: Returns these first values by name for an attacker, by its id, where they are
+            not those of ``broadcast``: pFedFDA's head. Empty for aggregators.
         reject: Adds client ids to those whose uploads the aggregator leaves out, or detects as
             Byzantine: see :meth:`reject_rows`.
         weigh: Receives client ids and the weights of their uploads: see :meth:`weigh_rows`.
@@ -230,6 +232,7 @@ class RoundContext:
     layout: RowLayout | None = None
     unsent: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     frozen: tuple[str, ...] = ()
+    frozen_values: Callable[[int], Mapping[str, Tensor]] = lambda _: {}
     reject: Callable[[Tensor], None] = lambda _: None
     weigh: Callable[[Tensor, Tensor], None] = lambda *_: None
 

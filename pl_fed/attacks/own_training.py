@@ -12,9 +12,11 @@ attackers know the net, not the run.
 The upload is a change of the global model, as that of FedAvg, Ditto, pFedMe and others. Where
 clients keep parts to themselves (FedRep, FedPer, FedBN), each attacker keeps own parts as well. It
 trains the shared parts under these, and its upload is 0 there. FedBABU's head, which nobody trains,
-stays as it is. ADMM's clients send w_k + π_k / ρ: with all clients in the cohort, the attacker's
-π_k is then 0. With partial participation, they send the change of it times cohort / clients, and a
-forged change stays in the global model. Lp-Proj's rows are no models, and pl_fed refuses it.
+stays as it is, and so does pFedFDA's, which follows from the server's moments and the attacker's
+classes as for clients. ADMM's clients send w_k + π_k / ρ: with all clients in the cohort, the
+attacker's π_k is then 0. With partial participation, they send the change of it times cohort /
+clients, and a forged change stays in the global model. Lp-Proj's rows are no models, and pl_fed
+refuses it.
 """
 
 from abc import abstractmethod
@@ -214,6 +216,9 @@ class OwnTraining(Attack):
         sent = torch.ones(sum(p.numel() for p in parameters.values()), dtype=torch.bool)
         sent[context.unsent.cpu()] = False
         self._load_own_parts(client, net, sent, parameters)
+        with torch.no_grad():
+            for name, values in context.frozen_values(client).items():
+                parameters[name].copy_(values)
         with torch.no_grad():
             num_classes = check_scores(self, net(clean.inputs[:1])).shape[1]
         start = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])

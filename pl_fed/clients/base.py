@@ -921,6 +921,21 @@ class Client(Configurable, ClientRounds, ABC):
         """Names of parameters that keep their first values in local steps; none by default."""
         return ()
 
+    def frozen_values(
+        self, server_states: Mapping[str, Tensor], class_counts: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return the values of frozen parameters in local steps, if not the broadcast's, by name.
+
+        By default all have the broadcast's values. Attackers that train, and the server of FLTrust,
+        read them: they train the body of a net under the same head as clients.
+
+        Args:
+            server_states: The states of the server at the start of the round, by name.
+            class_counts: Counts of the trainer's samples by class, [classes]; ``None`` unless
+                :attr:`reads_class_counts` is set.
+        """
+        return {}
+
     @property
     def upload_numbers(self) -> int:
         """How many numbers a client sends in a round: shared ones, and proposals."""

@@ -37,6 +37,7 @@ As in the code, a class with fewer than 3 samples of the client has the server's
 priors are shares plus 1e-4, divided by their sum.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -148,34 +149,49 @@ class PFedFDA(Client):
         return RowLayout.from_tensors(body)
 
     @property
+    def frozen_parameters(self) -> tuple[str, ...]:
+        """The names of the head's parameters: local steps move the body alone."""
+        return f"{self._head}.weight", f"{self._head}.bias"
+
+    def frozen_values(
+        self, server_states: Mapping[str, Tensor], class_counts: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return the head of local steps: the server's moments, and the shares of own classes."""
+        counts = cast(Tensor, class_counts)  # by reads_class_counts
+        means, covariance = self._server_moments(server_states)
+        factor = factor_covariance(covariance, self.shrinkage)
+        row = self._head_row(means, factor, _log_priors(counts[None])[0])
+        return self._split_head(row.to(server_states["means"]))
+
+    @property
     def _head(self) -> str:
         return self._head_name("global")
+
+    def _split_head(self, row: Tensor) -> dict[str, Tensor]:
+        """Return the parameters of a head by name, from one row."""
+        weight, bias = row.tensor_split([self.num_classes * self.num_features])
+        names = self.frozen_parameters
+        return dict(zip(names, (weight.view(self.num_classes, self.num_features), bias)))
 
     def begin(self, client: ClientRound) -> None:
         """Give local steps the server's head; give an evaluation the head of each client."""
         if client.steps:
-            means, covariance = self._server_moments(client)
+            means, covariance = self._server_moments(client.server_states)
             factor = factor_covariance(covariance, self.shrinkage)
-            rows = [self._head_row(means, factor, prior) for prior in self._log_priors(client)]
+            rows = [self._head_row(means, factor, prior) for prior in _client_priors(client)]
             client.extra["head"] = torch.stack(rows).to(client.broadcast.parameters)
         else:
             for place, (means, covariance) in enumerate(self._mix_moments(client)):
                 factor = factor_covariance(covariance, self.shrinkage)
-                row = self._head_row(means, factor, self._log_priors(client)[place])
+                row = self._head_row(means, factor, _client_priors(client)[place])
                 personal = client.models["personal"].parameters
                 personal[place, self.head_positions] = row.to(personal)
 
-    def _server_moments(self, client: ClientRound) -> tuple[Tensor, Tensor]:
+    def _server_moments(self, server_states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the server's means [classes, d] and covariance [d, d], in float64."""
-        means = client.server_states["means"].double().view(-1, self.num_features)
-        covariance = client.server_states["covariance"].double().view(-1, self.num_features)
+        means = server_states["means"].double().view(-1, self.num_features)
+        covariance = server_states["covariance"].double().view(-1, self.num_features)
         return means, clip_eigenvalues(covariance)
-
-    def _log_priors(self, client: ClientRound) -> Tensor:
-        """Return ln π of each client, float64 [clients, classes]."""
-        counts = cast(Tensor, client.class_counts).double()  # by reads_class_counts
-        shares = counts / counts.sum(1, keepdim=True).clamp(min=1) + _PRIOR
-        return (shares / shares.sum(1, keepdim=True)).log()
 
     def _head_row(self, means: Tensor, factor: Tensor, log_priors: Tensor) -> Tensor:
         """Return the parameters of a head as one row."""
@@ -184,11 +200,7 @@ class PFedFDA(Client):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of the body under the server's head."""
-        weight, bias = self.read("head").tensor_split([self.num_classes * self.num_features])
-        head = {
-            f"{self._head}.weight": weight.view(self.num_classes, self.num_features),
-            f"{self._head}.bias": bias,
-        }
+        head = self._split_head(self.read("head"))
         return self.loss_at("global", {**self.parameters_of("global"), **head}, batch)
 
     def end_round(self, client: ClientRound) -> Tensor:
@@ -211,7 +223,7 @@ class PFedFDA(Client):
             return torch.cat([features, classes.to(features)], 1)
 
         samples = self.own_values(client, mark).double()
-        server, log_priors = self._server_moments(client), self._log_priors(client)
+        server, log_priors = self._server_moments(client.server_states), _client_priors(client)
         moments = []
         for rows, log_prior in zip(samples, log_priors):
             features, classes = rows[:, : self.num_features], rows[:, self.num_features :]
@@ -272,3 +284,15 @@ class PFedFDA(Client):
         scores = scores.unflatten(-1, (len(shares), -1)).log_softmax(-1)
         sums: Tensor = (scores * held_out[:, None]).sum((1, 3))
         return -sums / held_out.sum().clamp(min=1)
+
+
+def _client_priors(client: ClientRound) -> Tensor:
+    """Return ln π of each client, float64 [clients, classes]."""
+    return _log_priors(cast(Tensor, client.class_counts))  # by reads_class_counts
+
+
+def _log_priors(counts: Tensor) -> Tensor:
+    """Return ln π from counts of samples [clients, classes], float64."""
+    counts = counts.double()
+    shares = counts / counts.sum(1, keepdim=True).clamp(min=1) + _PRIOR
+    return (shares / shares.sum(1, keepdim=True)).log()

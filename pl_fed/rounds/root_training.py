@@ -1,6 +1,6 @@
 """The root update of FLTrust: the server trains the global model on its own data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,7 @@ from pl_fed.clients.local_rates import list_local_rates
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData, Part
+from pl_fed.devices import to_device
 from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.random import key
@@ -21,10 +22,11 @@ from pl_fed.types import Batch
 class RootTraining:
     """Root training: trains the global model on the server's own data like a client of FedAvg.
 
-    For every algorithm, the objective is the plain loss of the global model. Local steps, optimizer
-    and the round's optimizer options are the clients'. The update has the form of an upload: it is
-    0 in the parts that clients keep, such as FedPer's heads. Otherwise uploads of the body would be
-    scaled to the length of body and head.
+    For every algorithm, the objective is the plain loss of the global model, with the clients'
+    values of frozen parameters (``Client.frozen_values``). Local steps, optimizer and the round's
+    optimizer options are the clients'. The update has the form of an upload: it is 0 in the parts
+    that clients keep, such as FedPer's heads. Otherwise uploads of the body would be scaled to the
+    length of body and head.
 
     Source: X. Cao, M. Fang, J. Liu and N. Z. Gong, "FLTrust: Byzantine-robust Federated Learning
     via Trust Bootstrapping", NDSS 2021, arXiv 2012.13995, Algorithm 2.
@@ -60,6 +62,7 @@ class RootTraining:
         round: int,
         optimizer: torch.optim.Optimizer,
         settings: LocalSettings,
+        server_states: Mapping[str, Tensor],
     ) -> Tensor:
         """Return the change of the global model by the local steps, [numel].
 
@@ -69,19 +72,25 @@ class RootTraining:
             round: The round, from 0.
             optimizer: The clients' optimizer, with this round's options.
             settings: Precision, gradient clipping and accumulation of the local steps.
+            server_states: The server's states at the start of the round, by name.
         """
         client, root_data = self.client, replace(data, train=Part.from_pieces([data.root]))
         steps = rule.count(self.objective.work("global"), len(data.root))
         server = torch.tensor([0])  # the server is the only client of the root data
         batches = Batches(root_data, server, [steps], rule, self.seed, round, None, self.augment)
         broadcast = ModelRows(client.row("global").data, client.statistics("global").data).clone()
+        counts = root_data.class_counts(server)[0] if client.reads_class_counts else None
+        if counts is not None:
+            counts = to_device(counts, broadcast.parameters)
+        for name, tensor in client.frozen_values(server_states, counts).items():
+            client.row("global").layout.views(broadcast.parameters)[name].copy_(tensor)
         size = broadcast.parameters.new_tensor([[len(data.root)]])
         start = ClientRound(server.to(size.device), size, torch.zeros_like(size), broadcast)
         start.models["global"] = broadcast.expand(1)
         place = "round {round}, the server's training on its root data"
-        own_optimizer, counts = self._build_optimizer(optimizer), {"global": [steps]}
-        rates = list_local_rates(client.local_schedule, own_optimizer, counts, round)
-        chunk = Chunk(server, self.objective, batches, counts, start, place=place, rates=rates)
+        own_optimizer, num_steps = self._build_optimizer(optimizer), {"global": [steps]}
+        rates = list_local_rates(client.local_schedule, own_optimizer, num_steps, round)
+        chunk = Chunk(server, self.objective, batches, num_steps, start, place=place, rates=rates)
         with ModelGuard(client, ["global"]):
             OneByOne(settings).run(client, own_optimizer, chunk)
         update = start.models["global"].parameters - broadcast.parameters

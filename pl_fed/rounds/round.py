@@ -488,7 +488,12 @@ class RoundRunner:
         Every process computes the same update.
         """
         return self.root_training.run(
-            self.states.data, self.batch_rule, round, optimizer, self.settings.local
+            self.states.data,
+            self.batch_rule,
+            round,
+            optimizer,
+            self.settings.local,
+            self.states.server_states,
         )
 
     @property
@@ -522,6 +527,17 @@ class RoundRunner:
             return data.training_samples(client)
         return data.batch(torch.empty(0, dtype=torch.int64, device=data.device))
 
+    def _find_frozen_values(self, client: int) -> dict[str, Tensor]:
+        """Return values of frozen parameters in an attacker's local steps, if not the broadcast's.
+
+        The classes are those of its samples before any attack on data.
+        """
+        counts = None
+        if self.client.reads_class_counts:
+            counts = self.states.loaded.class_counts(torch.tensor([client]))[0]
+            counts = to_device(counts, self.client.row("global").data)
+        return self.client.frozen_values(self.states.server_states, counts)
+
     def _forge(
         self,
         server: Server,
@@ -539,6 +555,7 @@ class RoundRunner:
             samples=self._read_attacker_samples,
             unsent=self.client.unsent_positions,
             frozen=self.client.frozen_parameters,
+            frozen_values=self._find_frozen_values,
             reject=lambda _: None,
         )
         forged, valid = forge_uploads(

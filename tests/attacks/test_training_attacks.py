@@ -44,7 +44,19 @@ from pl_fed.attacks.fairness_attack import replace_mean
 from pl_fed.attacks.neurotoxin import smallest_mask
 from pl_fed.attacks.own_training import select_samples
 from pl_fed.attacks.projected_backdoor import project
-from pl_fed.clients import FLAME, IFCA, Ditto, FedAvg, FedBN, FedPer, FedRep, Finetuning, LpProj
+from pl_fed.clients import (
+    FLAME,
+    IFCA,
+    Ditto,
+    FedAvg,
+    FedBN,
+    FedPer,
+    FedRep,
+    Finetuning,
+    LpProj,
+    PFedFDA,
+)
+from pl_fed.functional.discriminants import factor_covariance, linear_discriminant
 from pl_fed.nets.rows import RowLayout
 from pl_fed.random import generator
 from pl_fed.samplers import All
@@ -450,6 +462,32 @@ def test_attackers_train_the_body_under_a_head_that_nobody_trains():
     torch.testing.assert_close(upload, row - start, rtol=0, atol=1e-12)
     parts = attack.state_dict()["own_parts"]
     torch.testing.assert_close(parts["1/2.bias"], start[-3:], rtol=0, atol=0)
+
+
+def test_attackers_of_pfedfda_train_the_body_under_the_head_that_clients_have():
+    """The head of the server's moments after one round, and of the attacker's own classes."""
+
+    class Spy(TrainingAttack):
+        def make_upload(self, training, update):
+            heads.append((training.start[25:], training.row.detach()[25:]))
+            return update
+
+    heads = []
+    data = shared_out(classes([9, 5, 12]))
+    client = PFedFDA(seeded(mlp), optimizer=sgd(0.1))
+    settings = {"attack": Spy(BACKDOOR, epochs=2), "ids": [1], "start_round": 0}
+    states = run_rounds(client, data, 1, **settings).server_states
+    heads.clear()
+    run_rounds(client, data, 2, **settings)
+    shares = data.clients.class_counts(torch.tensor([1]))[0].double() / 5 + 1e-4
+    factor = factor_covariance(states["covariance"].view(5, 5), 1e-4)
+    priors = (shares / shares.sum()).log()
+    expected = linear_discriminant(states["means"].view(3, 5), factor, priors)
+    expected = torch.cat([part.flatten() for part in expected])
+    initial = nn.utils.parameters_to_vector(seeded(mlp).double()[2].parameters())
+    assert (heads[0][0][:15] - initial[:15]).abs().max() < 1e-3, "Σ is I, shrunk by 1e-4"
+    for head in heads[1]:
+        torch.testing.assert_close(head, expected, rtol=0, atol=1e-12)
 
 
 def test_projection_on_both_balls():

@@ -45,6 +45,7 @@ from pl_fed.clients import (
     FedRep,
     FedTilt,
     LpProj,
+    PFedFDA,
     PFedMe,
     Scaffold,
 )
@@ -240,6 +241,11 @@ def test_root_update_of_every_algorithm_equals_that_of_fedavg(kind):
 
 def test_root_update_of_fedbabu_trains_the_body_under_the_frozen_head():
     data, client = data_with_root(), FedBABU(seeded(mlp), optimizer=sgd(0.3), local_epochs=3)
+    assert_root_equals_upload(client, data)
+
+
+def test_root_update_of_pfedfda_trains_the_body_under_the_head_of_its_classes():
+    data, client = data_with_root(), PFedFDA(seeded(mlp), optimizer=sgd(0.3), local_epochs=3)
     assert_root_equals_upload(client, data)
 
 
