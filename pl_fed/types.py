@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pl_fed.functional.selection import complement_mask
 from pl_fed.nets.rows import RowLayout
 from pl_fed.trees import Tree, leaves, select
 
@@ -194,7 +195,10 @@ class RoundContext:
         layout: The position of each parameter tensor in an upload; ``None`` if it is unknown, or
             if the server merges uploads in slices.
         unsent: Positions of the parameters that clients keep to themselves, int64; an upload is 0
-            there. Empty for aggregators, and unless clients share only a part of the net.
+            there. Empty unless clients share only a part of the net. With slices, the positions are
+            those in a whole upload.
+        project: Returns the short rows that clients send in place of rows [..., d], as LpProj's;
+            ``None`` for other algorithms, and for aggregators.
         frozen: Names of parameters that keep their first values in local steps, such as FedBABU's
             head. Empty for aggregators.
         frozen_values: Returns these first values by name for an attacker, by its id, where they are
@@ -231,10 +235,24 @@ class RoundContext:
     center: int = 0
     layout: RowLayout | None = None
     unsent: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    project: Callable[[Tensor], Tensor] | None = None
     frozen: tuple[str, ...] = ()
     frozen_values: Callable[[int], Mapping[str, Tensor]] = lambda _: {}
     reject: Callable[[Tensor], None] = lambda _: None
     weigh: Callable[[Tensor, Tensor], None] = lambda *_: None
+
+    def select_sent(self, rows: Tensor) -> Tensor:
+        """Return the numbers of updates or models [..., d] that clients send.
+
+        Example:
+            >>> RoundContext(unsent=torch.tensor([1])).select_sent(torch.tensor([1.0, 2.0, 3.0]))
+            tensor([1., 3.])
+        """
+        if self.project is not None:
+            return self.project(rows)
+        if not len(self.unsent):
+            return rows
+        return rows[..., complement_mask(self.unsent.to(rows.device), rows.shape[-1])]
 
     def reject_rows(self, rejected: Tensor) -> None:
         """Report uploads that the aggregator leaves out of its result.

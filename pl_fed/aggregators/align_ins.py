@@ -52,7 +52,8 @@ class AlignIns(Aggregator):
     ``"clipped"``. Two different uploads have the same z of 1, so radii of 1 accept neither.
 
     Args:
-        top: The share of each upload's numbers in the comparison of signs, in (0, 1].
+        top: The share of each upload's numbers in the comparison of signs, in (0, 1]. Numbers of
+            parameters that clients keep to themselves do not count.
         cosine_radius: λ_c > 0, in standard deviations.
         sign_radius: λ_s > 0, in standard deviations.
         weighting: Weights of the mean: ``"uniform"``, or ``"samples"`` for the clients' numbers of
@@ -98,8 +99,9 @@ class AlignIns(Aggregator):
         norms = squared_norms(uploads).sqrt()
         if not norms.isfinite().all():
             raise self.overflow_error(uploads)
+        sent = context.select_sent(uploads)
         cosines = inner_products(uploads, broadcast) / (norms * broadcast.double().norm())
-        scores = torch.stack([cosines.nan_to_num(0.0), self._sign_alignments(uploads)], 1)
+        scores = torch.stack([cosines.nan_to_num(0.0), self._sign_alignments(sent)], 1)
         by_client = context.clients.argsort(stable=True).to(uploads.device)
         deviations = torch.empty_like(scores)
         deviations[by_client] = median_scores(scores[by_client])

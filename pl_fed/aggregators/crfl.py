@@ -49,8 +49,8 @@ class CRFL(AggregatorWrapper):
     its last planned round, its model has noise. If a finished run goes on with more rounds, it
     trains on from the model without noise, and differs from a run that planned all rounds.
 
-    The norm counts all parameters of an upload's layout. For algorithms that keep a part of the net
-    on the clients (FedRep's head), it also counts the initial values of this part.
+    The norm counts all parameters that clients send, without a part of the net that they keep to
+    themselves, such as FedRep's head.
 
     Args:
         start: ρ_0, the bound on the norm of the model without growth, above 0.
@@ -107,7 +107,8 @@ class CRFL(AggregatorWrapper):
         merged: Tensor = self.aggregator(uploads, weights, context)
         broadcast = self.require_broadcast(uploads, context).double()
         model = broadcast + merged
-        model *= (self.bound_norm(context.round) / row_norm(model)).clamp(max=1)
+        norm = row_norm(context.select_sent(model))
+        model *= (self.bound_norm(context.round) / norm).clamp(max=1)
         if context.round + 1 != context.num_rounds:
             noise = normal_row(key(context.seed, "crfl", context.round), len(model))
             model += self.std * noise.to(model)

@@ -9,8 +9,8 @@ arXiv 2312.04432. With the models L_k = w^t + Δ_k as square matrices, zeros at 
     Δ = mean of Δ_k over k in A
 
 The cluster is the one of :class:`NguyenFlame`; there is no clipping and no noise. The parameters
-fill the matrix in the order of the upload, row by row. Third-party code also has a transform of the
-flat row, with the lower half of the frequencies: ``transform="row"``.
+that clients send fill the matrix in the order of the upload, row by row. Third-party code also has
+a transform of the flat row, with the lower half of the frequencies: ``transform="row"``.
 """
 
 import math
@@ -68,7 +68,7 @@ class FreqFed(Aggregator):
         by_client, on_cpu = context.clients.argsort(stable=True), uploads.cpu()
         find = low_matrix_frequencies if self.transform == "matrix" else low_row_frequencies
         rows = [
-            torch.from_numpy(find((on_cpu[row].double() + broadcast).numpy()))
+            torch.from_numpy(find(context.select_sent(on_cpu[row].double() + broadcast).numpy()))
             for row in by_client.tolist()
         ]
         products = gram_matrix(torch.stack(rows))

@@ -52,7 +52,8 @@ class LASA(Aggregator):
     no tensor's mean includes as ``"dropped"``.
 
     Args:
-        sparsity: The share of the weights that do not count in the filters, in [0, 1).
+        sparsity: The share of the weights that do not count in the filters, in [0, 1): of those
+            that clients send, if they keep some to themselves.
         norm_radius: λ_n > 0, in standard deviations.
         sign_radius: λ_s > 0, in standard deviations.
         mean: Numbers in the mean: all (``"dense"``), or only the largest ones (``"sparse"``).
@@ -102,28 +103,29 @@ class LASA(Aggregator):
         norms = squares.sqrt()
         factors, is_clipped = clip_factors(norms, lower_median(norms))
         context.note("clipped", is_clipped.sum())
-        thresholds = self._find_thresholds(uploads, layout)
-        accepted = self._filter(uploads, factors, thresholds, layout, context.clients)
+        pieces = _list_pieces(layout, context.unsent)
+        thresholds = self._find_thresholds(uploads, pieces)
+        accepted = self._filter(uploads, factors, thresholds, pieces, context.clients)
         context.reject_rows(~accepted.any(1))
-        merged = torch.empty_like(uploads[0], dtype=merging_dtype(uploads))
-        for index, piece in enumerate(_pieces(layout)):
+        merged = torch.zeros_like(uploads[0], dtype=merging_dtype(uploads))
+        for index, (piece, is_weight) in enumerate(pieces):
             members = accepted[:, index]
             rows = uploads[members, piece]
-            if self.mean == "sparse" and _is_weight(layout, index):
+            if self.mean == "sparse" and is_weight:
                 rows = rows.where(rows.abs() > thresholds[members, None], 0)
             merged[piece] = weighted_sum(rows, factors[members] / len(rows))
         return merged
 
-    def _find_thresholds(self, uploads: Tensor, layout: RowLayout) -> Tensor:
+    def _find_thresholds(self, uploads: Tensor, pieces: list[tuple[slice, bool]]) -> Tensor:
         """Return the magnitude that a weight of each upload has to exceed to count, [n]."""
-        pieces = [p for index, p in enumerate(_pieces(layout)) if _is_weight(layout, index)]
-        num_weights = sum(piece.stop - piece.start for piece in pieces)
+        weights = [piece for piece, is_weight in pieces if is_weight]
+        num_weights = sum(piece.stop - piece.start for piece in weights)
         num_largest = int(num_weights * (1 - self.sparsity))
         thresholds = uploads.new_full((len(uploads),), -1.0)
         if not self.sparsity or not num_weights:
             return thresholds
         for row, upload in enumerate(uploads):
-            numbers = torch.cat([upload[piece] for piece in pieces])
+            numbers = torch.cat([upload[piece] for piece in weights])
             thresholds[row] = nth_magnitude(numbers, max(1, num_largest))
         return thresholds
 
@@ -132,18 +134,17 @@ class LASA(Aggregator):
         uploads: Tensor,
         factors: Tensor,
         thresholds: Tensor,
-        layout: RowLayout,
+        pieces: list[tuple[slice, bool]],
         clients: Tensor,
     ) -> Tensor:
         """Return the uploads in the mean of each tensor, bool [n, tensors]."""
-        pieces = list(_pieces(layout))
         norms, shares = torch.zeros(
             2, len(uploads), len(pieces), dtype=torch.float64, device=uploads.device
         )
         for row, upload in enumerate(uploads):
-            for index, piece in enumerate(pieces):
+            for index, (piece, is_weight) in enumerate(pieces):
                 numbers = upload[piece]
-                if _is_weight(layout, index):
+                if is_weight:
                     numbers = numbers.where(numbers.abs() > thresholds[row], 0)
                 norm = torch.linalg.vector_norm(numbers, dtype=torch.float64)
                 norms[row, index] = factors[row] * norm
@@ -165,10 +166,13 @@ class LASA(Aggregator):
         return max(0, (num_uploads - 1) // 2)
 
 
-def _pieces(layout: RowLayout) -> list[slice]:
-    return [slice(*ends) for ends in zip(layout.offsets[:-1], layout.offsets[1:])]
+def _list_pieces(layout: RowLayout, unsent: Tensor) -> list[tuple[slice, bool]]:
+    """Return the slices of the tensors that clients send, and whether each is sparsified.
 
-
-def _is_weight(layout: RowLayout, index: int) -> bool:
-    """Return whether a tensor is sparsified: weights of linear and convolutional layers are."""
-    return len(layout.shapes[index]) > 1
+    Weights of linear and convolutional layers are sparsified, biases are not.
+    """
+    positions = set(unsent.tolist())
+    ends = zip(layout.offsets[:-1], layout.offsets[1:], layout.shapes)
+    return [
+        (slice(begin, end), len(shape) > 1) for begin, end, shape in ends if begin not in positions
+    ]

@@ -34,7 +34,6 @@ from torch import Tensor
 from pl_fed.arguments import check_choice, check_nonnegative
 from pl_fed.attacks.base import Attack
 from pl_fed.functional.aggregation import merging_dtype
-from pl_fed.functional.forging import select_sent
 from pl_fed.random import key, normal_row
 from pl_fed.types import RoundContext
 
@@ -119,7 +118,7 @@ class FreeRider(Attack):
             std = 0.0
             if self.disguise == "noise":
                 if rides == 1 and change is not None:
-                    sent = select_sent(change, context.unsent)
+                    sent = context.select_sent(change)
                     self._sigmas[rider] = float(sent.double().abs().mean())
                 std = self.noise_scale(rides, self._sigmas.get(rider, _FIRST_SIGMA))
             elif change is not None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pl_fed.arguments import check_choice, check_nonnegative
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.forging import select_sent, upload_origin
+from pl_fed.functional.forging import upload_origin
 from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
@@ -31,7 +31,7 @@ class RandomUpdates(Attack):
 
     Args:
         std: Standard deviation s of the numbers, at least 0. ``None`` takes the population standard
-            deviation over all coordinates of the attacker's own update or model (see ``on``) that
+            deviation over all numbers of the attacker's own update or model (see ``on``) that
             clients send.
         on: The vector of random numbers: the ``"update"``, or the ``"model"``. The upload of a
             model is its difference from the broadcast.
@@ -63,7 +63,7 @@ class RandomUpdates(Attack):
         origin = upload_origin(self.on, own, context.broadcast)
         forged, numbers = torch.empty_like(own), torch.empty(len(origin))
         for row, own_row, client in zip(forged, own, self.attacker_ids(own, context)):
-            sent = select_sent(own_row + origin, context.unsent)
+            sent = context.select_sent(own_row + origin)
             std = sent.std(correction=0) if self.std is None else self.std
             draws = generator(context.seed, "random-updates", context.round, client)
             torch.randn(len(row), generator=draws, out=numbers)

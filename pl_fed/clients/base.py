@@ -894,6 +894,14 @@ class Client(Configurable, ClientRounds, ABC):
         return self.row("global").layout
 
     @property
+    def project(self) -> Callable[[Tensor], Tensor] | None:
+        """A function to the short rows that clients send in place of rows as long as the net.
+
+        ``None`` if clients send parameters, as by default.
+        """
+        return None
+
+    @property
     def unsent_positions(self) -> Tensor:
         """The positions of the parameters that clients keep to themselves, int64; none by default.
 

@@ -22,6 +22,7 @@ Corrections of slips in the paper: the upload is u_i (line 4 has z_i), and θ_i^
 iterate (line 13 takes the previous one).
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -92,6 +93,11 @@ class LpProj(ADMM):
     def sent_layout(self) -> None:
         """No layout: clients send short rows, without parameters."""
         return None
+
+    @property
+    def project(self) -> Callable[[Tensor], Tensor]:
+        """P: the short rows cross the network."""
+        return self.projection
 
     def restrict_rows(self, rows: Tensor) -> Tensor:
         """Return Pᵀ P of the rows: the short rows alone cross the network."""

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from pl_fed.functional.aggregation import merging_dtype
-from pl_fed.functional.selection import complement_mask
 from pl_fed.nets.rows import finite_rows
 
 
@@ -100,17 +99,3 @@ def upload_origin(target: str, own: Tensor, broadcast: Tensor) -> Tensor:
             f" model but got shape {list(broadcast.shape)}."
         )
     return broadcast.to(own.device, dtype)
-
-
-def select_sent(vector: Tensor, unsent: Tensor) -> Tensor:
-    """Return the numbers of a vector that clients send.
-
-    Args:
-        vector: An update or a model, [d].
-        unsent: Positions of the parameters that clients keep to themselves, int64; may be none.
-
-    Example:
-        >>> select_sent(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1]))
-        tensor([1., 3.])
-    """
-    return vector[complement_mask(unsent.to(vector.device), len(vector))]

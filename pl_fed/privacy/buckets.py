@@ -88,6 +88,7 @@ class Buckets:
             num_rounds=context.num_rounds,
             broadcast=context.broadcast,
             layout=context.layout,
+            unsent=context.unsent,
             net=context.net,
             note=lambda name, number: context.note(f"{name}_buckets", number),
         )

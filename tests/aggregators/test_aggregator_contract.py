@@ -53,6 +53,47 @@ class LengthWeights(torch.nn.Module):
         return (products.diagonal() + products.sum(1)) / len(products) ** 2
 
 
+READ_SENT_PARTS = [  # rows or models in which parts that clients keep to themselves do not count
+    ("AlignIns", lambda: pl_fed.aggregators.AlignIns()),
+    ("LASA", lambda: pl_fed.aggregators.LASA()),
+    ("LASA, sparse", lambda: pl_fed.aggregators.LASA(sparsity=0.6, mean="sparse")),
+    ("NguyenFlame", lambda: pl_fed.aggregators.NguyenFlame(noise=0.0)),
+    ("FreqFed", lambda: pl_fed.aggregators.FreqFed()),
+    ("FreqFed, row", lambda: pl_fed.aggregators.FreqFed("row")),
+    ("CRFL", lambda: pl_fed.aggregators.CRFL(start=0.5, std=0.0)),
+    ("SignGuard", lambda: pl_fed.aggregators.SignGuard(coordinates=1.0, similarity=True)),
+]
+
+
+@pytest.mark.parametrize(("name", "make"), READ_SENT_PARTS, ids=[n for n, _ in READ_SENT_PARTS])
+def test_parameters_that_clients_keep_do_not_count(name, make):
+    """The merged body, and the rejected clients, are those of a net without the head."""
+    shapes = {"body.weight": (3, 4), "head.weight": (4, 3), "head.bias": (4,), "tail.bias": (3,)}
+    tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
+    layout = RowLayout.from_tensors(tensors.items())
+    body = RowLayout.from_tensors([(n, t) for n, t in tensors.items() if "head" not in n])
+    unsent, sent = (layout.positions(*names) for names in (["head"], body.names))
+    draw, outcomes = torch.Generator().manual_seed(28), []  # the head matters to all of them
+    rows = torch.randn(7, layout.numel, generator=draw, dtype=torch.float64)
+    broadcast = torch.randn(layout.numel, generator=draw, dtype=torch.float64)
+    rows[:, unsent] = 0
+    whole = {"layout": layout, "broadcast": broadcast}
+    for uploads, facts in (
+        (rows, {**whole, "unsent": unsent}),
+        (rows[:, sent], {"layout": body, "broadcast": broadcast[sent]}),
+        (rows, whole),
+    ):
+        rejected = []
+        context = RoundContext(clients=torch.arange(7), reject=rejected.append, **facts)
+        merged = make()(uploads, torch.ones(7), context)
+        merged = merged[sent] if len(merged) == layout.numel else merged
+        outcomes.append((merged, [ids.tolist() for ids in rejected]))
+    (merged, rejected), (expected, expected_rejected), (other, other_rejected) = outcomes
+    assert_close(merged, expected, rtol=0, atol=1e-12)
+    assert rejected == expected_rejected
+    assert rejected != other_rejected or not torch.allclose(merged, other)
+
+
 ARGUMENTS = {
     "AAggFF": [{}, {"setting": "cross_device"}, {"response": "normal"}],
     "AFL": [{}, {"lr": 0.0}, {"lr": 1.0, "merge": "after"}],

@@ -99,6 +99,21 @@ def test_scale_of_the_noise_is_that_of_the_sent_parameters():
     np.testing.assert_allclose(forged[0], sigma * noise(1, 4), rtol=1e-12)
 
 
+def test_scale_of_the_noise_is_that_of_the_short_rows_of_a_projection():
+    attack, sigma = FreeRider("noise"), abs(-0.1 + 0.2 - 0.1 + 0.4) / 2
+    for round, w in enumerate(G[:2]):
+        context = RoundContext(
+            seed=3,
+            round=round,
+            attackers=torch.tensor([4]),
+            broadcast=torch.tensor(w, dtype=torch.float64),
+            project=lambda rows: rows.sum(-1, keepdim=True) / 2,
+        )
+        own = torch.zeros(1, 4, dtype=torch.float64)
+        forged = attack.forge(own[:0], own, context)
+    np.testing.assert_allclose(forged[0], sigma * noise(1, 4), rtol=1e-12)
+
+
 def test_noise_has_the_documented_standard_deviation():
     attack = FreeRider("noise", scale=2.0)
     rows = send(attack, [0.0] * 50_000, attackers=(1, 2))

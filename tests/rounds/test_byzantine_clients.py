@@ -145,6 +145,7 @@ def test_forged_numbers_in_parts_that_clients_keep_never_arrive():
         def forward(self, uploads, weights, context):
             if uploads.shape[1] == client.row("global").layout.numel:  # no trial of the aggregator
                 seen.append(uploads.clone())
+                assert torch.equal(context.unsent, client.unsent_positions)
             return super().forward(uploads, weights, context)
 
     seen = []  # by the server, after the attackers' simulations
@@ -171,6 +172,22 @@ def test_forged_rows_of_lp_proj_lie_in_the_span_of_its_projection():
     torch.testing.assert_close(client.projection.lift(short), seen[-1], rtol=0, atol=1e-12)
     nines = client.projection(torch.full((43,), 9.0, dtype=torch.float64))
     torch.testing.assert_close(short[2], nines, rtol=0, atol=1e-12)
+
+
+def test_spread_of_random_updates_is_that_of_the_short_rows_of_lp_proj():
+    class Watched(RandomUpdates):
+        def forge(self, honest, own, context):
+            forged = super().forge(honest, own, context)
+            standard = RandomUpdates(std=1.0).forge(honest, own, context)
+            calls.append((forged, standard, client.projection(own[0])))
+            return forged
+
+    calls = []
+    client = LpProj(seeded(mlp), dimensions=5, optimizer=sgd(0.1)).double()
+    run_rounds(client, shared_out(classes([4, 4, 4])), 1, attack=Watched(), ids=[2])
+    ((forged, standard, short),) = calls
+    assert len(short) == 5
+    torch.testing.assert_close(forged, standard * short.std(correction=0), rtol=1e-6, atol=0)
 
 
 class NetJudge(Recorder):
