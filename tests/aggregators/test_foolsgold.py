@@ -165,6 +165,19 @@ def test_weights_do_not_depend_on_the_order_of_rows():
     assert torch.equal(find_foolsgold_weights(cosines[order][:, order]), weights[order])
 
 
+def test_weights_have_the_same_bits_for_any_order_of_the_cohort():
+    """The last numbers of the result are the weights: each client has one coordinate of its own."""
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        uploads = torch.randn(7, 9, generator=draw, dtype=torch.float64)
+        uploads = torch.cat([uploads, torch.eye(7, dtype=torch.float64)], 1)
+        weights = []
+        for order in [torch.arange(7), *(torch.randperm(7, generator=draw) for _ in range(3))]:
+            merged = FoolsGold(divisor="none")(uploads[order], torch.ones(7), context(order))
+            weights.append(merged[-7:])
+        assert all(torch.equal(other, weights[0]) for other in weights[1:])
+
+
 def test_pre_aggregators_that_merge_clients_are_refused():
     with pytest.raises(
         ValueError, match=r"`federation.pre_aggregators` .* for FoolsGold, .* but got Bucketing"

@@ -58,7 +58,7 @@ from pl_fed.clients import (
 )
 from pl_fed.functional.discriminants import factor_covariance, linear_discriminant
 from pl_fed.nets.rows import RowLayout
-from pl_fed.random import generator
+from pl_fed.random import generator, key
 from pl_fed.samplers import All
 from pl_fed.types import Batch, RoundContext
 
@@ -200,6 +200,33 @@ def test_attackers_draw_independently_and_the_order_of_ids_does_not_matter():
     assert torch.equal(together, reversed_rows.flip(0))
     assert torch.equal(together[1], alone[0])
     assert not torch.equal(together[0], together[1])
+
+
+@table_test("seed, round, client", [(3, 2, 1), (4, 2, 1), (3, 5, 1), (3, 2, 2)])
+def test_steps_have_the_draws_of_their_seed_round_attacker_and_pass(seed, round, client):
+    """The minibatches of both passes, and a layer that draws from torch's own generator."""
+
+    class Noise(nn.Module):
+        def forward(self, x):
+            return x + torch.randn_like(x) if self.training else x
+
+    class Recorder(TrainingAttack):
+        def loss(self, training, batch):
+            batches.append(batch.samples.tolist())
+            noise.append(training.net[0](torch.zeros(2)))
+            return super().loss(training, batch)
+
+    batches, noise, expected = [], [], []
+    net = nn.Sequential(Noise(), nn.Linear(4, 3))
+    attack = Recorder(BACKDOOR, epochs=2, batch_size=4)
+    forge(attack, net, (9, 6, 7), (client,), seed=seed, round=round)
+    samples = (9, 6, 7)[client]
+    for number in range(2):
+        draw = generator(seed, "training attack", round, client, number)
+        expected += [part.tolist() for part in torch.randperm(samples, generator=draw).chunk(2)]
+    assert batches == expected
+    draw = torch.Generator().manual_seed(key(seed, "training attack", round, client))
+    assert torch.equal(noise[0], torch.randn(2, generator=draw))
 
 
 def test_attacker_without_samples_sends_its_own_upload():
