@@ -17,8 +17,9 @@ Departs from the paper and the authors' code:
 - In the second round the code trains W until the last 10 losses have a standard deviation below
   0.1, without a bound, but for 11 epochs at least. Here ``first_epochs`` is the number; 11 by
   default.
-- The code draws a contiguous part of the client's samples. Here the weights are trained on the
-  first minibatches of a shuffled pass, of the same share.
+- The code draws a contiguous part of the client's samples, and stays on it in a round. Here the
+  weights take as many steps, on one minibatch after the other: in a client's second round, its
+  ``first_epochs`` visit all its samples.
 - A client starts its first round at w^t. The code recognizes a first round by equal sums of the
   models' first tensors, so that a client that joins later mixes its initial model.
 - Running statistics (BatchNorm's) are a client's own, as in the code, but a client starts its first
@@ -56,8 +57,8 @@ class FedALA(Client):
         mixed: Names of submodules or parameters of ``net`` with weights; the other parts start each
             round at the global model. ``None`` is the last module with trainable parameters.
         mixing_lr: η ≥ 0, the learning rate of W.
-        mixing_share: Share of the client's minibatches that a pass over its data trains W on, in
-            (0, 1].
+        mixing_share: The steps on W in place of one pass over the client's data, as a share of its
+            minibatches, in (0, 1].
         first_epochs: Passes that train W in a client's second round, ≥ 1; later rounds have one.
         **kwargs: The other arguments of :class:`Client`.
 
