@@ -92,9 +92,10 @@ class DnC(ByzantineAwareAggregator):
                 f" {n}."
             )
         by_client = context.clients.argsort(stable=True).to(uploads.device)
+        sent = uploads if self.shards else context.select_sent(uploads)
         bad = torch.zeros(n, dtype=torch.int64, device=uploads.device)  # number of iterations
         for iteration in range(self.num_iterations if filtered else 0):
-            scores = self._scores(uploads, by_client, context, iteration)
+            scores = self._scores(sent, by_client, context, iteration)
             bad[scores.argsort(stable=True)[n - filtered :]] += 1
         good = by_client[bad == bad.min()]
         context.reject_rows(complement_mask(good, n))

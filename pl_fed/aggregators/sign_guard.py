@@ -132,12 +132,13 @@ class SignGuard(Aggregator):
 
     def _sign_shares(self, uploads: Tensor, context: RoundContext) -> Tensor:
         """Return the shares of positive, zero and negative numbers [n, 3], in float64."""
-        d, num_unsent = uploads.shape[1], len(context.unsent)
+        num_unsent = len(context.unsent)
         if self.coordinates < 1:
+            uploads, num_unsent = context.select_sent(uploads), 0
+            d = uploads.shape[1]
             draw = generator(context.seed, "signguard", context.round)
             coordinates = torch.randperm(d, generator=draw)[: math.ceil(self.coordinates * d)]
             uploads = uploads[:, coordinates.sort().values.to(uploads.device)]
-            num_unsent = int(torch.isin(coordinates, context.unsent.cpu()).sum())
         counts = context.sum(sign_counts(uploads))
         counts[:, 1] -= num_unsent  # clients keep these parameters to themselves
         return counts / counts.sum(1, keepdim=True).clamp(min=1)

@@ -62,6 +62,8 @@ READ_SENT_PARTS = [  # rows or models in which parts that clients keep to themse
     ("FreqFed, row", lambda: pl_fed.aggregators.FreqFed("row")),
     ("CRFL", lambda: pl_fed.aggregators.CRFL(start=0.5, std=0.0)),
     ("SignGuard", lambda: pl_fed.aggregators.SignGuard(coordinates=1.0, similarity=True)),
+    ("SignGuard, drawn", lambda: pl_fed.aggregators.SignGuard(coordinates=0.3)),
+    ("DnC, drawn", lambda: pl_fed.aggregators.DnC(num_coordinates=8, num_byzantine=2)),
 ]
 
 
