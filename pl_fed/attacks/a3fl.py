@@ -7,9 +7,9 @@ the pixels t of a stamp, with x' the sample with the stamp, θ = w^t, and θ', a
 
     t ← t − α sign ∂/∂t [CE(θ; x', target) + λ · s · CE(θ'; x', target)]
 
-The weight s is the similarity of both models: the mean, over the parameter tensors, of the cosine
-between the gradients of CE(·; x', target) at θ' and at θ. Attackers then train on samples with the
-stamp and the target.
+The weight s is the similarity of both models: the mean, over the trained parameter tensors, of the
+cosine between the gradients of CE(·; x', target) at θ' and at θ. Attackers then train on samples
+with the stamp and the target.
 
 Departs from the authors' code: s takes all tensors, not only those with ``conv`` in their name,
 and so is defined for every net. It compares gradients of the same loss at both models, in
@@ -188,7 +188,8 @@ class A3FL(LearnedStamp):
         gradients = []
         for net in (training.net, adversary):
             loss = self.backdoor_loss(net, training.clean.inputs, stamp.detach())
-            parameters = list(trainable_parameters(net).values())
+            tensors = trainable_parameters(net).items()
+            parameters = [tensor for name, tensor in tensors if name not in training.context.frozen]
             gradients.append(torch.autograd.grad(loss, parameters, materialize_grads=True))
         cosines = [
             nn.functional.cosine_similarity(first.flatten(), second.flatten(), dim=0)

@@ -63,6 +63,12 @@ class AttackerTraining:
     ends_pass: bool = field(default=False)
 
     @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that clients train: all but the frozen ones, such as FedBABU's head."""
+        frozen = self.context.frozen
+        return [parameter for name, parameter in self.parameters.items() if name not in frozen]
+
+    @property
     def row(self) -> Tensor:
         """The present parameters, [d]; gradients flow through it."""
         return torch.cat([parameter.flatten() for parameter in self.parameters.values()])

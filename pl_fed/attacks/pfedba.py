@@ -8,8 +8,9 @@ with the stamp::
     first attack:   t ← t − η ∂ CE(w^t; x', target) / ∂t
     every attack:   t ← t − η ∂ D / ∂t,     D = ‖∇_w CE(w^t; x', target) − ∇_w CE(w^t; x, y)‖₂
 
-with second-order gradients. They then train on samples with the stamp. Where both gradients agree,
-the local training of benign clients on clean samples does not erase the backdoor.
+with second-order gradients, by the parameters that clients train. They then train on samples with
+the stamp. Where both gradients agree, the local training of benign clients on clean samples does
+not erase the backdoor.
 
 The paper's loss is the sum of both terms; the authors' code minimises them one after the other, as
 here. The code also has a cosine form of D (``alignment: cosine``, 1 − cos), which it does not use.
@@ -135,7 +136,7 @@ class PFedBA(LearnedStamp):
     def search_stamp(self, attackers: list[int], context: RoundContext, stamp: Tensor) -> Tensor:
         """Return the stamp after steps on the gap between both tasks' gradients."""
         training, pool = self._pool_samples(attackers, context)
-        parameters = list(training.parameters.values())
+        parameters = training.trained
         batches = self.draw_passes(pool, self.trigger_epochs, context, "PFedBA")
         for _, batch in batches:
             stamp = stamp.detach().requires_grad_()
