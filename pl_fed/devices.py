@@ -1,4 +1,4 @@
-"""Copies from the CPU to a device that do not wait for its work, and errors about devices."""
+"""Copies to a device that do not wait for its work, and errors about devices and memory."""
 
 import re
 from typing import Any
@@ -14,6 +14,7 @@ _REMEDY = (
 _TWO_DEVICES = re.compile(
     r"same device|different devices|expected device|device type for generator|cuda\.\w+Tensor"
 )
+_NO_CPU_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory")
 
 
 def is_about_devices(error: Exception) -> bool:
@@ -26,6 +27,20 @@ def is_about_devices(error: Exception) -> bool:
         False
     """
     return bool(_TWO_DEVICES.search(str(error)))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether Python, NumPy or torch raised an error because memory was short.
+
+    torch has a class of its own for the memory of a device, and none for that of the CPU.
+
+    Example:
+        >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("singular matrix"))
+        (True, False)
+    """
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and bool(_NO_CPU_MEMORY.search(str(error)))
+    )
 
 
 def note_devices(error: Exception) -> None:

@@ -18,7 +18,9 @@ from pl_fed.command.hints import format_error
 from pl_fed.command.messages import describe_file_error, escape_invisible, summarize
 from pl_fed.command.start import run_light_command
 from pl_fed.command.wandb_runs import prepare_wandb
+from pl_fed.devices import is_out_of_memory
 from pl_fed.run_folder import is_first_process
+from pl_fed.text import describe_error
 
 # Lines of Lightning's log about pl_fed's own lines: devices, seed, number of rounds
 _KNOWN = re.compile(
@@ -45,10 +47,11 @@ def main(args: ArgsType = None) -> None:
         RuntimeError,
         ImportError,
         KeyError,
+        MemoryError,
         MisconfigurationException,
     ) as error:
         message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        text = describe_file_error(error) or summarize(message)
+        text = describe_file_error(error) or _describe_shortage(error) or summarize(message)
         if not _is_refusal(error, text):
             raise
         notes = getattr(error, "__notes__", [])
@@ -107,6 +110,16 @@ def _full_help(arguments: list[str]) -> list[str]:
     return [*arguments[: place + 1], *arguments[place + 2 :]] if is_all else arguments
 
 
+def _describe_shortage(error: Exception) -> str:
+    """Describe an error of a lack of memory; else return an empty text."""
+    if not is_out_of_memory(error):
+        return ""
+    return (
+        f"Expected enough memory for the run but got: {describe_error(error)}: set a smaller"
+        " `data.batch_size`, `federation.engine.chunk_size` or net."
+    )
+
+
 def _is_refusal(error: Exception, text: str) -> bool:
     """Return whether an error is a sentence for the user, and not a failure of pl_fed or torch.
 
@@ -121,6 +134,8 @@ def _is_refusal(error: Exception, text: str) -> bool:
     """
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     room = str(frame.f_globals.get("__name__")).partition(".")[0]
+    if is_out_of_memory(error):
+        return True
     if room == "torch" or not _ends_with_raise(error):
         return bool(describe_file_error(error))
     return room == "lightning" or text.startswith("Expected")

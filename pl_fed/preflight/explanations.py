@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from pl_fed.devices import is_out_of_memory
 from pl_fed.text import find_code_line
 from pl_fed.trees import Tree, leaves
 
@@ -31,10 +31,8 @@ def call_or_explain(
     """
     try:
         return call()
-    except torch.OutOfMemoryError:  # a RuntimeError, but not one of the called code
-        raise
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        if not explains_own and _is_own(error):
+        if is_out_of_memory(error) or (not explains_own and _is_own(error)):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         for words, remedy in (remedies or {}).items():

@@ -21,6 +21,7 @@ from pl_fed.clients.fedper import belongs
 from pl_fed.clients.heads import list_modules
 from pl_fed.clients.kept_parts import restore_values
 from pl_fed.clients.module_optimizer import ModuleOptimizer
+from pl_fed.devices import is_out_of_memory
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.metrics.named import metric_arguments
 from pl_fed.nets.calls import Net, reads_own_weights
@@ -255,9 +256,9 @@ def _compute_on_copy(
         batch = copied.load_minibatch(index)
         try:
             return compute(copied.client, batch)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
             return None
 
 

@@ -12,6 +12,7 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
 from pl_fed.clients.kept_parts import restore_values
 from pl_fed.clients.round_rules import StepRows
+from pl_fed.devices import is_out_of_memory
 from pl_fed.engine.base import as_outputs
 from pl_fed.preflight.explanations import explain_log
 from pl_fed.preflight.trial import Trial
@@ -55,9 +56,9 @@ def try_round(trial: Trial) -> None:
         copied.client.eval()
         try:
             _run(copied, int(clients[0]))
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:  # the algorithm may need a state that only a fit provides
+            if is_out_of_memory(error):
+                raise
             if isinstance(error, TypeError | ValueError) and str(error).startswith("Expected "):
                 raise
 

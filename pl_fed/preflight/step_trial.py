@@ -21,6 +21,7 @@ from pl_fed.clients.kept_parts import STOP, kept_parts, lay_rows, restore_values
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.data.batches import BatchRule
+from pl_fed.devices import is_out_of_memory
 from pl_fed.engine.base import Chunk
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.nets.gradient_hooks import list_step_hooks
@@ -65,9 +66,9 @@ def find_step_facts(trial: Trial, batch_size: int = _SAMPLES) -> StepFacts:
         try:
             with restore_values(trial.client):  # a hook of a copy may write into the original
                 runs, leaks = _run_in_both_orders(trial, pair, width)
-        except (torch.OutOfMemoryError, _OptimizerError):
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, _OptimizerError) or is_out_of_memory(error):
+                raise
             failed = {k for k in pair if _find_step_error(trial, k, width) is not None}
             if not failed:
                 break
@@ -110,9 +111,9 @@ def _find_step_error(trial: Trial, number: int, width: int) -> Exception | None:
     try:
         with restore_values(trial.client):
             _run_steps(trial, [number], width)
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         return error
     return None
 
@@ -326,9 +327,9 @@ def _explain_step_errors(optimizer: torch.optim.Optimizer) -> None:
     def step_or_explain() -> Any:
         try:
             return step()
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise _OptimizerError(
                 f"Expected the local optimizer {type(optimizer).__name__} to step from the"
                 f" gradients of the objective alone but that failed ({first_line(error)}): choose"

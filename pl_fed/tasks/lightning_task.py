@@ -13,6 +13,7 @@ from torchmetrics import MetricCollection, MinMaxMetric
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from pl_fed.arguments import check_choice
+from pl_fed.devices import is_out_of_memory
 from pl_fed.nets.calls import Net
 from pl_fed.nets.modes import training_mode
 from pl_fed.tasks.base import SkippedStepError, Task, as_floats
@@ -408,9 +409,9 @@ class LightningTask(Task):
         if not has_step and not isinstance(self.entries, OwnBatches):
             try:
                 return self.predict(module, batch.inputs)
-            except torch.OutOfMemoryError:
-                raise
             except (TypeError, RuntimeError, AttributeError, LookupError) as error:
+                if is_out_of_memory(error):
+                    raise
                 raise ValueError(
                     f"Expected {type(module).__name__} to have a `predict_step`, or to take inputs"
                     f" {describe(batch.inputs)}, but that failed ({first_line(error)}): define"

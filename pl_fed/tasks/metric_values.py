@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import prints
 
-from pl_fed.devices import is_about_devices
+from pl_fed.devices import is_about_devices, is_out_of_memory
 from pl_fed.tasks.base import Task
 from pl_fed.trees import Tree, leaves, replace_leaves
 
@@ -27,7 +27,7 @@ _METRICS: WeakKeyDictionary[nn.Module, list[Metric | MetricCollection]] = WeakKe
 _UNDEFINED_VALUE = re.compile("should be meaningless|is undefined|required to compute")
 
 
-_DEVICE_ERRORS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))
+_DEVICE_ERRORS = getattr(torch, "AcceleratorError", ())
 
 
 def raise_device_error(error: Exception, on_cpu: Callable[[], Any] | None = None) -> None:
@@ -44,7 +44,7 @@ def raise_device_error(error: Exception, on_cpu: Callable[[], Any] | None = None
     Raises:
         Exception: The error, if the device failed.
     """
-    if isinstance(error, _DEVICE_ERRORS) or is_about_devices(error):
+    if isinstance(error, _DEVICE_ERRORS) or is_out_of_memory(error) or is_about_devices(error):
         raise error
     if on_cpu is None:
         return

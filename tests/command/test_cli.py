@@ -485,6 +485,20 @@ def test_terminated_run_exits_with_the_status_of_sigterm(monkeypatch):
     assert ended.value.code == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("fill", [lambda: torch.empty(1 << 50), lambda: bytearray(1 << 60)])
+def test_lack_of_memory_is_told_in_one_sentence(monkeypatch, capsys, fill):
+    """It ended in a traceback."""
+    monkeypatch.setattr("pl_fed.command.main.FederatedCLI", lambda _: fill())
+    with pytest.raises(SystemExit):
+        main(["fit"])
+    output = capsys.readouterr().err
+    assert output.startswith("error: Expected enough memory for the run but got: ")
+    assert output.endswith(
+        ": set a smaller `data.batch_size`, `federation.engine.chunk_size` or net.\n"
+    )
+    assert "test_cli.py" in output, "the line of the user's code"
+
+
 @pytest.mark.parametrize("subcommand", ["fit", "test", "validate"])
 def test_run_folder_is_locked_until_the_last_file_is_written(tmp_path, monkeypatch, subcommand):
     """A second process would write into the files of its test."""

@@ -55,6 +55,27 @@ def test_class_probabilities_are_accepted_as_targets():
     Federation(All(), seed=0).setup(clients.FedAvg(torch.nn.Linear(4, 3)), data, "fit")
 
 
+class Large(nn.Linear):
+    """Large: takes more memory than any machine has, in all calls or from a local step on."""
+
+    in_steps = False
+
+    def forward(self, x):
+        if self.training or not self.in_steps:
+            torch.empty(1 << 50)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_lack_of_memory_is_no_fault_of_net_or_data(in_steps):
+    """It was one of the net's inputs, or appeared in the first round."""
+    net = Large(4, 3)
+    net.in_steps = in_steps
+    data = shared_out(classes((5, 4)), batch_size=4)
+    with pytest.raises(RuntimeError, match=r"^\[enforce fail.*memory"):
+        Federation(All(), seed=0).setup(clients.FedAvg(net), data, "fit")
+
+
 class ArraySource(DataSource):
     """Arrays made by a test."""
 
