@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from pl_fed.command.checkpoint_cli import CheckpointCLI
+from pl_fed.command.messages import describe_full_disk
 from pl_fed.exports import Export, Request
 
 
@@ -16,7 +17,14 @@ class ExportCLI(CheckpointCLI):
     def __init__(self, args: list[str]) -> None:
         request = self.request = Request.parse(args)
         super().__init__(request.checkpoint, request.config, request.overrides)
-        print(f"The models are in {self.export.write()}")
+        try:
+            folder = self.export.write()
+        except OSError as error:
+            text = describe_full_disk(error, "the exported models", "repeat the command")
+            if not text:
+                raise
+            raise OSError(text) from error
+        print(f"The models are in {folder}")
 
     def find_clients(self) -> Tensor:
         """Return the ids of the requested clients, int64 [n]."""

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,7 @@ class Export:
             The folder.
 
         Raises:
+            OSError: If a file cannot be written, for example on a full disk.
             ValueError: If the net cannot be written in a format.
         """
         session = self.federation.session
@@ -92,7 +96,8 @@ class Export:
             for entry, net in track(self._models(), "Exporting", number, transient=True):
                 files = [f"{entry['name']}{format.suffix}" for format in formats]
                 for format, file in zip(formats, files):
-                    format.write(net.cpu(), folder / file)
+                    with _system_errors():
+                        format.write(net.cpu(), folder / file)
                 entries.append({**entry, "files": files})
             manifest = {**self._describe_run(example), "models": entries}
             text = json.dumps(manifest, indent=1, allow_nan=False) + "\n"
@@ -177,6 +182,18 @@ class Export:
             "precision": federation.client.trainer.precision,
             "inputs": inputs | data.preparation,
         }
+
+
+@contextmanager
+def _system_errors() -> Iterator[None]:
+    """Raise errors of the system, which safetensors gives as a text, as ``OSError``."""
+    try:
+        yield
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def _describe_leaf(leaf: Tensor) -> dict[str, Any]:

@@ -1,7 +1,10 @@
 """The contract of a file format of nets."""
 
+import io
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from torch import nn
 
@@ -37,3 +40,20 @@ class Format(ABC):
         Raises:
             ValueError: If the net cannot be written in this format.
         """
+
+
+def write_by(save: Callable[[IO[bytes]], object], path: Path) -> None:
+    """Write a file by a function of torch, whose bytes are first in memory.
+
+    On a full disk, torch hides the error of the system, or ends the process.
+
+    Args:
+        save: Writes into an open file.
+        path: The file.
+
+    Raises:
+        OSError: If the file cannot be written, for example on a full disk.
+    """
+    content = io.BytesIO()
+    save(content)
+    path.write_bytes(content.getbuffer())

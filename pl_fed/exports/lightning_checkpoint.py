@@ -1,5 +1,6 @@
 """The file format of Lightning: a checkpoint of the user's own LightningModule."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from pl_fed.exports.file_format import Format
+from pl_fed.exports.file_format import Format, write_by
 
 
 class LightningCheckpoint(Format):
@@ -42,4 +43,4 @@ class LightningCheckpoint(Format):
             content[net.CHECKPOINT_HYPER_PARAMS_KEY] = dict(net.hparams)
             content[net.CHECKPOINT_HYPER_PARAMS_NAME] = net._hparams_name
         net.on_save_checkpoint(content)
-        torch.save(content, path)
+        write_by(partial(torch.save, content), path)

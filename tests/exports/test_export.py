@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import nets
 import numpy as np
@@ -23,6 +25,7 @@ from pl_fed.command.main import main
 from pl_fed.data import Digits, FederatedData
 from pl_fed.engine import EngineOptions
 from pl_fed.exports import formats
+from pl_fed.exports.file_format import write_by
 from pl_fed.federation import Federation
 from pl_fed.lightning import checkpoints
 from pl_fed.lightning.checkpoints import ClientSubsetIO
@@ -764,6 +767,25 @@ def test_interrupted_export_leaves_no_files(folder, monkeypatch):
     assert {path.name for path in out.iterdir()} == {"client_1.pt", "manifest.json"}
     assert {path.name for path in folder.iterdir()} == {*before, "out"}
     assert (beside / "mine").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hides_error", [False, True])
+def test_export_on_a_full_disk_ends_in_one_sentence(folder, capsys, monkeypatch, hides_error):
+    """torch's own error names no disk, and safetensors' is no ``OSError``."""
+    before = {path.name for path in folder.iterdir()}
+
+    def write(self, net, path):
+        path.write_text("half")
+        if hides_error:
+            raise RuntimeError("Error while serializing: No space left (os error 28)")
+        write_by(partial(torch.save, net.state_dict()), Path("/dev/full"))
+
+    monkeypatch.setattr(formats.StateDict, "write", write)
+    message = get_refusal(capsys, "--ckpt", folder, "--client", "1", "--format", "state_dict")
+    assert "Expected disk space for the exported models but got: No space left on" in message
+    assert {path.name for path in folder.iterdir()} == before | {"exports"}
+    assert not list((folder / "exports").iterdir())
 
 
 @pytest.mark.slow
