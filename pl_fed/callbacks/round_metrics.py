@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pl_fed.loggers import RunCSV
+from pl_fed.run_folder import last_checkpoint
 
 
 class RoundMetrics(Callback):
@@ -30,7 +31,8 @@ class RoundMetrics(Callback):
         self._loaded_round = None
         for logger in trainer.loggers:
             if isinstance(logger, RunCSV) and trainer.is_global_zero:
-                logger.keep(trainer.global_step)
+                continues = bool(last_checkpoint(logger.path.parent))  # in the run's own folder
+                logger.keep(trainer.global_step, continues and trainer.log_every_n_steps > 0)
 
     def on_train_batch_end(
         self,

@@ -91,22 +91,30 @@ class RunCSV(Logger):
         else:
             self._write()
 
-    def keep(self, rounds: int | None = None) -> None:
+    def keep(self, rounds: int | None = None, warns: bool = False) -> None:
         """Keep only the rows of the first rounds, without tests, as a resumed run needs.
 
         A test of one of these rounds, such as the best one, is outdated once the run goes on. A
-        damaged file is renamed, not refused, because it is only a log.
+        damaged file is renamed, not refused, because it is only a log. A warning tells of rounds
+        whose rows are lost.
 
         Args:
             rounds: The number of rounds to keep; ``None`` keeps all.
+            warns: Whether to warn if the last of these rounds has no row.
         """
         content = self.path.read_bytes() if self.path.exists() else b""
         try:
             rows = _read_rows(content[: content.rfind(b"\n") + 1])
         except ValueError as error:
-            rows = []
+            rows, warns = [], False
             self._set_aside(str(error))
         if rounds is not None:
+            last = max((int(row["round"]) for row in rows), default=-1)
+            if warns and last < rounds - 1:
+                rank_zero_warn(
+                    f"{self.path} has no rows of rounds {last + 1} to {rounds - 1}, which the run's"
+                    " checkpoint has: they are lost, and new rows follow."
+                )
             rows = list(_drop_tests(row for row in rows if int(row["round"]) < rounds))
         self._columns = list(rows[0]) if rows else ["round"]
         # a checkpoint may precede the validation of its round, the last row

@@ -39,7 +39,8 @@ class MetricTable:
         rounds: The rounds, in ascending order and without repetition.
         columns: The values of each metric, [rounds]; NaN in rounds without a value. Each metric has
             a value in some round.
-        damaged_rows: Number of rows without a round, which are left out.
+        damaged_rows: Number of rows without a round, or cut by the end of the file, which are left
+            out.
         damaged_cells: Number of cells with a text that is not a number, which are left out.
         last_cells: The last value of each metric in the file. A test of an earlier round follows
             the rows of later rounds.
@@ -55,8 +56,12 @@ class MetricTable:
 
     @classmethod
     def read(cls, file: TextIO) -> "MetricTable":
-        """Read a CSV file with a column ``round``; rows of one round are joined."""
-        names, values, damaged_cells = _read_cells(file.read())
+        """Read a CSV file with a column ``round``; rows of one round are joined.
+
+        A last row without the end of its line was cut, so that its last number may be another one.
+        """
+        text, cut_rows = _without_cut_row(file.read())
+        names, values, damaged_cells = _read_cells(text)
         num_rows = values.shape[1]
         place_by_name = {name: place for place, name in enumerate(names)}  # the last of equal ones
         place_of_round = place_by_name.pop("round", None)
@@ -80,7 +85,7 @@ class MetricTable:
         return cls(
             rounds.tolist(),
             columns,
-            num_rows - len(places),
+            num_rows - len(places) + cut_rows,
             damaged_cells,
             last_cells,
             ends_empty=last_row > max((cell.row for cell in last_cells.values()), default=-1),
@@ -114,6 +119,17 @@ class MetricTable:
     def last(self, metric: str) -> tuple[int, float]:
         """Return the last value of a metric in the file, behind its round."""
         return self.last_cells[metric][1:]
+
+
+def _without_cut_row(text: str) -> tuple[str, int]:
+    """Return a CSV text without a row that the end of the file cuts, and the number of such rows.
+
+    Example:
+        >>> _without_cut_row("round,a" + chr(10) + "0,0.")[1]
+        1
+    """
+    complete, end, cut = text.rpartition("\n")
+    return (complete + end, 1) if end and cut.strip() and not cut.endswith("\r") else (text, 0)
 
 
 def _read_cells(text: str) -> tuple[list[str], NDArray[np.float64], int]:

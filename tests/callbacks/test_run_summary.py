@@ -294,9 +294,9 @@ def test_a_finished_run_that_goes_on_is_unfinished_before_its_test_is_removed(
     trainer.test(client, data, verbose=False)
     keep, stages = RunCSV.keep, []
 
-    def keep_and_look(logger, rounds=None):
+    def keep_and_look(logger, rounds=None, warns=False):
         stages.append((tmp_path / "summary.json").exists())
-        keep(logger, rounds)
+        keep(logger, rounds, warns)
 
     monkeypatch.setattr(RunCSV, "keep", keep_and_look)
     fit(tmp_path, rounds=3, ckpt_path="last")

@@ -47,6 +47,22 @@ def test_truncated_last_row_is_no_damage(tmp_path, content):
     assert (tmp_path / "metrics.csv").read_bytes().startswith(b"round")
 
 
+@pytest.mark.parametrize(("rows", "missing"), [("0,0.5\n", "1 to 2"), ("", "0 to 2")])
+def test_lost_rows_are_told(tmp_path, rows, missing):
+    """A resume wrote its rows behind those of half a file, and was silent."""
+    if rows:
+        (tmp_path / "metrics.csv").write_text(f"round,train/loss\n{rows}")
+    with pytest.warns(UserWarning, match=rf"metrics.csv has no rows of rounds {missing}, which"):
+        RunCSV(tmp_path).keep(3, warns=True)
+
+
+@pytest.mark.filterwarnings("error")
+def test_complete_rows_are_no_news(tmp_path):
+    (tmp_path / "metrics.csv").write_bytes(INTACT)
+    RunCSV(tmp_path).keep(2, warns=True)
+    RunCSV(tmp_path / "new").keep(2)  # a checkpoint of another folder
+
+
 def test_undefined_number_is_an_empty_cell(tmp_path):
     logger = RunCSV(tmp_path)
     logger.log_metrics({"round": 0, "train/loss": 1.5, "train/benign_distance": float("nan")})

@@ -33,6 +33,14 @@ def test_damaged_rows_and_cells_are_counted():
     assert (table.damaged_rows, table.damaged_cells) == (2, 1)
 
 
+@pytest.mark.parametrize("cut", ["2,", "2,0.2", "2,0.25,7"])
+def test_row_of_a_killed_process_is_damaged(cut):
+    """Its last number was read as it stood there: 0.25 in place of 0.257."""
+    table = read(f"round,a,b\n0,1,5\n1,2,6\n{cut}")
+    assert table.rows == {0: {"a": 1, "b": 5}, 1: {"a": 2, "b": 6}}
+    assert (table.damaged_rows, table.damaged_cells) == (1, 0)
+
+
 @pytest.mark.parametrize("text", ["", "\n", "round,a\n", "a,b\n1,2\n"])
 def test_file_without_rounds(text):
     assert read(text).rounds == []

@@ -66,7 +66,7 @@ def test_killed_run_has_its_finished_rounds(tmp_path):
     (folder / "metrics.csv").write_text("".join(lines[:3]) + "2,1.5,3")  # torn apart
     run = read_run(folder)
     assert not run.has_test
-    assert run.num_rounds == 3
+    assert run.num_rounds == 2
     assert run.curve("time/round") == {0: 0.5, 1: 0.5}
     assert (run.clients, run.classes) == ({}, {})
 
