@@ -1240,6 +1240,20 @@ def test_unlogged_monitor_is_refused(tmp_path, watching, client, limit, words):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("check_val_every_n_epoch", [1, 2])
+def test_unlogged_monitor_beside_own_callbacks_is_announced(tmp_path, check_val_every_n_epoch):
+    """The run ended at its first validation, which may come after many rounds."""
+
+    class Stop(EarlyStopping):
+        def on_train_start(self, trainer, pl_module):
+            raise InterruptedError("training begins")
+
+    words = r"^Stop has the monitor val/personel/loss \(did you mean val/personal/loss\?\), which"
+    options = {"check_val_every_n_epoch": check_val_every_n_epoch}
+    with pytest.raises(InterruptedError), pytest.warns(UserWarning, match=words):
+        fit(tmp_path, callbacks=[Stop("val/personel/loss")], **options)
+
+
 def test_logged_or_lenient_monitor_is_accepted(tmp_path):
     names = ["val/hybrid/accuracy_worst10", "train/loss", "round", "epoch"]
     watching = [

@@ -383,7 +383,7 @@ def check_monitors(
 ) -> None:
     """Refuse callbacks and schedules with a monitor that is never logged.
 
-    Nothing is refused if the user's own algorithm or callback might log it.
+    Nothing is refused if the user's own algorithm or callback might log it; a warning tells of it.
 
     Args:
         trainer: The trainer, with the callbacks and schedules of the model.
@@ -394,11 +394,14 @@ def check_monitors(
     Raises:
         ValueError: If a monitor is never logged; with the most similar names.
     """
-    if any(_may_run_user_code(instance) for instance in (model, *trainer.callbacks)):
-        return
+    may_log = any(_may_run_user_code(instance) for instance in (model, *trainer.callbacks))
     names = [*logged, "train/loss", "round", "time/round", "epoch", "step"]
     for owner, monitor in _list_monitors(trainer, strict=True):
         if monitor not in names and (includes_rounds or not monitor.startswith("train/")):
+            if may_log:
+                if not includes_rounds:  # once, before training
+                    _warn_of_own_monitor(owner, monitor, names)
+                continue
             plain_monitor = monitor.replace("_trained", "")
             if plain_monitor in names and monitor.endswith(TRAINED_STATISTICS):
                 raise ValueError(
@@ -418,6 +421,16 @@ def check_monitors(
                 f"Expected {owner} with a `monitor` that rounds or validations log, as"
                 f" {' or '.join(similar)}, but got {monitor}."
             )
+
+
+def _warn_of_own_monitor(owner: str, monitor: str, names: Sequence[str]) -> None:
+    """Warn that only a user's own code can log the monitor of a callback or schedule."""
+    similar = difflib.get_close_matches(monitor, names, n=1)
+    suggestion = f" (did you mean {similar[0]}?)" if similar else ""
+    rank_zero_warn(
+        f"{owner} has the monitor {monitor}{suggestion}, which neither rounds nor validations log:"
+        " the run ends at its first check unless your own algorithm or callback logs it."
+    )
 
 
 def check_private_monitors(trainer: Any, public: Collection[str] = ()) -> None:
