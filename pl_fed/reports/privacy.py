@@ -9,7 +9,9 @@ from pl_fed.reports import configs
 from pl_fed.reports.run import Run
 from pl_fed.text import format_bound
 
-_EPSILON = "privacy/epsilon"
+EPSILON = "privacy/epsilon"
+"""Name of the metric with ε of the rounds so far."""
+
 _NOISE_SEED = "federation.privacy.noise_seed"
 _DATASET = "data.dataset"
 _PLACES = (".path", ".folder", ".dataset")  # arguments of data sources that name the data
@@ -20,7 +22,7 @@ def describe_guarantees(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         if statement := run.summary.get("privacy"):
             yield f"{run.name}: {statement}"
-    yield from _describe_compositions(runs)
+    yield from describe_compositions(runs)
 
 
 class _PrivateRun(NamedTuple):
@@ -32,7 +34,7 @@ class _PrivateRun(NamedTuple):
     noise: str | None
 
 
-def _describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
+def describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a sentence for each data set that several private runs have read.
 
     All runs together have Σ ε and Σ δ as guarantee. This basic composition (C. Dwork and A. Roth,
@@ -42,7 +44,7 @@ def _describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
     """
     by_dataset: dict[str, list[_PrivateRun]] = {}
     for run in runs:
-        epsilon, delta = run.final(_EPSILON), _read_option(run, "delta")
+        epsilon, delta = run.final(EPSILON), _read_option(run, "delta")
         if epsilon is not None and delta is not None:
             seed, noise = _read_option(run, "noise_seed"), run.summary.get("noise")
             noise = noise if isinstance(noise, str) else None

@@ -1,11 +1,15 @@
 """The report of a study: tables and pictures from the results that are there. It runs nothing."""
 
+import contextlib
+import csv
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pl_fed.reports.picture import encode, encode_csv
+from pl_fed.reports.privacy import EPSILON, describe_compositions
+from pl_fed.reports.run import read_run
 from pl_fed.studies import benefit
 from pl_fed.studies.cell_folder import CellFolder, State
 from pl_fed.studies.comparison import (
@@ -72,6 +76,7 @@ def write_report(study: Study) -> Path:
     gains, clients = _measure_benefit(study, rows, layout, comparisons)
     pictures = list(draw_pictures(comparisons))
     notes = _describe(study, rows, layout, comparisons, from_table, outdated, bool(tuned))
+    notes += _describe_privacy(study.folder, from_table)
     cells = _list_open_cells(study, rows)
     files: dict[str, bytes] = {}
     for table in [*tables, *(table for table in tests if table.rows), *tuned, *gains]:
@@ -198,6 +203,29 @@ def _describe(
     )
     if others:
         notes.append(f"Read by their global model, without a personal one: {', '.join(others)}.")
+    return notes
+
+
+def _describe_privacy(folder: Path, from_table: int) -> list[str]:
+    """Return the guarantees of all private runs of a study together, by data set.
+
+    All runs count that are in the folder, also unfinished ones and the trials of a tuning: their
+    budget is spent.
+
+    Args:
+        folder: The study's folder.
+        from_table: The number of cells without a folder.
+    """
+    runs = []
+    for path in sorted(folder.rglob("metrics.csv")):
+        with contextlib.suppress(OSError, ValueError):  # damaged; read_run refuses it
+            with path.open(encoding="utf-8") as file:
+                is_private = EPSILON in next(csv.reader(file), [])
+            if is_private:
+                runs.append(read_run(path.parent))
+    notes = [*describe_compositions(runs)]
+    if notes and from_table:
+        notes.append("Private runs without a folder are not in these sums.")
     return notes
 
 

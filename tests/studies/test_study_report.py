@@ -1,6 +1,7 @@
 """Report of a study: numbers against hand computations and scipy, open cells, files and page."""
 
 import csv
+import html
 import itertools
 import json
 import math
@@ -11,6 +12,7 @@ from dataclasses import replace
 import pytest
 import scipy.stats
 import yaml
+from run_folders import with_changes, write_run
 from study_processes import run
 from tables import table_test
 
@@ -434,6 +436,25 @@ def test_the_page_reads_alone_and_runs_one_script(tmp_path):
         assert re.findall(r'<g transform="[^"]*" data-method="(\d)"', facet) == ["0", "1", "2"]
     assert 'data-hides="1 2">Ditto' in text
     assert "clients of a seed share a model" in text
+
+
+@pytest.mark.parametrize("private", [0, 1, 2, 3])
+def test_budgets_of_private_runs_add_up(tmp_path, private):
+    """The page gave accuracies of private cells, and no guarantee of them together."""
+    study = make_study(tmp_path)
+    first, second, *_ = study.cells
+    paths = [first.path, second.path, "tuning/algorithm=Ditto/trial=0/seed=1000000"]
+    config = with_changes({"federation.privacy": {"delta": 0.01}})
+    for number, path in enumerate(paths):
+        extra = {"privacy/epsilon": 1.5 + number} if number < private else {}
+        write_run(study.folder / path, config, extra=extra)
+    text = html.unescape(study.report().read_text(encoding="utf-8"))
+    sentences = re.findall(r"\d private runs read one data set.*?ε = [\d.]+ at δ = [\d.]+", text)
+    assert len(sentences) == (private > 1)
+    if sentences:
+        assert sentences[0].startswith(f"{private} private runs")
+        assert sentences[0].endswith({2: "ε = 4 at δ = 0.02", 3: "ε = 7.5 at δ = 0.03"}[private])
+        assert "Private runs without a folder are not in these sums." in text
 
 
 def test_labels_cannot_add_markup(tmp_path):
