@@ -20,6 +20,7 @@ from pl_fed.data.columns import (
     check_categories,
     check_delimiter,
     drop_row_numbers,
+    find_alike,
     find_shared_categories,
     find_texts,
     join_tables,
@@ -272,6 +273,11 @@ def _find_files(folder: Path) -> list[_ClientFile]:
             raise ValueError(
                 f"Expected {folder} to hold one file for each client but got {count} for {client}."
             )
+    if alike := find_alike([file.client for file in files]):
+        raise ValueError(
+            f"Expected {folder} to hold files with one name for each client but got {alike[0]!a}"
+            f" and {alike[1]!a}, two forms of one name in Unicode: rename the files alike."
+        )
     return files
 
 

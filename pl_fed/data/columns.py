@@ -1,6 +1,7 @@
 """Columns of a table as tensors: inputs, targets, clients and official parts."""
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -380,8 +381,9 @@ def _build_targets(
 
 
 def _warn_of_two_writings(name: str, values: Sequence[str]) -> None:
-    """Say that values have two ids because of a space, of pandas or of programs' booleans.
+    """Say that values have two ids because of a space, of Unicode, pandas or programs' booleans.
 
+    Some systems write an accent as a letter of its own behind the letter that it belongs to.
     pandas writes integers as real numbers in a file where another value of the column is missing,
     and booleans as ``True``; other programs write ``true``, ``TRUE`` or 1.
     """
@@ -393,6 +395,12 @@ def _warn_of_two_writings(name: str, values: Sequence[str]) -> None:
         rank_zero_warn(
             f"pl_fed takes {spaced[0]!r} and {spaced[1]!r} in column {name!r} for two values,"
             " because of a space before or after the name: remove the space."
+        )
+    if alike := find_alike(values):
+        rank_zero_warn(
+            f"pl_fed takes {alike[0]!a} and {alike[1]!a} in column {name!r} for two values, because"
+            " their letters have two forms in Unicode: write all values by"
+            " unicodedata.normalize('NFC', value)."
         )
     written = {*values}
     doubled = [value for value in values if f"{value}.0" in written]
@@ -411,6 +419,19 @@ def _warn_of_two_writings(name: str, values: Sequence[str]) -> None:
             f"pl_fed takes {pairs[0][0]!r} and {pairs[0][1]!r} in column {name!r} for two values,"
             " because they are written differently: write all booleans of the column alike."
         )
+
+
+def find_alike(names: Sequence[str]) -> list[str]:
+    """Return the first names that differ by their form in Unicode only; empty without such names.
+
+    Example:
+        >>> len(find_alike(["Uri", "Zürich", unicodedata.normalize("NFD", "Zürich")]))
+        2
+    """
+    by_form: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        by_form.setdefault(unicodedata.normalize("NFC", name), []).append(name)
+    return next((alike for alike in by_form.values() if len(alike) > 1), [])
 
 
 def _warn_of_numbers_as_text(table: Any, name: str) -> None:

@@ -1,6 +1,7 @@
 """Held-out clients: kept out of training, and evaluated like clients that arrive later."""
 
 import difflib
+import unicodedata
 from collections.abc import Sequence
 
 import torch
@@ -102,9 +103,9 @@ def _mark_owners(names: list[str], num_clients: int, owners: Sequence[Sequence[s
     clients: dict[str, list[int]] = {}
     for client, own_names in enumerate(owners):
         for name in own_names:
-            clients.setdefault(name, []).append(client)
+            clients.setdefault(unicodedata.normalize("NFC", name), []).append(client)
     marked = torch.zeros(num_clients, dtype=torch.bool)
-    for name in names:
+    for name in (unicodedata.normalize("NFC", name) for name in names):
         if name not in clients:
             similar = difflib.get_close_matches(name, clients, _NAMED) or list(clients)[:_NAMED]
             raise ValueError(

@@ -1,6 +1,7 @@
 """The arguments of ``export`` on the command line."""
 
 import argparse
+import unicodedata
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -138,7 +139,12 @@ def find_client(word: str, number: int, owners: Sequence[Sequence[str]]) -> int:
     """
     if word.isdecimal() and int(word) < number:
         return int(word)
-    named = [client for client, names in enumerate(owners) if word in names]
+    name = unicodedata.normalize("NFC", word)
+    named = [
+        client
+        for client, names in enumerate(owners)
+        if any(unicodedata.normalize("NFC", own) == name for own in names)
+    ]
     if len(named) == 1:
         return named[0]
     if named:

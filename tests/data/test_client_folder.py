@@ -1,6 +1,7 @@
 """A folder with one file per client: arrays or tables."""
 
 import shutil
+import unicodedata
 
 import numpy as np
 import pytest
@@ -141,6 +142,15 @@ def test_names_that_differ_by_a_space_are_reported(tmp_path):
         ClientFolder(str(tmp_path), target="y").load()
 
 
+def test_two_forms_of_a_category_in_unicode_are_reported(tmp_path):
+    for number, form in enumerate(("NFC", "NFD")):
+        text = f"x,y\n1.5,{unicodedata.normalize(form, 'Genève')}\n2.5,Uri\n"
+        (tmp_path / f"{number}.csv").write_text(text, encoding="utf-8")
+    words = r"takes 'Gene\\u0300ve' and 'Gen\\xe8ve' in column 'y' for two values"
+    with pytest.warns(UserWarning, match=words):
+        assert ClientFolder(str(tmp_path), target="y").load().num_classes == 3
+
+
 @pytest.mark.parametrize(
     "settings", [{"target": "y", "one_hot": ["c"]}, {"target": "c", "exclude": ["y"]}]
 )
@@ -278,6 +288,16 @@ def test_invalid_folders_are_refused(folder):
     shutil.rmtree(folder / "test")
     (folder / "c.csv").write_text("x,y\n1,2\n")
     assert_refused(folder, folder, "either .npz files or tables but got both")
+
+
+def test_two_forms_of_a_name_in_unicode_are_no_two_clients(tmp_path):
+    """One client would have the training samples, and another one the test samples."""
+    x, y = np.zeros((3, 2), np.float32), np.arange(3)
+    for part, form in (("train", "NFC"), ("test", "NFD")):
+        (tmp_path / part).mkdir()
+        np.savez(tmp_path / part / f"{unicodedata.normalize(form, 'Genève')}.npz", x=x, y=y)
+    with pytest.raises(ValueError, match=r"'Gene\\u0300ve' and 'Gen\\xe8ve', two forms"):
+        ClientFolder(str(tmp_path)).load()
 
 
 def test_two_files_of_a_client_are_refused(tmp_path):

@@ -1,5 +1,7 @@
 """Held-out clients in the data: who they are, and what they do not change."""
 
+import unicodedata
+
 import pytest
 import torch
 from small_federations import Given, classes, shared_out
@@ -9,6 +11,7 @@ from pl_fed.data import FederatedData
 from pl_fed.data.held_out import mark_held_out
 from pl_fed.data.shared_quantities import refuse_shared_quantities
 from pl_fed.data.source import Arrays
+from pl_fed.exports.request import find_client
 from pl_fed.partitioners import IID
 from pl_fed.skews.base import Skew
 
@@ -132,6 +135,13 @@ def test_partitioner_makes_all_clients():
 def test_senseless_settings_are_refused(held_out, error, match):
     with pytest.raises(error, match=match):
         _ = shared_out(named(), held_out_clients=held_out).clients
+
+
+def test_names_have_any_form_in_unicode():
+    """The refusal named the same letters as an example."""
+    owners = [["Uri"], [unicodedata.normalize("NFD", "Genève")]]
+    assert mark_held_out(["Genève"], 2, owners, seed=0).tolist() == [False, True]
+    assert find_client("Genève", 2, owners) == 1
 
 
 def test_names_need_owners():
