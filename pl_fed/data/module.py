@@ -21,6 +21,7 @@ from pl_fed.data.client_split import ClientSplit
 from pl_fed.data.fingerprint import fingerprint_of
 from pl_fed.data.held_out import HeldOut, check_held_out, mark_held_out
 from pl_fed.data.normalization import Normalization
+from pl_fed.data.rounding import warn_of_rounding
 from pl_fed.data.source import TRAIN, Arrays, DataSource
 from pl_fed.partitioners.base import Partitioner
 from pl_fed.random import fork_torch_rng, generator, key
@@ -581,6 +582,9 @@ class FederatedData(Configurable, LightningDataModule):
         if arrays.mapped:
             self._refuse_changes(is_set, "in a memory map, which they would load")
             return arrays.inputs
+        if self._real_type() == torch.float32:
+            columns = self.dataset.columns or {}
+            warn_of_rounding(arrays.inputs, [name for name in columns if not columns[name]])
         if not isinstance(arrays.inputs, Tensor):
             inputs = arrays.inputs
             if is_set.pop("normalize"):  # also images that would stay uint8

@@ -1,5 +1,7 @@
 """Types of numbers: 64 bits stay exact in a run of 64 bits, and integers are not rounded."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -175,3 +177,23 @@ def test_integer_targets_of_a_table_are_exact(tmp_path):
     path.write_text("x,y\n1,16777217\n2,16777219\n")
     arrays = Table(str(path), "y", classes=False).load()
     assert arrays.targets.tolist() == [[16777217.0], [16777219.0]]
+
+
+@pytest.mark.parametrize(
+    ("start", "precision"), [(1.7e9, "32-true"), (1.7e9, "64-true"), (0, "32-true")]
+)
+def test_times_that_float32_makes_equal_are_told(tmp_path, recwarn, start, precision):
+    """The seconds of an hour became 29 values, and a net could not tell them apart."""
+    pytest.importorskip("pyarrow")
+    lines = [f"{start + 9 * second:.0f},{second % 2},{second % 4}" for second in range(400)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["time,y,owner", *lines]))
+    data = FederatedData(Table(str(path), "y", "owner", classes=True), batch_size=4)
+    data.trainer = SimpleNamespace(precision=precision, lightning_module=None)
+    assert data.clients.num_samples == 400
+    told = [str(w.message) for w in recwarn if "different values but" in str(w.message)]
+    is_rounded = start > 0 and precision == "32-true"
+    number = len({float(np.float32(start + 9 * second)) for second in range(400)})
+    words = f"Column 'time' of the inputs has 400 different values but {number} in float32, which"
+    assert [text.startswith(words) for text in told] == [True] * is_rounded
+    assert number == (29 if start else 400)
