@@ -36,6 +36,8 @@ _SKIPPED = (  # they observe, or belong to data and to processes
     *("on_save_checkpoint", "on_load_checkpoint"),
 )
 
+_REMOVED = tuple(f"{stage}_epoch_end" for stage in ("training", "validation", "test"))
+
 
 def list_hooks(net: nn.Module) -> list[str]:
     """Return the steps and hooks of Lightning that a module's class defines, in their order.
@@ -80,8 +82,8 @@ def check_hooks(net: nn.Module) -> list[str]:
         The names of hooks that pl_fed does not call and that need not change the training.
 
     Raises:
-        ValueError: If the module optimizes manually, has hooks of local steps, or a step that takes
-            an iterator, or if ``training_step`` needs a third argument.
+        ValueError: If the module optimizes manually, has hooks of local steps or of Lightning 1, or
+            a step that takes an iterator, or if ``training_step`` needs a third argument.
     """
     name, hooks = type(net).__name__, list_hooks(net)
     if not getattr(net, "automatic_optimization", True):
@@ -97,6 +99,13 @@ def check_hooks(net: nn.Module) -> list[str]:
             f" `{'`, `'.join(refused)}`: move their code into `training_step`, where values that"
             " stay between steps, such as a moving average, are buffers updated in place, or use"
             " the trainer's options."
+        )
+    removed = [hook for hook in _REMOVED if callable(getattr(net, hook, None))]
+    if removed:
+        raise ValueError(
+            f"Expected argument `net` to have no hooks of Lightning 1 but got {name} with"
+            f" `{'`, `'.join(removed)}`, which Lightning 2 removed: log in the steps, or in"
+            " `on_validation_epoch_end` and `on_test_epoch_end`, without `outputs`."
         )
     for step in STEPS:
         if step in hooks and "dataloader_iter" in inspect.signature(getattr(net, step)).parameters:

@@ -63,6 +63,10 @@ REFUSED = {
         lambda: FedAvg(make_module(on_train_batch_end=None, optimizer_step=None)),
         "no hooks of single steps but got Own with `on_train_batch_end`, `optimizer_step`: move",
     ),
+    "hooks of Lightning 1": (
+        lambda: FedAvg(make_module(validation_epoch_end=lambda self, outputs: None)),
+        "no hooks of Lightning 1 but got Own with `validation_epoch_end`, which Lightning 2 rem",
+    ),
     "an iterator": (
         lambda: FedAvg(make_module(training_step=lambda self, dataloader_iter: None)),
         r"`training_step` of Own to take \(batch, batch_idx\) but got dataloader_iter",
