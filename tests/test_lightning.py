@@ -5,8 +5,10 @@ import functools
 import inspect
 import io
 import re
+import warnings
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -43,7 +45,13 @@ from pl_fed.clients.host import FederationModule
 from pl_fed.command.main import main
 from pl_fed.data import Digits, FederatedData
 from pl_fed.lightning.checkpoints import AtomicCheckpointIO
-from pl_fed.lightning.compatibility import CALLBACKS, HOOKS, METHODS, REQUIRED_HOOKS
+from pl_fed.lightning.compatibility import (
+    CALLBACKS,
+    HOOKS,
+    METHODS,
+    REQUIRED_HOOKS,
+    warn_of_opposite_modes,
+)
 from pl_fed.loggers import RunCSV
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID, Shards
@@ -1260,7 +1268,28 @@ def test_logged_or_lenient_monitor_is_accepted(tmp_path):
         ModelCheckpoint(monitor=name, filename=f"{place}") for place, name in enumerate(names)
     ]
     lenient = EarlyStopping("val/accuracy", strict=False)
-    assert fit(tmp_path, callbacks=[*watching, lenient]).global_step == 3
+    expected = (
+        "^ModelCheckpoint with mode min takes the smallest val/hybrid/accuracy_worst10 for the best"
+        ", but larger values are better: set its `mode` to max.$"
+    )
+    with pytest.warns(UserWarning, match=expected):
+        assert fit(tmp_path, callbacks=[*watching, lenient]).global_step == 3
+
+
+def test_modes_that_fit_the_directions_give_no_warning():
+    callbacks = [
+        EarlyStopping("val/global/accuracy", mode="max"),
+        EarlyStopping("val/global/loss_trained_worst10"),
+        EarlyStopping("val/global/accuracy_std"),
+        EarlyStopping("val/global/skill"),
+    ]
+    trainer = SimpleNamespace(callbacks=callbacks, lr_scheduler_configs=[])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_opposite_modes(trainer, {"skill": None})
+    trainer.callbacks = [ModelCheckpoint(monitor="val/central/mae", mode="max")]
+    with pytest.warns(UserWarning, match="max takes the largest val/central/mae for .* to min"):
+        warn_of_opposite_modes(trainer, {"mae": False})
 
 
 @pytest.mark.parametrize("hook", HOOKS)

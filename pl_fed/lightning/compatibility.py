@@ -4,7 +4,7 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -433,6 +433,29 @@ def _warn_of_own_monitor(owner: str, monitor: str, names: Sequence[str]) -> None
     )
 
 
+def warn_of_opposite_modes(trainer: Any, directions: Mapping[str, bool | None]) -> None:
+    """Warn of callbacks and schedules that take the worst value of their monitor for the best.
+
+    Lightning's default is ``mode="min"``, also for an accuracy.
+
+    Args:
+        trainer: The trainer, with the callbacks and schedules of the model.
+        directions: The names of the task's metrics, and whether larger values are better.
+    """
+    known = {"accuracy": True, "loss": False, **directions}
+    for instance, monitor in _list_monitoring(trainer):
+        name = re.sub("(_trained)?(_weighted|_worst10|_best10)?$", "", monitor.rpartition("/")[2])
+        mode = getattr(instance, "mode", None)
+        expected = {True: "max", False: "min"}.get(known.get(name))
+        if mode in ("min", "max") and expected is not None and mode != expected:
+            rank_zero_warn(
+                f"{type(instance).__name__} with mode {mode} takes the"
+                f" {'smallest' if mode == 'min' else 'largest'} {monitor} for the best, but"
+                f" {'larger' if expected == 'max' else 'smaller'} values are better: set its `mode`"
+                f" to {expected}."
+            )
+
+
 def check_private_monitors(trainer: Any, public: Collection[str] = ()) -> None:
     """Refuse callbacks and schedules that select something shared by clients' metrics.
 
@@ -474,13 +497,22 @@ def _list_monitors(trainer: Any, strict: bool = False) -> list[tuple[str, str]]:
         trainer: The trainer.
         strict: Whether to leave out callbacks that accept a missing metric.
     """
-    monitors = [
-        (type(callback).__name__, callback.monitor)
-        for callback in trainer.callbacks
-        if getattr(callback, "monitor", None) and (getattr(callback, "strict", True) or not strict)
+    return [
+        (type(instance).__name__, monitor)
+        for instance, monitor in _list_monitoring(trainer)
+        if getattr(instance, "strict", True) or not strict
     ]
-    return monitors + [
-        (type(config.scheduler).__name__, config.monitor)
+
+
+def _list_monitoring(trainer: Any) -> list[tuple[Any, str]]:
+    """Return the callbacks and schedules with a monitor, and the monitor."""
+    watching = [
+        (callback, callback.monitor)
+        for callback in trainer.callbacks
+        if getattr(callback, "monitor", None)
+    ]
+    return watching + [
+        (config.scheduler, config.monitor)
         for config in trainer.lr_scheduler_configs
         if config.reduce_on_plateau and config.monitor
     ]

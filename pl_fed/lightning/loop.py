@@ -37,6 +37,7 @@ from pl_fed.lightning.compatibility import (
     check_private_monitors,
     list_options,
     warn_of_kept_options,
+    warn_of_opposite_modes,
 )
 from pl_fed.loggers import RunCSV, WaitingRows
 from pl_fed.preflight.explanations import explain_log
@@ -302,6 +303,7 @@ class FederatedLoop(_FitLoop):
         if self.federation.privacy is not None:
             check_private_monitors(self.trainer, session.list_public())
         check_monitors(self.trainer, self.trainer.lightning_module, names)
+        warn_of_opposite_modes(self.trainer, session.client.task.metric_directions())
         self._validated_names = names
         if self._is_restored:
             self._restore_saved_marks()
