@@ -141,6 +141,28 @@ def test_evaluation_by_another_federation_warns(tmp_path):
     assert again["test/global/loss"] == expected["test/global/loss"]
 
 
+def test_net_that_another_algorithm_has_trained_gets_a_warning(tmp_path, recwarn):
+    trainer, first = fit_client(tmp_path, FedAvg, rounds=1)
+    trainer.fit(first, make_data())  # goes on with its own weights
+    assert not [warning for warning in recwarn if "begins with" in str(warning.message)]
+    second = Ditto(first.global_model, optimizer=sgd(0.2))
+    other = pl_fed.Trainer(
+        Federation(Uniform(3)), default_root_dir=tmp_path, max_epochs=1, **TRAINER_OPTIONS
+    )
+    with pytest.warns(UserWarning, match="^Ditto begins with the weights that an earlier FedAvg"):
+        other.fit(second, make_data())
+
+
+def test_net_whose_dropouts_belong_to_another_algorithm_is_refused(tmp_path):
+    net = torch.nn.Sequential(seeded(mlp), torch.nn.Dropout(0.5))
+    first, _ = FedAvg(net), Ditto(net)
+    trainer = pl_fed.Trainer(
+        Federation(Uniform(3)), default_root_dir=tmp_path, max_epochs=1, **TRAINER_OPTIONS
+    )
+    with pytest.raises(ValueError, match=r"^Expected the net of FedAvg .* FedAvg\(copy.deepcopy"):
+        trainer.fit(first, make_data())
+
+
 @pytest.mark.slow
 def test_results_per_client_stay_until_the_next_evaluation(tmp_path):
     """A prediction and further rounds keep the results."""

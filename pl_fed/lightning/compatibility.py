@@ -4,7 +4,8 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,11 +27,13 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
 
 from pl_fed.arguments import check_instances
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.metrics.client_metrics import TRAINED_STATISTICS
+from pl_fed.nets.dropout import KeyedDropout
 from pl_fed.tasks.module_steps import has_training_step
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
@@ -47,6 +50,9 @@ CALLBACKS: dict[type[Callback], str] = {
     ThroughputMonitor: "its steps are not rounds: time/round is logged",
 }
 """The refused callbacks of Lightning, each with the reason or a remedy."""
+
+_TRAINED: dict[int, tuple[weakref.ref[nn.Module], Callable[[], Client | None], str]] = {}
+"""Nets by their ids, with the algorithm that trained each of them last, and its name."""
 
 _LOCAL_STEP = "pl_fed may train many clients at once, so a local step has no hooks:"
 HOOKS = {
@@ -123,6 +129,7 @@ def check_trainer(trainer: Any, model: Any) -> None:
         ValueError: If a setting, a callback or an overridden method cannot be honoured.
     """
     check_model(model)
+    _check_dropouts(model)
     check_settings(trainer)
     model.trainer = trainer
     added = model.configure_callbacks()
@@ -152,6 +159,37 @@ def check_model(model: Any) -> None:
             "Expected argument `model` to have automatic_optimization=True but got"
             f" {type(model).__name__} with False: {_OWN_STEP}."
         )
+
+
+def _check_dropouts(client: Client) -> None:
+    """Refuse a net with dropout layers that another algorithm has taken over."""
+    layers = [m for m in client.global_model.modules() if isinstance(m, KeyedDropout)]
+    if any(layer.draws is not client.draws for layer in layers):
+        raise ValueError(
+            f"Expected the net of {type(client).__name__} to be its own but it was given to another"
+            " algorithm, too, which draws its dropout masks now: give each algorithm a copy, as in"
+            f" {type(client).__name__}(copy.deepcopy(net))."
+        )
+
+
+def warn_of_trained_net(client: Client, begins_anew: bool) -> None:
+    """Warn if a run begins with the weights that another algorithm trained in the same net.
+
+    Args:
+        client: The algorithm, which trains its net from now on.
+        begins_anew: Whether the run begins with the weights in the net.
+    """
+    net, name = client.global_model, type(client).__name__
+    for key in [key for key, (known, _, _) in _TRAINED.items() if known() is None]:
+        del _TRAINED[key]
+    _, trainer_of_net, first = _TRAINED.get(id(net), (None, lambda: client, name))
+    if begins_anew and trainer_of_net() is not client:
+        rank_zero_warn(
+            f"{name} begins with the weights that an earlier {first} has trained, because both were"
+            " given the same net. Unless this is meant, give each algorithm a net of its own, as in"
+            f" {name}(copy.deepcopy(net))."
+        )
+    _TRAINED[id(net)] = (weakref.ref(net), weakref.ref(client), name)
 
 
 def _check_calls_super(client: Client) -> None:

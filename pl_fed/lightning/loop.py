@@ -38,6 +38,7 @@ from pl_fed.lightning.compatibility import (
     list_options,
     warn_of_kept_options,
     warn_of_opposite_modes,
+    warn_of_trained_net,
 )
 from pl_fed.loggers import RunCSV, WaitingRows
 from pl_fed.preflight.explanations import explain_log
@@ -303,6 +304,8 @@ class FederatedLoop(_FitLoop):
         if self.federation.privacy is not None:
             check_private_monitors(self.trainer, session.list_public())
         check_monitors(self.trainer, self.trainer.lightning_module, names)
+        begins_anew = not self._is_restored and self.federation.initial_model is None
+        warn_of_trained_net(session.client, begins_anew)
         warn_of_opposite_modes(self.trainer, session.client.task.metric_directions())
         self._validated_names = names
         if self._is_restored:
