@@ -89,9 +89,7 @@ class StepEvaluation:
         for metric in metrics.values():
             metric.reset()
         targets = join([batch.targets for batch in self.batches(position)])
-        with self._fix_draws(position):
-            batches = self.batches(position)
-            outputs = join([self.task.predict_batch(self.module, batch) for batch in batches])
+        outputs = join(self._predict_batches(position)[0])
         return dict(zip(metrics, measure(metrics, *self.task.metric_inputs(outputs, targets))))
 
     def measure_training_loss(
@@ -104,11 +102,17 @@ class StepEvaluation:
 
     def predict(self, position: int) -> Tree:
         """Return the predictions for the samples of the client at a position."""
-        outputs, sizes = [], []
-        for batch in self.batches(position):
-            outputs.append(self.task.predict_batch(self.module, batch))
-            sizes.append(batch.size)
+        outputs, sizes = self._predict_batches(position)
         return join_predictions(outputs, sizes, self.samples.data.own_batches is not None)
+
+    def _predict_batches(self, position: int) -> tuple[list[Tree], list[int]]:
+        """Return the predictions for each batch of the client at a position, and its size."""
+        outputs, sizes = [], []
+        with self._fix_draws(position):
+            for index, batch in enumerate(self.batches(position)):
+                outputs.append(self.task.predict_batch(self.module, batch, index))
+                sizes.append(batch.size)
+        return outputs, sizes
 
     @contextmanager
     def _fix_draws(self, position: int) -> Iterator[None]:

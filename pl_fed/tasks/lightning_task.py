@@ -399,11 +399,17 @@ class LightningTask(Task):
             outputs = outputs if bool(is_probability.all()) else as_floats(outputs).softmax(1)
         return outputs, targets
 
-    def predict_batch(self, module: nn.Module, batch: Batch) -> Tree:
+    def predict_batch(self, module: nn.Module, batch: Batch, batch_idx: int = 0) -> Tree:
         """Return the result of ``predict_step``; without one, the outputs for the inputs.
 
+        Args:
+            module: A LightningModule in evaluation mode.
+            batch: A batch of one client's samples.
+            batch_idx: The index of the batch among those of the client.
+
         Raises:
-            ValueError: If the module has no ``predict_step``, and refuses the inputs.
+            ValueError: If ``predict_step`` returns ``None``, or the module has none and refuses the
+                inputs.
         """
         has_step = "predict_step" in list_hooks(module)
         if not has_step and not isinstance(self.entries, OwnBatches):
@@ -417,7 +423,13 @@ class LightningTask(Task):
                     f" {describe(batch.inputs)}, but that failed ({first_line(error)}): define"
                     " `predict_step`."
                 ) from error
-        return self._call(module, "predict_step", batch, 0)
+        outputs = self._call(module, "predict_step", batch, batch_idx)
+        if outputs is None:
+            raise ValueError(
+                f"Expected `predict_step` of {type(module).__name__} to return the predictions for"
+                " its batch but got None: return them, also if it writes files of its own."
+            )
+        return outputs
 
     def predictions(self, outputs: Tree) -> dict[str, Tensor]:
         """Return the outputs: as ``prediction``, or the columns of a dict."""

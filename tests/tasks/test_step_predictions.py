@@ -7,9 +7,13 @@ import pytest
 import torch
 from lit_federations import float32, numbers, set_up
 from lit_modules import LitRegression
+from small_federations import seeded, shared_out
 
+import pl_fed
 from pl_fed.callbacks.predictions import Predictions
 from pl_fed.clients import FedAvg
+from pl_fed.evaluation import model_runner
+from pl_fed.samplers import All
 from pl_fed.tasks.step_predictions import PerSample, join_predictions
 
 
@@ -63,3 +67,43 @@ def test_entries_of_predict_step_are_columns_of_the_file(tmp_path):
     for row in rows:
         assert float(row["double"]) == 2 * float(row["prediction"].strip("[]"))
         assert (row["note, text"], row["probability"]) == ("'=", "0.5")
+
+
+class LitDraws(LitRegression):
+    """Predicts by random draws, with the index of each batch."""
+
+    def predict_step(self, batch, batch_idx):
+        rows = torch.ones(len(batch[0]))
+        return {"prediction": torch.rand_like(rows), "batch": batch_idx * rows}
+
+
+def test_random_predictions_have_the_keys_of_their_clients(monkeypatch):
+    """They depended on the calls before, and on the process that holds the client."""
+    monkeypatch.setattr(model_runner, "_BATCH", 2)
+    client = FedAvg(seeded(LitDraws))
+    data = shared_out(float32(numbers([6, 4, 4])), val_fraction=0.0, test_fraction=0.5)
+    federation = pl_fed.Federation(All(), seed=0)
+    federation.setup(client, data, "predict")
+    first, *others = federation.predict(torch.arange(3))
+    assert first["batch"].tolist() == [0, 0, 1]
+    for again in (federation.predict(torch.tensor([2, 1])), others[::-1]):
+        assert [table["prediction"].tolist() for table in again] == [
+            table["prediction"].tolist() for table in others[::-1]
+        ]
+    assert others[0]["prediction"].tolist() != others[1]["prediction"].tolist()
+
+
+class LitSilent(LitRegression):
+    """Predicts, and keeps it to itself."""
+
+    def predict_step(self, batch, batch_idx):
+        self.net(batch[0])
+
+
+def test_a_predict_step_without_predictions_is_refused():
+    """Its file had no row."""
+    federation = pl_fed.Federation(All(), seed=0)
+    data = shared_out(float32(numbers([4])), test_fraction=0.5)
+    federation.setup(FedAvg(seeded(LitSilent)), data, "predict")
+    with pytest.raises(ValueError, match="to return the predictions for its batch but got None:"):
+        federation.predict(torch.arange(1))
