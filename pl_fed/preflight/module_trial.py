@@ -239,6 +239,12 @@ def _try_training(
     facts = replace(facts, changes_batch=read_versions((batch.inputs, batch.targets)) != versions)
     values = logs.get(id(net), {})
     names = name_metrics({"train": tuple(values)})["train"]
+    for logged_name, reduction in task.other_reductions.items():
+        rank_zero_warn(
+            f"`train/{names.get(logged_name, logged_name)}` is the mean over local steps and"
+            f" clients, and no {reduction}, the `reduce_fx` of self.log({logged_name!r}, ...) in"
+            f" `training_step` of {type(net).__name__}."
+        )
     for logged_name, name in names.items():
         is_other_loss = name == "loss" and _differs(loss, values[logged_name])
         if is_other_loss:

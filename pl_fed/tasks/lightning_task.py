@@ -68,6 +68,8 @@ class LightningTask(Task):
         facts: The names that the steps log, and more; from the trial before training.
         entries: The places of inputs and target in the samples of the data set, if known; or the
             data set's own batches.
+        other_reductions: The ``reduce_fx`` of numbers that ``training_step`` logs with another one
+            than the mean; from the trial before training.
 
     Raises:
         ValueError: If ``batch`` is unknown.
@@ -90,6 +92,7 @@ class LightningTask(Task):
         self.lower_is_better = tuple(lower_is_better)
         self.facts = ModuleFacts()
         self.entries: SampleEntries | OwnBatches | None = None
+        self.other_reductions: dict[str, str] = {}
         self._omitted: set[str] = set()
         self._has_warned_of_undefined = False
         self._step_logs: dict[int, dict[str, Tensor]] | None = None
@@ -157,6 +160,8 @@ class LightningTask(Task):
         reset_metrics(module)
         with logs.record(module):
             output = self._call(net, "training_step", batch, self._batch_idx)
+        if self.facts.step_names is None:  # in the trial before training
+            self.other_reductions |= logs.other_reductions
         loss = read_loss(output)
         if output is None:
             raise SkippedStepError("`training_step` returned None, which skips the step")

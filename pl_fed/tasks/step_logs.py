@@ -74,6 +74,11 @@ class StepLogs:
         hooks = [name for name, source in self._sources.items() if not source.endswith("_step")]
         return dict.fromkeys(sorted({*self._own_means, *self._metrics, *hooks}))
 
+    @property
+    def other_reductions(self) -> dict[str, str]:
+        """The ``reduce_fx`` of numbers that have another one than the mean."""
+        return {name: fx for name, fx in self._reductions.items() if fx != "mean"}
+
     def list_lasting_metrics(self, module: nn.Module) -> list[str]:
         """Return the names of a module's metrics that a plain fit does not reset.
 
@@ -89,18 +94,23 @@ class StepLogs:
 
     @contextmanager
     def record(self, module: nn.Module) -> Iterator[None]:
-        """Record the logs of a module within the context."""
+        """Record the logs of a module within the context.
+
+        A module has one optimizer, so that ``toggle_optimizer`` changes nothing, as in a plain fit.
+        Lightning's own would look for the parameters of a client in the trainer's optimizer.
+        """
         attributes = vars(module)
-        names = ("log", "log_dict")
-        before: dict[str, Any] = {name: attributes[name] for name in names if name in attributes}
-        attributes["log"], attributes["log_dict"] = self.log, self.log_dict
+        methods: dict[str, Callable[..., None]] = {"log": self.log, "log_dict": self.log_dict}
+        methods |= dict.fromkeys(("toggle_optimizer", "untoggle_optimizer"), _toggle_nothing)
+        before: dict[str, Any] = {name: attributes[name] for name in methods if name in attributes}
+        attributes.update(methods)
         self._module = module
         try:
             yield
         finally:
-            del attributes["log"], attributes["log_dict"]
-            for name, function in before.items():
-                attributes[name] = function
+            for name in methods:
+                del attributes[name]
+            attributes.update(before)
 
     def log(
         self,
@@ -293,6 +303,10 @@ def name_metrics(logged: Mapping[str, Collection[str]]) -> dict[str, dict[str, s
         stage: {name: name if short in crowded else short for name, short in names.items()}
         for stage, names in short_names.items()
     }
+
+
+def _toggle_nothing(optimizer: Any) -> None:
+    """Take the place of ``toggle_optimizer`` and ``untoggle_optimizer``."""
 
 
 def _identify(metric: Metric | tuple[MetricCollection, str]) -> tuple[int, str]:

@@ -246,3 +246,24 @@ class KeepsItsBest(Stateful):
 def test_metric_over_all_validations_is_said_to_begin_anew(tmp_path):
     with pytest.warns(UserWarning, match=r"The metrics `best` of KeepsItsBest, which a plain fit"):
         fit(KeepsItsBest, tmp_path)
+
+
+def test_the_only_optimizer_may_be_toggled():
+    """Lightning's own looked for the parameters of a client in the trainer's optimizer."""
+    module = Stateful()
+    with StepLogs().record(module), module.toggled_optimizer(module.configure_optimizers()):
+        assert all(parameter.requires_grad for parameter in module.parameters())
+    assert "toggle_optimizer" not in vars(module)
+
+
+class LogsSum(Stateful):
+    def training_step(self, batch, batch_idx):
+        self.log("samples", float(len(batch[0])), reduce_fx="sum")
+        self.log("mean", 1.0)
+        return self.loss(batch)
+
+
+def test_training_logs_are_said_to_be_means(tmp_path):
+    with pytest.warns(UserWarning, match=r"^`train/samples` is the mean over local steps and"):
+        metrics = fit(LogsSum, tmp_path)
+    assert float(metrics["train/samples"]) == 3.5  # of (4 + 2) / 2 and 4
