@@ -88,8 +88,11 @@ class BatchRoles:
         others = [name for name in names if name not in (target, *labels)]
         inputs = others if roles.inputs is None else roles.inputs
         if not inputs or any(name not in names for name in (*inputs, target, *labels)):
-            is_object = not isinstance(batch, Mapping | tuple | list)
-            raise (UnstackableError if is_object else ValueError)(
+            is_named = self.inputs is not None or self.target is not None
+            has_rows = isinstance(batch, Mapping | tuple | list) and (
+                is_named or all(foreign_leaf(_convert(batch[name])) is None for name in names)
+            )
+            raise (ValueError if has_rows else UnstackableError)(
                 "Expected each sample to have inputs and a target, as (x, y) or a dict, but got"
                 f" {_describe_entries(batch)}: name them by `inputs` and `target`, or return (x, x)"
                 " from a data set without targets."

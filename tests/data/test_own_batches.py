@@ -125,6 +125,22 @@ def average_by_hand(module, rounds):
     return torch.cat([row.flatten() for row in w.values()])
 
 
+def test_a_dict_of_unnamed_entries_without_rows_is_an_own_batch():
+    """It asked for the names of inputs and target, and own batches need none."""
+
+    def join(sets):
+        return {"set": [s.points for s in sets], "side": torch.stack([s.label for s in sets])}
+
+    def join_labels(sets):
+        return dict.fromkeys(["a", "b"], torch.stack([s.label for s in sets]))
+
+    assert isinstance(
+        TorchDataset(Sets(), client=OWNERS, collate_fn=join).load().entries, OwnBatches
+    )
+    with pytest.raises(ValueError, match="name them by `inputs` and `target`"):
+        TorchDataset(Sets(), client=OWNERS, collate_fn=join_labels).load()
+
+
 def test_batches_of_another_type_equal_fedavg_by_hand(tmp_path):
     module = seeded(SetNet)
     expected = average_by_hand(copy.deepcopy(module), 3)
