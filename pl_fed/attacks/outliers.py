@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pl_fed.arguments import check_finite, check_shares
 from pl_fed.attacks.base import Attack
+from pl_fed.functional.outliers import nth_smallest
 from pl_fed.random import key, random_bits, uniforms
 from pl_fed.types import Batch, ClientContext
 
@@ -103,7 +104,7 @@ class Outliers(Attack):
         if not count or not len(x):
             return x
         order = random_bits(pixel_keys[:, None], torch.arange(pixels, device=x.device))
-        is_corrupted = order <= order.kthvalue(count, dim=1, keepdim=True).values
+        is_corrupted = order <= nth_smallest(order, count)[:, None]
         coordinates = torch.arange(channels * pixels, device=x.device).view(channels, pixels)
         draws = uniforms(value_keys[:, None, None], coordinates).to(x.dtype)
         low, high = flat.amin((1, 2), keepdim=True), flat.amax((1, 2), keepdim=True)
