@@ -10,7 +10,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from pl_fed.data.batches import LocalWork
-from pl_fed.trees import Tree, leaves, select
+from pl_fed.devices import to_device
+from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch
 
 RESERVED_NAMES = ("broadcast", "samples", "validation_samples", "client", "class_counts")
@@ -134,12 +135,18 @@ class ModelRows:
 
     def __getitem__(self, index: int | Tensor) -> "ModelRows":
         """Return the rows of one client or of several, by position."""
+        index = self._move(index)
         return ModelRows(self.parameters[index], self.statistics[index])
 
     def __setitem__(self, index: int | Tensor, rows: "ModelRows") -> None:
         """Write the rows of one client or of several, by position."""
+        index = self._move(index)
         self.parameters[index] = rows.parameters
         self.statistics[index] = rows.statistics
+
+    def _move(self, index: int | Tensor) -> int | Tensor:
+        """Return an index on the device of the rows: one on the CPU would wait for the GPU."""
+        return to_device(index, self.parameters) if isinstance(index, Tensor) else index
 
     def expand(self, clients: int) -> "ModelRows":
         """Return one model as the rows of many clients, without copying it."""
@@ -333,22 +340,27 @@ class ClientRound:
         Args:
             positions: Positions of the clients, int64 [n].
         """
+        moved = to_device(positions, self.ids)  # positions on the CPU would wait for the GPU
+
+        def pick(tensor: Tensor) -> Tensor:
+            """Return the rows of the clients; an algorithm may have tensors on the CPU."""
+            return tensor[moved if tensor.device == moved.device else positions]
 
         def rows(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             """Select rows of clients; all clients share a tensor of one dimension."""
-            return {n: t if t.dim() == 1 else t[positions] for n, t in tensors.items()}
+            return {n: t if t.dim() == 1 else pick(t) for n, t in tensors.items()}
 
         return replace(
             self,
-            ids=self.ids[positions],
-            samples=self.samples[positions],
-            validation_samples=self.validation_samples[positions],
-            class_counts=select(self.class_counts, positions),
-            center_losses=select(self.center_losses, positions),
-            group=select(self.group, positions),
-            validation_inputs=select(self.validation_inputs, positions),
-            validation_targets=select(self.validation_targets, positions),
-            models={name: model[positions] for name, model in self.models.items()},
+            ids=pick(self.ids),
+            samples=pick(self.samples),
+            validation_samples=pick(self.validation_samples),
+            class_counts=tree_map(pick, self.class_counts),
+            center_losses=tree_map(pick, self.center_losses),
+            group=tree_map(pick, self.group),
+            validation_inputs=tree_map(pick, self.validation_inputs),
+            validation_targets=tree_map(pick, self.validation_targets),
+            models={name: model[moved] for name, model in self.models.items()},
             states=rows(self.states),
             optimizer_states=rows(self.optimizer_states),
             steps=rows(self.steps),

@@ -74,6 +74,8 @@ class FedALA(Client):
         (('2',), ('personal',), ('mixing',))
     """
 
+    mixed_positions: Tensor
+
     def __init__(
         self,
         net: nn.Module,
@@ -97,7 +99,8 @@ class FedALA(Client):
         self.first_epochs = first_epochs
         self.mixed = own_parts(net, mixed, argument="mixed")
         self.default_parts = {"mixed": self.mixed} if mixed is None else {}
-        self.mixed_positions = find_positions(RowLayout.from_parameters(net), self.mixed)
+        mixed_positions = find_positions(RowLayout.from_parameters(net), self.mixed)
+        self.register_buffer("mixed_positions", mixed_positions, persistent=False)
         self.add_state("weights", self._initial_weights)
         self.add_state("rounds", 0.0)
         if not self.mixed:

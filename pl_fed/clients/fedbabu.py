@@ -69,6 +69,8 @@ class FedBABU(Client):
         25
     """
 
+    head_positions: Tensor
+
     def __init__(
         self,
         net: nn.Module,
@@ -87,7 +89,8 @@ class FedBABU(Client):
         self.head_parts = own_parts(net, head, argument="head")
         self.default_parts = {"head": self.head_parts} if head is None else {}
         layout = RowLayout.from_parameters(net)
-        self.head_positions = find_positions(layout, self.head_parts)
+        head_positions = find_positions(layout, self.head_parts)
+        self.register_buffer("head_positions", head_positions, persistent=False)
         if len(self.head_positions) == layout.numel:
             raise ValueError(
                 "Expected argument `head` to leave a body to train but got"

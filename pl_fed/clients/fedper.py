@@ -50,12 +50,18 @@ class FedPer(Client):
         (('2',), ('0.weight',))
     """
 
+    own_positions: Tensor
+    own_statistics: Tensor
+
     def __init__(self, net: nn.Module, own: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(net, models={"personal": Model(kept=False)}, **kwargs)
         self.own = own_parts(net, own)
         self.default_parts = {"own": self.own} if own is None else {}
-        self.own_positions = find_positions(RowLayout.from_parameters(net), self.own)
-        self.own_statistics = find_positions(RowLayout.from_buffers(net), self.own)
+        # buffers: an index on the CPU would wait for the GPU
+        own_positions = find_positions(RowLayout.from_parameters(net), self.own)
+        self.register_buffer("own_positions", own_positions, persistent=False)
+        own_statistics = find_positions(RowLayout.from_buffers(net), self.own)
+        self.register_buffer("own_statistics", own_statistics, persistent=False)
         self.add_state("own", self._initial_own_parts)
 
     @property

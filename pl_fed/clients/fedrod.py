@@ -61,16 +61,20 @@ class FedROD(Client):
 
     reads_class_counts = True
 
+    head_positions: Tensor
+    head_statistics: Tensor
+
     def __init__(self, net: nn.Module, head: str | None = None, **kwargs: Any) -> None:
         models = {"global": Model(), "personal": Model(kept=False)}
         super().__init__(net, models=models, **kwargs)
         self.head = find_head(trainable_parameters(net), head)
         layout = RowLayout.from_parameters(net)
         self.head_names = [n for n in layout.names if not self.head or belongs(n, [self.head])]
-        self.head_positions = layout.positions(*self.head_names)
+        head_positions = layout.positions(*self.head_names)
+        self.register_buffer("head_positions", head_positions, persistent=False)
         buffers = RowLayout.from_buffers(net)
         names = [n for n in buffers.names if not self.head or belongs(n, [self.head])]
-        self.head_statistics = buffers.positions(*names)
+        self.register_buffer("head_statistics", buffers.positions(*names), persistent=False)
         self.add_state("own", self._initial_own_head)
 
     def _initial_own_head(self) -> Tensor:

@@ -99,6 +99,8 @@ class PFedFDA(Client):
     reads_class_counts = True
     weighted_states = ("means", "covariance")
 
+    head_positions: Tensor
+
     def __init__(
         self,
         net: nn.Module,
@@ -126,7 +128,7 @@ class PFedFDA(Client):
         linear = require_linear_head(self.global_model, self.head)
         names = [f"{self.head}.weight", f"{self.head}.bias"]
         self.num_classes, self.num_features = linear.out_features, linear.in_features
-        self.head_positions = layout.positions(*names)
+        self.register_buffer("head_positions", layout.positions(*names), persistent=False)
         self.add_server_state("means", self._initial_means)
         self.add_server_state("covariance", self._initial_covariance)
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, SampleFunction, Visit
 from pl_fed.data.client_data import ClientData
+from pl_fed.devices import to_device
 from pl_fed.engine.base import restore_buffers
 from pl_fed.engine.rule import trains_convolutions
 from pl_fed.nets.calls import swap_tensors
 from pl_fed.nets.modes import evaluation_mode, full_precision, mixes_samples
-from pl_fed.trees import Tree, tree_map
+from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch
 
 _BATCH = 512  # samples of one client in a minibatch
@@ -174,14 +175,15 @@ class _Pass:
         is_sample = slots < sizes[:, None]
         places = part.offsets[ids][:, None] + torch.where(is_sample, slots, 0)
         samples = part.index if len(part.index) else self.train.index  # no client has any
-        index = samples[places.clamp(max=len(samples) - 1).to(samples.device)]
+        index = samples[to_device(places.clamp(max=len(samples) - 1), samples)]
         is_empty = sizes == 0
         if is_empty.any():
             starts = self.train.offsets[ids].clamp(max=len(self.train.index) - 1)
-            own = self.train.index[starts.to(index.device)]
-            index = torch.where(is_empty[:, None].to(index.device), own[:, None], index)
+            own = self.train.index[to_device(starts, index)]
+            index = torch.where(to_device(is_empty[:, None], index), own[:, None], index)
         flat = self.load(index.flatten())
-        batch = Batch(flat.inputs, flat.targets, is_sample.flatten().to(flat.device), flat.samples)
+        mask = to_device(is_sample.flatten(), leaves(flat.targets)[0])
+        batch = Batch(flat.inputs, flat.targets, mask, flat.samples)
         return Batch(*(tree_map(lambda t: t.unflatten(0, index.shape), leaf) for leaf in batch[:4]))
 
     def _select(self, positions: Tensor, batch: Batch, expands: bool) -> Stack:
@@ -192,7 +194,7 @@ class _Pass:
             batch: Their batch.
             expands: Whether tensors that all clients share get a first dimension for clients.
         """
-        index = positions.to(batch.device)
+        index = to_device(positions, leaves(batch.targets)[0])
         all_clients = len(positions) == len(self.round)
 
         def select(tensor: Tensor, is_shared: bool) -> Tensor:
@@ -214,4 +216,4 @@ class _Pass:
 def _record(positions: Tensor, first: int, batch: Batch, results: Tree) -> Visit:
     """Return the record of a visit of some clients with a batch [clients, samples, ...]."""
     mask, samples = cast(Tensor, batch.mask), cast(Tensor, batch.samples)
-    return Visit(positions.to(mask.device), first, mask, samples, results)
+    return Visit(to_device(positions, mask), first, mask, samples, results)

@@ -18,7 +18,7 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 from small_federations import classes, mlp, seeded, sgd, shared_out
 from pl_fed import Adversary, EngineOptions, Federation
 from pl_fed.attacks import Outliers, RandomLabels
-from pl_fed.clients import Ditto, FedAvg, PFedFDA, PFedMe
+from pl_fed.clients import Ditto, FedALA, FedAvg, FedRep, PFedFDA, PFedMe
 from pl_fed.samplers import All
 
 def waits(kind, engine, steps, chunk_size, attack=None, mapped=False, uneven=False, kept=False):
@@ -50,6 +50,8 @@ for engine in ("one_by_one", "stacked"):
 cases["Outliers, stacked"] = (FedAvg, "stacked", Outliers())
 cases["PFedMe, stacked"] = (PFedMe, "stacked", None)
 cases["PFedFDA, stacked"] = (PFedFDA, "stacked", None)
+cases["FedRep, stacked"] = (FedRep, "stacked", None)
+cases["FedALA, stacked"] = (FedALA, "stacked", None)
 for engine in ("one_by_one", "stacked"):
     cases[f"mapped, {engine}"] = (FedAvg, engine, None, True)
 cases["unequal clients, stacked"] = (Ditto, "stacked", None, False, True)
@@ -65,8 +67,8 @@ print(json.dumps({
 """
 
 
-# waits of a chunk, not of a client: for features, and to load and store states
-FEATURES = {"PFedFDA, stacked": 6, "kept states, stacked": 5}
+# waits of a chunk, not of a client: for features, to load and store states, and for a preparation
+FEATURES = {"PFedFDA, stacked": 6, "kept states, stacked": 5, "FedALA, stacked": 12}
 
 
 def test_host_waits_in_no_step_and_rarely_in_a_round(run_script):
