@@ -62,7 +62,8 @@ Federation
   --federation.aggregator NAME        one of `list defences`
   --federation.adversary.attack NAME  one of `list attacks`
   --federation.adversary.fraction X   share of Byzantine clients, such as 0.2
-  --federation.engine.name NAME       auto times all engines in a long run
+  --federation.engine.name NAME       auto (a rule), fastest (a measurement),
+                                      one_by_one, stacked or a compiled one
 
   --model.help NAME                   the options of an algorithm; any option
                                       that takes a NAME has such a .help
@@ -96,9 +97,9 @@ Run the cells of a study that have no result yet: one run for each combination
 of the values on its axes, and each seed. Finished cells are skipped, stopped
 ones resume, failed ones are tried again. Results go to runs/NAME/results.csv.
 
-  FILE                                a YAML file with the keys name, base,
-                                      axes, seeds, leave_out, tune, compare and
-                                      options
+  FILE                                a YAML file with the keys name, extends,
+                                      base, axes, seeds, leave_out, compare,
+                                      tune and options
   --dry_run                           check all configs, print the cells and
                                       the estimated time, and stop
   --status                            count the cells by state and axis
@@ -113,7 +114,7 @@ ones resume, failed ones are tried again. Results go to runs/NAME/results.csv.
                                       Slurm
   --folder FOLDER                     folder of the study
 
-Example: {program} study configs/studies/fairness_under_attack.yaml
+Example: {program} study configs/studies/digits_under_attack.yaml
 """
 
 PARTITION = """\
@@ -125,7 +126,7 @@ split.csv and split.png. Trains nothing.
   --config CONFIG                     a YAML file, or a name of `list configs`
   --data.dataset NAME                 one of `list data`
   --data.partitioner NAME             one of `list partitioners`
-  --data.partitioner.OPTION VALUE     an option of it, for example alpha
+  --data.partitioner.OPTION VALUE     an option of it, for example beta
   --data.num_clients N                number of clients
   --data.skew NAME                    one of `list skews`
   --data.seed N                       seed of the split
@@ -135,7 +136,7 @@ split.csv and split.png. Trains nothing.
   --help all                          all options
 
 Example: {program} partition --config fashion_mnist \\
-             --data.partitioner Dirichlet --data.partitioner.alpha 0.1
+             --data.partitioner Dirichlet --data.partitioner.beta 0.1
 """
 
 LIST = """\

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import yaml
+from pages import ROOT
 
 import pl_fed
 from pl_fed.__main__ import main as run_program
@@ -18,6 +19,8 @@ from pl_fed.command.listing import KINDS, ROOMS, describe_config, print_list
 from pl_fed.command.main import main
 from pl_fed.command.messages import SUBCOMMANDS
 from pl_fed.command.shipped_configs import find_configs
+from pl_fed.partitioners import Dirichlet
+from pl_fed.studies.spec import KEYS
 
 CLASS_OF_AN_OPTION = {  # options of a class that the quickstart does not name
     "data.partitioner.OPTION": "data.partitioner",
@@ -56,6 +59,18 @@ def test_help_page_names_existing_options(capsys):
             node = node.get("init_args", node) if "class_path" in node else node
             assert name in node, option
             node = node[name]
+
+
+def test_examples_of_help_pages_name_existing_files_options_and_keys():
+    pages = {command: help_page(command, KINDS) for command in WITH_A_PAGE}
+    named = re.findall(r"configs/[\w/]+\.yaml", "".join(pages.values()))
+    assert named
+    assert all((ROOT / name).is_file() for name in named), named
+    (option,) = set(re.findall(r"Dirichlet --data\.partitioner\.(\w+)", pages["partition"]))
+    assert option in inspect.signature(Dirichlet).parameters
+    assert f"for example {option}\n" in pages["partition"]
+    assert all(re.search(rf"\b{key}\b", pages["study"]) for key in (*KEYS, "extends"))
+    assert re.search(r"engine.name NAME +auto \(a rule\), fastest \(a measurement\)", pages["fit"])
 
 
 @pytest.mark.slow
