@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_fed.command.layers import refuse
+from pl_fed.command.listing import find_option
 from pl_fed.command.messages import shorten, suggest_name
 from pl_fed.command.parser import RefusalError
 
@@ -32,8 +33,9 @@ def find_class(name: str, bases: tuple[type, ...], path: str) -> type | None:
         kinds = {kind.__name__: kind for base in bases for kind in _subclasses(base)}
         if name not in kinds:
             names = [other for other, kind in kinds.items() if not inspect.isabstract(kind)]
-            got = f"{shorten(name)}{suggest_name(name, names)}"
-            refuse(path, "be the path of a class", got)
+            option = None if name in map(str.lower, names) else find_option(name)
+            suggestion = f": use it with {option}" if option else suggest_name(name, names)
+            refuse(path, "be the path of a class", f"{shorten(name)}{suggestion}")
         found = kinds[name]
     if inspect.isfunction(found):
         found = inspect.signature(found).return_annotation

@@ -31,6 +31,10 @@ class Room:
     bases: tuple[str, ...]
     option: str
 
+    def option_for(self, name: str) -> str:
+        """Return the option with a class in place of the example."""
+        return re.sub(r"\w+$", name, self.option)
+
     def summaries(self) -> dict[str, str]:
         """Return the first line of the docstring of each class that can be made, by name."""
         names = [name for name in self._exported if name in self._classes]
@@ -84,9 +88,7 @@ class Room:
 ROOMS = {
     "algorithms": Room("clients", ("Client",), "--model Ditto"),
     "attacks": Room("attacks", ("Attack",), "--federation.adversary.attack SignFlipping"),
-    "defences": Room(
-        "aggregators", ("Aggregator", "PreAggregator"), "--federation.aggregator Median"
-    ),
+    "defences": Room("aggregators", ("Aggregator",), "--federation.aggregator Median"),
     "compressors": Room("compressors", ("Compressor",), "--federation.compression TopK"),
     "partitioners": Room("partitioners", ("Partitioner",), "--data.partitioner Dirichlet"),
     "data": Room("data", ("DataSource",), "--data.dataset Digits"),
@@ -95,6 +97,7 @@ ROOMS = {
     "skews": Room("skews", ("Skew",), "--data.skew Rotations"),
     "systems": Room("systems", ("Distribution",), "--federation.systems.speed LogNormal"),
 }
+PRE_AGGREGATORS = Room("aggregators", ("PreAggregator",), "--federation.pre_aggregators+=Clipping")
 KINDS = (*ROOMS, _CONFIGS)
 _SYNONYMS = {
     "aggregators": "defences",
@@ -127,12 +130,28 @@ def print_list(arguments: Sequence[str]) -> None:
         print(escape_controls(line, sys.stdout.encoding or "utf-8"))
 
 
+def find_option(name: str) -> str | None:
+    """Return the option that takes a class of pl_fed, or the config with a name in lower case.
+
+    Example:
+        >>> find_option("Clipping"), find_option("FedAdam"), find_option("Clip")
+        ('--federation.pre_aggregators+=Clipping', '--config fedadam', None)
+    """
+    for room in (*ROOMS.values(), PRE_AGGREGATORS):
+        if name in room.summaries():
+            return room.option_for(name)
+    return f"--config {name.lower()}" if name.lower() in find_configs() else None
+
+
 def _class_lines(room: Room) -> Iterator[str]:
-    """Yield the lines for the classes of a room."""
-    option, _, example = room.option.partition(" ")
+    """Yield the lines for the classes of a room; pre-aggregators come behind the aggregators."""
+    option, example = re.split(r" |\+=", room.option)
     yield from _align(room.summaries())
     yield ""
     yield f"Use one with {room.option}. Its options: fit {option}.help {example}"
+    if room is ROOMS["defences"]:
+        yield ""
+        yield from _class_lines(PRE_AGGREGATORS)
 
 
 def _config_lines() -> Iterator[str]:
@@ -152,10 +171,10 @@ def _align(summaries: dict[str, str]) -> Iterator[str]:
 
 
 def describe_config(path: Path) -> str:
-    """Return the first sentence of the comment of a config, after the line with its command."""
+    """Return the first sentence of the comment of a config, after the lines with its commands."""
     lines = path.read_text(encoding="utf-8").splitlines()
     end = next((place for place, line in enumerate(lines) if line[:1] != "#"), len(lines))
-    words = [line.removeprefix("#").strip() for line in lines[:end] if "pl_fed fit" not in line]
+    words = [line.removeprefix("#").strip() for line in lines[:end] if "-m pl_fed " not in line]
     return re.split(r"(?<=[.?])(?<! al[.])\s+", " ".join(words).strip())[0]
 
 

@@ -189,6 +189,11 @@ REFUSED = {
         ["--federation.aggregator=Medain"],
         "class but got Medain (did you mean Median?).",
     ),
+    "pre-aggregator as aggregator": (
+        ["--federation.aggregator=Clipping"],
+        "class but got Clipping: use it with --federation.pre_aggregators+=Clipping.",
+    ),
+    "config as algorithm": (["--model=FedAdam"], "got FedAdam: use it with --config fedadam."),
     "short name of an optimizer": (
         ["--federation.server_optimizer=Adamm"],
         "class but got Adamm (did you mean Adam?).",

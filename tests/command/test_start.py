@@ -15,7 +15,7 @@ import pl_fed
 from pl_fed.__main__ import main as run_program
 from pl_fed.command import start, streams
 from pl_fed.command.help_pages import WITH_A_PAGE, help_page
-from pl_fed.command.listing import KINDS, ROOMS, describe_config, print_list
+from pl_fed.command.listing import KINDS, PRE_AGGREGATORS, ROOMS, describe_config, print_list
 from pl_fed.command.main import main
 from pl_fed.command.messages import SUBCOMMANDS
 from pl_fed.command.shipped_configs import find_configs
@@ -77,9 +77,19 @@ def test_examples_of_help_pages_name_existing_files_options_and_keys():
 @pytest.mark.parametrize("kind", ROOMS)
 def test_list_has_every_class_that_can_be_made(kind, capsys):
     """The list reads source files; here, the imported classes say the same."""
-    room = ROOMS[kind]
+    print_list([kind])
+    blocks = capsys.readouterr().out.split("\n\n")
+    rooms = [ROOMS[kind], *([PRE_AGGREGATORS] if kind == "defences" else [])]
+    assert len(blocks) == 2 * len(rooms)
+    for room, lines, use in zip(rooms, blocks[::2], blocks[1::2], strict=True):
+        check_list(room, lines.splitlines())
+        assert use.startswith(f"Use one with {room.option}. Its options: fit --")
+
+
+def check_list(room, lines):
+    """Check that lines are about the classes of a room."""
     module = import_module(f"pl_fed.{room.name}")
-    base_module = import_module("torch.nn") if kind == "models" else module
+    base_module = import_module("torch.nn") if room.name == "models" else module
     bases = tuple(getattr(base_module, name) for name in room.bases)
     expected = {
         name
@@ -90,10 +100,8 @@ def test_list_has_every_class_that_can_be_made(kind, capsys):
         and value not in bases
         and value.__module__.startswith(f"pl_fed.{room.name}.")
     }
-    print_list([kind])
-    lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines[:-2]} == expected
-    assert all(len(line.split()) > 3 for line in lines[:-2])
+    assert {line.split()[0] for line in lines} == expected
+    assert all(len(line.split()) > 3 for line in lines)
 
 
 def test_list_of_configs_has_their_comments(capsys):
@@ -101,6 +109,7 @@ def test_list_of_configs_has_their_comments(capsys):
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[:-2])
     assert lines.keys() == find_configs().keys()
     assert lines["fedper"].startswith("FedPer (Arivazhagan et al., 2019): a shared body")
+    assert not any("python" in text for text in lines.values()), "no command, such as lora's second"
     assert describe_config(find_configs()["backdoor"]).endswith("on top of any other config.")
 
 
