@@ -234,6 +234,10 @@ def _show_plan(study: Study, only: Sequence[str], workers: int | None) -> None:
         time = format_seconds(seconds * len(todo) / min(count, len(todo)))
         estimate = f"about {time} on {min(count, len(todo))} workers"
     print(f"{len(statuses)} cells, {len(todo)} of them to run: {estimate}.")
+    if study.tuner is not None:
+        trials = study.tuner.count_missing_runs(study.list_labels_to_tune(only))
+        if trials:
+            print(f"The tuning comes first, with {trials} further runs.")
 
 
 def _show_status(study: Study, only: Sequence[str]) -> None:

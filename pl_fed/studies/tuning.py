@@ -79,6 +79,14 @@ class Tuner:
         """The number of runs of a trial."""
         return len(build_trial(self.spec, self.plan, self.labels[0], 0, {}).cells)
 
+    def count_missing_runs(self, labels: Iterable[str]) -> int:
+        """Return the number of runs without a result that the tuning of some labels needs."""
+        missing = sum(
+            self._count_trials(label) - sum(item.state.is_result for item in self.trials[label])
+            for label in labels
+        )
+        return missing * self.runs_per_trial
+
     def _count_trials(self, label: str) -> int:
         if self.plan.sampler == "grid":
             return len(propose(self.plan, self.spaces[label], True, ()))

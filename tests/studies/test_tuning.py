@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from study_processes import run
 from tables import table_test
 
-from pl_fed.studies import tuning
+from pl_fed.studies import command, tuning
 from pl_fed.studies.cell_folder import CellFolder, CellRecord, State, write_text
 from pl_fed.studies.plans import Choices, Interval
 from pl_fed.studies.readers import StudyError
@@ -171,6 +171,22 @@ def test_labels_can_be_tuned_one_after_the_other(tmp_path, monkeypatch):
     second = tune(spec_of(tmp_path))
     assert len(runs.ran) == 48
     assert second.chosen()["Ditto"] == first.chosen()["Ditto"]
+
+
+def test_dry_run_tells_of_the_runs_of_the_tuning(tmp_path, monkeypatch, capsys):
+    """It counted the cells alone, though the tuning takes more runs than they do."""
+    Runs(monkeypatch)
+    monkeypatch.setattr(command, "needs_check", lambda statuses: False)
+    spec = spec_of(tmp_path)
+    for labels, only, last in (
+        ([], [], "The tuning comes first, with 48 further runs."),
+        (["Ditto"], [], "The tuning comes first, with 24 further runs."),
+        ([], ["algorithm=Ditto"], "4 cells, 4 of them to run: the time is unknown until "),
+    ):
+        if labels:
+            tune(spec, labels)
+        command._show_plan(Study.from_spec(spec), only, 1)
+        assert capsys.readouterr().out.splitlines()[-1].startswith(last)
 
 
 def test_tpe_learns_from_scores(tmp_path, monkeypatch):
