@@ -23,6 +23,11 @@ _PROCESSES = ("trainer.devices", "trainer.num_nodes", "trainer.strategy")
 PREVIOUS_CONFIG = "config_to_round_{}.yaml"
 """The name of the config of a run's first rounds, up to a resume under another config."""
 _MAX_CHANGES = 3  # most differences that a list of runs names
+_EVALUATION_OPTIONS = (  # of all evaluations; no trained model depends on them
+    *("data.predict_clients", "data.clients_per_eval_batch"),
+    *("federation.evaluate_clients", "federation.metrics", "federation.smoothing"),
+    *("federation.statistics", "federation.untrained_models"),
+)
 Completion = Callable[[dict[str, Any]], dict[str, Any]]
 """Adds the defaults of the arguments that a saved config lacks, see :func:`add_defaults`."""
 
@@ -186,7 +191,9 @@ def _may_change(key: str) -> bool:
 
 
 def find_model_changes(file: Path, config: dict[str, Any], complete: Completion) -> str:
-    """Describe the differences of an evaluation's config from that of a run, without the trainer.
+    """Describe the differences of an evaluation's config from that of a run.
+
+    The trainer and the options of evaluations make no difference.
 
     Args:
         file: The config of the run.
@@ -198,7 +205,11 @@ def find_model_changes(file: Path, config: dict[str, Any], complete: Completion)
     """
     changes = _differences(read_config(file) or config, config, complete)
     sections = ("model", "data", "federation", "seed_everything")
-    listed = {key: change for key, change in changes.items() if key.startswith(sections)}
+    listed = {
+        key: change
+        for key, change in changes.items()
+        if key.startswith(sections) and not key.startswith(_EVALUATION_OPTIONS)
+    }
     return list_changes(listed, _MAX_CHANGES)
 
 

@@ -26,7 +26,7 @@ from pl_fed.command import saved_config
 from pl_fed.command.fit import _resume_arguments
 from pl_fed.command.main import main
 from pl_fed.command.parser import Parser
-from pl_fed.command.run_choice import choose_requeued_run, is_requeued
+from pl_fed.command.run_choice import choose_evaluated_run, choose_requeued_run, is_requeued
 from pl_fed.command.run_files import write_slurm_job
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.federation import Federation
@@ -236,6 +236,28 @@ def test_requeued_job_continues_its_own_unfinished_run(tmp_path, monkeypatch):
     for count, requeued in (("", False), ("0", False), ("1", True), ("10", True)):
         monkeypatch.setenv("SLURM_RESTART_COUNT", count)
         assert is_requeued() is requeued
+
+
+def test_last_of_an_evaluation_is_the_run_of_its_training_options(tmp_path):
+    """Options of evaluations alone made all runs differ: the newest one was taken, of any λ."""
+    config = {"model": {"class_path": "pl_fed.clients.Ditto", "init_args": {"lam": 0.5}}}
+    for run, lam in enumerate((0.5, 0.1)):
+        saved = {"model": {**config["model"], "init_args": {"lam": lam}}}
+        (tmp_path / str(run) / "checkpoints").mkdir(parents=True)
+        (tmp_path / str(run) / "config.yaml").write_text(yaml.safe_dump(saved))
+        (tmp_path / str(run) / "checkpoints" / "last.ckpt").touch()
+        os.utime(tmp_path / str(run) / "checkpoints" / "last.ckpt", (run, run))
+    for options in (
+        {"data": {"predict_clients": [0, 3], "clients_per_eval_batch": 4}},
+        {"federation": {"metrics": {"f1": {"class_path": "F1"}}, "statistics": ["gini"]}},
+        {"federation": {"evaluate_clients": 5, "smoothing": {"std": 0.1}}},
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            chosen = choose_evaluated_run("last", tmp_path, {**config, **options}, lambda it: it)
+        assert chosen.folder == tmp_path / "0"
+    with pytest.warns(UserWarning, match="another config .model.lam 0.1 → 0.5, data.seed – → 3"):
+        choose_evaluated_run("last", tmp_path, {**config, "data": {"seed": 3}}, lambda it: it)
 
 
 def test_last_beside_other_checkpoints_is_refused(tmp_path, capsys):
