@@ -32,7 +32,8 @@ class RoundMetrics(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, RunCSV) and trainer.is_global_zero:
                 continues = bool(last_checkpoint(logger.path.parent))  # in the run's own folder
-                logger.keep(trainer.global_step, continues and trainer.log_every_n_steps > 0)
+                logs_rounds = getattr(trainer, "log_every_n_steps", 0) > 0
+                logger.keep(trainer.global_step, warns=continues and logs_rounds)
 
     def on_train_batch_end(
         self,

@@ -20,9 +20,9 @@ from pl_fed.data.columns import (
     check_categories,
     check_delimiter,
     drop_row_numbers,
-    find_alike,
     find_shared_categories,
     find_texts,
+    find_two_forms,
     join_tables,
     read_table,
     table_suffix,
@@ -273,10 +273,10 @@ def _find_files(folder: Path) -> list[_ClientFile]:
             raise ValueError(
                 f"Expected {folder} to hold one file for each client but got {count} for {client}."
             )
-    if alike := find_alike([file.client for file in files]):
+    if forms := find_two_forms([file.client for file in files]):
         raise ValueError(
-            f"Expected {folder} to hold files with one name for each client but got {alike[0]!a}"
-            f" and {alike[1]!a}, two forms of one name in Unicode: rename the files alike."
+            f"Expected {folder} to hold files with one name for each client but got {forms[0]!a}"
+            f" and {forms[1]!a}, two forms of one name in Unicode: rename the files alike."
         )
     return files
 

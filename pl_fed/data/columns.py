@@ -396,9 +396,9 @@ def _warn_of_two_writings(name: str, values: Sequence[str]) -> None:
             f"pl_fed takes {spaced[0]!r} and {spaced[1]!r} in column {name!r} for two values,"
             " because of a space before or after the name: remove the space."
         )
-    if alike := find_alike(values):
+    if forms := find_two_forms(values):
         rank_zero_warn(
-            f"pl_fed takes {alike[0]!a} and {alike[1]!a} in column {name!r} for two values, because"
+            f"pl_fed takes {forms[0]!a} and {forms[1]!a} in column {name!r} for two values, because"
             " their letters have two forms in Unicode: write all values by"
             " unicodedata.normalize('NFC', value)."
         )
@@ -421,17 +421,17 @@ def _warn_of_two_writings(name: str, values: Sequence[str]) -> None:
         )
 
 
-def find_alike(names: Sequence[str]) -> list[str]:
+def find_two_forms(names: Sequence[str]) -> list[str]:
     """Return the first names that differ by their form in Unicode only; empty without such names.
 
     Example:
-        >>> len(find_alike(["Uri", "Zürich", unicodedata.normalize("NFD", "Zürich")]))
+        >>> len(find_two_forms(["Uri", "Zürich", unicodedata.normalize("NFD", "Zürich")]))
         2
     """
     by_form: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         by_form.setdefault(unicodedata.normalize("NFC", name), []).append(name)
-    return next((alike for alike in by_form.values() if len(alike) > 1), [])
+    return next((names for names in by_form.values() if len(names) > 1), [])
 
 
 def _warn_of_numbers_as_text(table: Any, name: str) -> None:

@@ -180,7 +180,7 @@ def warn_of_trained_net(client: Client, begins_anew: bool) -> None:
         begins_anew: Whether the run begins with the weights in the net.
     """
     net, name = client.global_model, type(client).__name__
-    for key in [key for key, (known, _, _) in _TRAINED.items() if known() is None]:
+    for key in [key for key, (trained, _, _) in _TRAINED.items() if trained() is None]:
         del _TRAINED[key]
     _, trainer_of_net, first = _TRAINED.get(id(net), (None, lambda: client, name))
     if begins_anew and trainer_of_net() is not client:
@@ -480,16 +480,17 @@ def warn_of_opposite_modes(trainer: Any, directions: Mapping[str, bool | None]) 
         trainer: The trainer, with the callbacks and schedules of the model.
         directions: The names of the task's metrics, and whether larger values are better.
     """
-    known = {"accuracy": True, "loss": False, **directions}
+    by_name = {"accuracy": True, "loss": False, **directions}
     for instance, monitor in _list_monitoring(trainer):
         name = re.sub("(_trained)?(_weighted|_worst10|_best10)?$", "", monitor.rpartition("/")[2])
         mode = getattr(instance, "mode", None)
-        expected = {True: "max", False: "min"}.get(known.get(name))
-        if mode in ("min", "max") and expected is not None and mode != expected:
+        is_larger_better = by_name.get(name)
+        expected = "max" if is_larger_better else "min"
+        if mode in ("min", "max") and is_larger_better is not None and mode != expected:
             rank_zero_warn(
                 f"{type(instance).__name__} with mode {mode} takes the"
                 f" {'smallest' if mode == 'min' else 'largest'} {monitor} for the best, but"
-                f" {'larger' if expected == 'max' else 'smaller'} values are better: set its `mode`"
+                f" {'larger' if is_larger_better else 'smaller'} values are better: set its `mode`"
                 f" to {expected}."
             )
 
