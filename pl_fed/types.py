@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pl_fed.functional.selection import complement_mask
 from pl_fed.nets.rows import RowLayout
 from pl_fed.trees import Tree, leaves, select
 
@@ -252,7 +251,9 @@ class RoundContext:
             return self.project(rows)
         if not len(self.unsent):
             return rows
-        return rows[..., complement_mask(self.unsent.to(rows.device), rows.shape[-1])]
+        is_sent = torch.ones(rows.shape[-1], dtype=torch.bool, device=rows.device)
+        is_sent[self.unsent.to(rows.device)] = False
+        return rows[..., is_sent]
 
     def reject_rows(self, rejected: Tensor) -> None:
         """Report uploads that the aggregator leaves out of its result.
