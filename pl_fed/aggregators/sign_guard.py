@@ -140,7 +140,8 @@ class SignGuard(Aggregator):
             coordinates = torch.randperm(d, generator=draw)[: math.ceil(self.coordinates * d)]
             uploads = uploads[:, coordinates.sort().values.to(uploads.device)]
         counts = context.sum(sign_counts(uploads))
-        counts[:, 1] -= num_unsent  # clients keep these parameters to themselves
+        if num_unsent:  # parameters that clients keep to themselves are no zeros
+            counts = counts - counts.new_tensor([0.0, num_unsent, 0.0])
         return counts / counts.sum(1, keepdim=True).clamp(min=1)
 
     def max_byzantine(self, num_uploads: int) -> int:
