@@ -524,6 +524,19 @@ class GrowingBuffer(Stateful):
         return self.loss(batch)
 
 
+@refused("shapes of buffers", "`extremes`")
+class ResizedBuffer(Stateful):
+    """It resizes an empty buffer in place, as observers of quantization do."""
+
+    def keep(self):
+        self.register_buffer("extremes", torch.zeros(0))
+
+    def training_step(self, batch, batch_idx):
+        self.extremes.resize_(2)
+        self.extremes.copy_(torch.stack([batch[0].min(), batch[0].max()]))
+        return self.loss(batch)
+
+
 TOTALS = {"steps": 0}
 
 

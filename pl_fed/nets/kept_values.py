@@ -81,6 +81,7 @@ class TensorRecord:
 
     Attributes:
         tensor: The tensor itself, whose identity counts.
+        shape: Its shape, which a change in place by ``resize_`` changes.
         version: The number of its changes in place; −1 if it has none.
         digest: A digest of its numbers; ``None`` if they were not read.
         place: Its address in memory.
@@ -89,6 +90,7 @@ class TensorRecord:
     """
 
     tensor: Tensor
+    shape: torch.Size
     version: int
     digest: Hashable
     place: int
@@ -100,8 +102,15 @@ class TensorRecord:
         """Record a tensor, and its numbers if ``reads`` is true."""
         numbers = digest(tensor, reads_large=True) if reads else None
         is_parameter = isinstance(tensor, nn.Parameter)
-        place = tensor.data_ptr()
-        return cls(tensor, version_of(tensor), numbers, place, tensor.requires_grad, is_parameter)
+        return cls(
+            tensor,
+            tensor.shape,
+            version_of(tensor),
+            numbers,
+            tensor.data_ptr(),
+            tensor.requires_grad,
+            is_parameter,
+        )
 
     def differs(self, other: "TensorRecord") -> bool:
         """Return whether the numbers of two records of a tensor differ."""

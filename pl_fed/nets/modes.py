@@ -80,4 +80,6 @@ def training_mode(net: nn.Module) -> Iterator[None]:
         for module, training in modes:
             module.training = training
         for buffer, value in buffers:
+            if buffer.shape != value.shape:
+                buffer.resize_(value.shape)
             buffer.copy_(value)

@@ -14,7 +14,7 @@ class StepFacts:
         frozen_parameters: Frozen parameters that a step changes or replaces.
         replaced_parameters: Trained parameters that a step replaces by other tensors.
         toggled: Parameters whose ``requires_grad`` a step changes.
-        reshaped_buffers: Buffers that a step replaces by tensors of another shape.
+        reshaped_buffers: Buffers that a step gives another shape.
         counters: Saved buffers, integers or infinite at first, that a step changes and that no row
             contains.
         attributes: Attributes that carry values from one client to the next.

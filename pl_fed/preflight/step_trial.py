@@ -195,7 +195,7 @@ class _Run:
         results: The client's rows and the means of its outputs after the steps.
         changes: What any step changed.
         values: The attributes, and values outside of modules, after each step and at the end.
-        reshaped: Buffers that a step replaced by tensors of another shape.
+        reshaped: Buffers that a step gave another shape.
         draws: Whether the steps have drawn from a global generator of Python or NumPy.
         reads: Whether the steps have read the optimizer or its schedule.
         options: Options of the optimizer that a step changed.
@@ -340,11 +340,11 @@ def _explain_step_errors(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _find_reshaped(before: KeptValues, after: KeptValues) -> set[str]:
-    """Return the buffers that became tensors of another shape."""
+    """Return the buffers that got another shape, also in place."""
     return {
         name
         for name, record in before.tensors.items()
         if not record.is_parameter
         and name in after.tensors
-        and after.tensors[name].tensor.shape != record.tensor.shape
+        and after.tensors[name].shape != record.shape
     }
