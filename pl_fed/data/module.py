@@ -322,6 +322,12 @@ class FederatedData(Configurable, LightningDataModule):
                 f" {self.num_evaluated - 1} but got {unknown}."
             )
 
+    def end_workers(self) -> None:
+        """End the processes that read batches ahead; later steps start new ones."""
+        for data in (self._clients, self._central):
+            if data is not None and data.own_batches is not None:
+                data.own_batches.end_workers()
+
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:

@@ -289,11 +289,18 @@ class Trainer(LightningTrainer):
 
     @contextmanager
     def _watch_processes(self) -> Iterator[None]:
-        """End all processes if one is lost or fails, and explain the loss in one sentence."""
+        """End all processes if one is lost or fails, and explain the loss in one sentence.
+
+        Afterwards, the data's processes that read ahead end, too.
+        """
         limit_meeting(self.processes)
         launcher = self.strategy.launcher
-        with end_launched_processes(launcher), explain_lost_process(self.processes):
-            yield
+        try:
+            with end_launched_processes(launcher), explain_lost_process(self.processes):
+                yield
+        finally:
+            if isinstance(self.datamodule, FederatedData):
+                self.datamodule.end_workers()
 
     def fit(  # type: ignore[override]
         self,

@@ -97,6 +97,13 @@ class BatchWorkers:
         self._order = iter(())
         self._last = ([], b"")
 
+    def end(self) -> None:
+        """Drop the batches that were read ahead, and end the processes."""
+        self.stop()
+        if self._pool is not None and self._process == os.getpid():
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = None
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without processes and batches, for copies and other processes."""
         empty: dict[str, Any] = {"_order": iter(()), "_upcoming": deque(), "_pool": None}

@@ -84,6 +84,10 @@ class OwnBatches:
         """Drop the samples of the last batch."""
         self._last = ([], None)
 
+    def end_workers(self) -> None:
+        """End the processes that read ahead; the next batch to read ahead starts new ones."""
+        self._workers.end()
+
     def read_ahead(self, order: Callable[[], Iterator[Tensor]]) -> None:
         """Let the workers, if there are any, read the batches that steps will ask for next.
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from further_cases import mark_others
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import LambdaCallback
 from small_federations import seeded
 from tables import table_test
 from torch import nn
@@ -38,6 +39,7 @@ def fit(module, source, algorithm=FedAvg, rounds=3, folder=None, federation=None
     options = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
     checkpoint = settings.pop("ckpt_path", None)
     trainer_settings = {"precision": settings.pop("precision", "32-true")}
+    trainer_settings |= {"callbacks": settings.pop("callbacks", [])}
     data = FederatedData(source, seed=0, **{"batch_size": 4, **settings})
     federation = federation or Federation(All(), engine=EngineOptions("one_by_one"), seed=0)
     trainer = pl_fed.Trainer(
@@ -563,6 +565,28 @@ def test_workers_that_read_ahead_change_no_number(tmp_path, algorithm, noise, mo
     )
     models = len(client.trained)
     assert sum(taken) >= models * (2 * 2 * train + 2 * val + test), "all but the trials"
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_fit_also_after_an_error(tmp_path):
+    source = TorchDataset(Pairs(0.0), client=OWNERS, batches="own", num_workers=1)
+    pools, start = [], BatchWorkers._start_pool
+
+    def note(workers):
+        pools.append(start(workers))
+        return pools[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(BatchWorkers, "_start_pool", note)
+        fit(seeded(PairNet), source, FedAvg, 1, tmp_path)
+        assert len({*map(id, pools)}) == 2, "one for the fit, and one for the test"
+        error = LambdaCallback(on_train_batch_end=lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fit(seeded(PairNet), source, FedAvg, 1, tmp_path / "error", callbacks=[error])
+    assert len({*map(id, pools)}) == 3
+    for pool in pools:
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            pool.submit(int)
 
 
 def test_workers_are_those_of_the_training_dataloader():
