@@ -616,6 +616,15 @@ def test_checkpoint_holds_only_tensors_and_plain_values(tmp_path):
 # Refused checkpoints
 
 
+def test_checkpoint_of_weights_alone_is_refused_in_one_sentence(tmp_path):
+    trainer, client = make(tmp_path / "run", client=FedAvg, max_epochs=1)
+    trainer.fit(client, digits())
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    trainer, client = make(tmp_path / "again", client=FedAvg, max_epochs=2)
+    with pytest.raises(ValueError, match=r"^Expected a complete checkpoint .*`save_weights_on"):
+        trainer.fit(client, digits(), ckpt_path=tmp_path / "weights.ckpt")
+
+
 OTHERS = {
     "net": ({"net": batch_norm_net}, 5),
     "algorithm": ({"client": FedAvg}, 5),

@@ -202,11 +202,18 @@ class FederationModule(LightningModule):
 
         Raises:
             ValueError: If pl_fed did not write the checkpoint, its models have other tensors, or a
-                fit would train on with NaN or infinity in them.
+                fit would train on with NaN or infinity in them, or without the states of
+                optimizers and rounds.
         """
         if "federation" not in checkpoint:
             raise ValueError(
                 "Expected a checkpoint of pl_fed but got one without the state of a federation."
+            )
+        if self.trainer.state.fn == "fit" and "optimizer_states" not in checkpoint:
+            raise ValueError(
+                "Expected a complete checkpoint to continue a run but got one that was written with"
+                " `save_weights_only`: give last.ckpt or another complete one, or begin a new run"
+                " with these weights by `federation.initial_model`."
             )
         self.federation.load_state_dict(checkpoint["federation"])
         if self.strict_loading:
