@@ -193,6 +193,8 @@ def build_shipped_nets() -> dict[str, Case]:
 
 _LOGISTIC = {"net": "LogisticRegression", "shape": (784,), "steps": 5}
 _MLP = {"net": "MLP", "shape": (784,)}
+_IMAGES = {"in_channels": 1, "image_size": 28}
+_FEW = {"steps": 5, "samples": 20}  # 1,000 clients: 1 GB of inputs instead of 3
 _CNN = Case("FedAvg, pfl's CNN, 50 × 5 steps of 10", "PflCNN", (3, 32, 32), clients=50, steps=5)
 
 TARGETS = {
@@ -210,7 +212,8 @@ STACKED = {
 SCALED = {  # name: a federation whose number of clients grows
     "logistic regression": TARGETS["logistic-10"],
     "MLP": TARGETS["mlp"],
+    "small CNN": Case("FedAvg, FLAME's CNN", "FlameCNN", (1, 28, 28), steps=5, options=_IMAGES),
     "CNN": _CNN,
-    "adapters on a frozen body": Case("FedAvg, adapters", "Adapters", (32, 384), steps=5),
+    "adapters on a frozen body": Case("FedAvg, adapters", "Adapters", (32, 384), **_FEW),
 }
 CASES = {**TARGETS, **NETS, **STACKED}

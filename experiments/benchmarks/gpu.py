@@ -5,15 +5,16 @@ The parts run in this order, and each writes its results before the next begins:
 - ``first``: three rounds of Ditto with a test and a checkpoint, for an MLP and for BatchNorm.
 - ``tests``: the tests marked ``gpu``, without those that compile.
 - ``numbers``: two runs of the command line on the CPU and on the GPU, and their results.
-- ``steps``: a profile of local steps, and the operations that wait for the GPU.
 - ``scaling``: 10, 100 and 1,000 clients of the nets in each engine, the most telling rows first.
 - ``targets``: ``targets.py --device cuda``, with pfl-research where it is installed.
+- ``steps``: a profile of local steps, and the operations that wait for the GPU.
 - ``memory``: the GPU's memory over 1,000 rounds.
 - ``compiled``: the tests marked ``gpu`` that compile.
 
-Each part ends after its share of ``--minutes``; what it has measured by then stays. A part whose
-results are complete is skipped, and ``scaling`` continues where it stopped. ``--device cpu`` tries
-the script without a GPU. All files go to ``--out``.
+Each part ends after its share of the time that is left of ``--minutes``; what it has measured by
+then stays. A row of ``scaling`` that compiles may pass the end by a minute. A part whose results
+are complete is skipped, and ``scaling`` continues where it stopped. ``--device cpu`` tries the
+script without a GPU. All files go to ``--out``.
 
 A machine without a package index needs three wheels beside torch, torchvision, Lightning and
 torchmetrics: jsonargparse, docstring_parser and typeshed_client. ``pip install --target FOLDER``
@@ -21,11 +22,16 @@ them, and set ``PYTHONPATH=FOLDER``. W&B is not used.
 """
 
 import argparse
+import contextlib
 import csv
+import gc
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,13 +47,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARES = {  # of the time
     "first": 0.05,
     "tests": 0.15,
-    "numbers": 0.09,
-    "steps": 0.04,
-    "scaling": 0.32,
+    "numbers": 0.13,
+    "scaling": 0.29,
     "targets": 0.15,
+    "steps": 0.03,
     "memory": 0.05,
     "compiled": 0.15,
 }
+FAILED = "failed: exit status"  # of a command
 COMPILES = "compiled or graphs"  # names of tests that compile
 RUNS = {  # name: options of `fit --config configs/quickstart.yaml`
     "quickstart, MLP": [],
@@ -64,7 +71,22 @@ ENGINES = {  # name: engine and mode of torch.compile
     "stacked, compiled": ("stacked_compiled", None),
     "stacked, CUDA graphs": ("stacked_compiled", "reduce-overhead"),
 }
-LONGEST_ROUND = 5.0  # seconds: larger federations of an engine that is slower are left out
+SCALING = (  # engines and numbers of clients, the most telling ones first
+    *(("stacked", 1000), ("stacked", 100), ("stacked", 10), ("one by one", 10)),
+    *(("stacked, compiled", 1000), ("stacked, CUDA graphs", 1000), ("one by one", 100)),
+    *(("stacked, compiled", 100), ("stacked, CUDA graphs", 100), ("one by one, compiled", 10)),
+    *(("stacked, compiled", 10), ("stacked, CUDA graphs", 10), ("one by one, compiled", 100)),
+)
+RACES = {  # row of targets.py: engines
+    "cnn": ("stacked_compiled", "auto"),
+    "mlp": ("stacked_compiled", "auto"),
+    "ditto": ("auto",),
+    "logistic-10": ("auto",),
+    "logistic-100": ("auto",),
+    "stacked-100": ("auto",),
+    "stacked-1000": ("auto",),
+}
+LONGEST_ROUND = 5.0  # seconds: larger federations of an engine that would be slower are left out
 ROUNDS_OF_MEMORY = 1000
 
 
@@ -91,6 +113,9 @@ def run_first(out: Path, device: str, deadline: Deadline) -> str:
     command += ["--trainer.max_epochs", "3", "--trainer.accelerator", device, *UNLOGGED]
     command += ["--trainer.default_root_dir", str(out / "runs" / "first")]
     printed = run_command(command, {}, deadline)
+    (out / "first.txt").write_text(printed)
+    if FAILED in printed:
+        raise RuntimeError(printed[-600:])
     rounds: list[float | None] = []
 
     def continue_after_round(seconds: float | None) -> bool:
@@ -120,12 +145,15 @@ def run_pytest(path: Path, selection: str, device: str, deadline: Deadline) -> s
     command += ["-n", "0", "-rfE", "--durations=5", "-k", selection]
     printed = run_command(command, {"PL_FED_TEST_DEVICE": device}, deadline)
     path.write_text(printed)
-    return printed.strip().splitlines()[-1] if printed.strip() else "nothing was printed"
+    lines = [line for line in printed.splitlines() if line.strip() and FAILED not in line]
+    if FAILED in printed and f"{FAILED} 1\n" not in printed:  # 1: some tests failed
+        raise RuntimeError(printed[-600:])
+    return lines[-1] if lines else "nothing was printed"
 
 
 def compare_numbers(out: Path, device: str, deadline: Deadline) -> str:
     """Run configs on the CPU and on the device, and return a table of their test results."""
-    rows = []
+    rows, text = [], ""
     for name, options in RUNS.items():
         for accelerator in dict.fromkeys(("cpu", device)):
             folder = out / "runs" / f"{name.split()[-1]}-{accelerator}"
@@ -138,8 +166,10 @@ def compare_numbers(out: Path, device: str, deadline: Deadline) -> str:
             seconds = time.monotonic() - started
             results = read_results(folder) or {"failed": printed[-300:]}
             rows.append([name, accelerator, f"{seconds:.1f}", json.dumps(results)])
-    text = table(["run", "device", "seconds", "test results"], rows)
-    (out / "numbers.md").write_text(text)
+            text = table(["run", "device", "seconds", "test results"], rows)
+            (out / "numbers.md").write_text(text)
+    if '"failed"' in text:
+        raise RuntimeError(text)
     return text
 
 
@@ -190,7 +220,7 @@ def profile_steps(out: Path, device: str, deadline: Deadline) -> str:
 def watch_memory(out: Path, device: str, deadline: Deadline) -> str:
     """Record the device's allocated memory every 100 rounds."""
     rows: list[list[str]] = []
-    case, count = TARGETS["ditto"], 0
+    case, count = replace(TARGETS["ditto"], steps=2), 0
 
     def continue_after_round(_: float | None) -> bool:
         nonlocal count
@@ -215,24 +245,30 @@ def measure_scaling(out: Path, device: str, deadline: Deadline) -> str:
     path = out / "scaling.csv"
     rows = read_rows(path)
     measured = {(row["net"], row["engine"], row["clients"]) for row in rows}
-    too_slow: set[tuple[str, str]] = set()
-    for clients in (1000, 100, 10):
+    for name, clients in SCALING:
+        engine, mode = ENGINES[name]
         for net, case in SCALED.items():
-            for name, (engine, mode) in ENGINES.items():
-                if clients > 100 and name.startswith("one by one"):
-                    continue  # minutes
-                if (net, name, str(clients)) in measured or (net, name) in too_slow:
-                    continue
-                if deadline.has_passed:
-                    return f"stopped after {len(rows)} rows\n"
-                settings = Settings(engine, device, compile_mode=mode)
-                row = {"net": net, "engine": name, "clients": str(clients)}
-                row |= measure_rounds(replace(case, clients=clients), settings)
-                if float(row["round_ms"] or 0) > 1e3 * LONGEST_ROUND / 10:
-                    too_slow.add((net, name))
-                rows.append(row)
-                append_row(path, row)
+            row = {"net": net, "engine": name, "clients": str(clients)}
+            if tuple(row.values()) in measured or is_too_slow(row, rows):
+                continue
+            if deadline.has_passed:
+                return f"stopped after {len(rows)} rows\n"
+            settings = Settings(engine, device, compile_mode=mode)
+            row |= measure_rounds(replace(case, clients=clients), settings)
+            rows.append(row)
+            append_row(path, row)
     return table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def is_too_slow(row: dict[str, str], rows: list[dict[str, str]]) -> bool:
+    """Return whether a row would be slow, by those with fewer clients."""
+    return any(
+        float(other["round_ms"] or 0) * int(row["clients"]) / int(other["clients"])
+        > 1e3 * LONGEST_ROUND
+        for other in rows
+        if (other["net"], other["engine"]) == (row["net"], row["engine"])
+        and int(other["clients"]) < int(row["clients"])
+    )
 
 
 def measure_rounds(case: Case, settings: Settings, seconds: float = 1.0) -> dict[str, str]:
@@ -247,6 +283,7 @@ def measure_rounds(case: Case, settings: Settings, seconds: float = 1.0) -> dict
             busy.start()
         return len(times) < 5 or (sum(times[2:]) < seconds and len(times) < 200)
 
+    gc.collect()  # a Trainer holds itself, and the memory of its run
     if settings.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -273,7 +310,7 @@ class DeviceUse:
 
     def start(self) -> None:
         """Begin to sample."""
-        if self.device == "cuda":
+        if self.device == "cuda" and shutil.which("nvidia-smi"):
             query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
             self._process = subprocess.Popen(
                 [*query, "--loop-ms=200"], stdout=subprocess.PIPE, text=True
@@ -290,40 +327,49 @@ class DeviceUse:
 
 def race_targets(out: Path, device: str, deadline: Deadline) -> str:
     """Run ``targets.py`` on the device, row by row."""
-    names = ["stacked-1000", "cnn", "mlp", "ditto", "logistic-100", "logistic-10", "stacked-100"]
-    if device == "cpu":
-        names = names[2:]
     printed = ""
-    for name in names:
+    for name, engine in [(name, engine) for name, engines in RACES.items() for engine in engines]:
+        if device == "cpu" and name in ("cnn", "stacked-1000"):
+            continue  # minutes
         command = [sys.executable, "experiments/benchmarks/targets.py", "--rows", name]
-        command += ["--device", device, "--seconds", "5"]
+        command += ["--device", device, "--seconds", "5", "--engine", engine]
         if deadline.has_passed:
-            printed += f"{name}: no time was left\n"
+            printed += f"{name}, {engine}: no time was left\n"
         else:
             printed += run_command(command, {}, deadline)
         (out / "targets.txt").write_text(printed)
+    if FAILED in printed:
+        raise RuntimeError(printed)
     return printed
 
 
 def run_command(command: list[str], environment: dict[str, str], deadline: Deadline) -> str:
-    """Run a command until the deadline, and return its output."""
+    """Run a command until the deadline, and return its output.
+
+    Its own processes end with it, so that none runs on the device beside the next part.
+    """
     folders = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # keeps carried wheels
     own = {"PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1", **environment}
-    try:
-        done = subprocess.run(
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
             command,
             cwd=ROOT,
             env={**os.environ, **own},
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
-            text=True,
-            timeout=deadline.left,
+            process_group=0,
         )
-    except subprocess.TimeoutExpired as error:
-        printed = error.stdout or b""
-        text = printed.decode() if isinstance(printed, bytes) else printed
-        return f"{text}\nstopped: its share of the time was over\n"
-    return done.stdout
+        try:
+            status = process.wait(deadline.left)
+            ended = f"\n{FAILED} {status}\n" if status else ""
+        except subprocess.TimeoutExpired:
+            ended = "\nstopped: its share of the time was over\n"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return output.read() + ended
 
 
 def append_row(path: Path, row: dict[str, str]) -> None:
@@ -353,7 +399,10 @@ def describe_driver(device: str) -> str:
     if device != "cuda":
         return ""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    try:
+        driver = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        driver = "unknown, as nvidia-smi is missing"
     return f" Driver {driver}, CUDA {torch.version.cuda}."
 
 
@@ -367,20 +416,19 @@ def main() -> None:
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     (out / "machine.md").write_text(machine(options.device) + describe_driver(options.device))
-    total = sum(SHARES[name] for name in options.parts)
-    for name in options.parts:
-        done = out / f"{name}.done"
-        if done.exists():
-            continue
+    whole = Deadline(60 * options.minutes)
+    parts = [name for name in options.parts if not (out / f"{name}.done").exists()]
+    for position, name in enumerate(parts):
         started = time.monotonic()
-        deadline = Deadline(60 * options.minutes * SHARES[name] / total)
+        share = SHARES[name] / sum(SHARES[later] for later in parts[position:])
+        deadline = Deadline(whole.left * share)
         try:
             text = PARTS[name](out, options.device, deadline)
         except Exception as error:  # the next parts run all the same
             text = f"failed: {type(error).__name__}: {error}\n"
         else:
             if not deadline.has_passed:
-                done.touch()
+                (out / f"{name}.done").touch()
         print(f"== {name}, {time.monotonic() - started:.0f} s\n{text}", flush=True)
 
 

@@ -64,7 +64,9 @@ def race(
 
 def environment(tree: Path, device: str) -> dict[str, str]:
     """Return the environment of a process that runs a source tree's pl_fed on one thread."""
-    own = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": device}
+    folders = [str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]  # pfl may lie there
+    path = os.pathsep.join(folders)
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": device}
     return {**os.environ, **own}
 
 

@@ -1,0 +1,68 @@
+"""The script for a GPU keeps its time, its results and carried packages."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "experiments" / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    for name in ("gpu", "race", "cases", "fit", "settings", "report"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import gpu
+
+    return gpu
+
+
+def test_a_race_finds_carried_packages(script, monkeypatch):
+    import race
+
+    monkeypatch.setenv("PYTHONPATH", "/carried")
+    path = race.environment(Path("/tree"), "cuda")["PYTHONPATH"]
+    assert path.split(os.pathsep) == ["/tree", "/carried"]
+
+
+def test_processes_of_a_command_end_at_its_deadline(script, tmp_path):
+    child = f"import time; time.sleep(0.6); open({str(tmp_path / 'late')!r}, 'w')"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {child!r}])"
+    deadline = SimpleNamespace(left=0.2)
+    printed = script.run_command([sys.executable, "-S", "-c", parent], {}, deadline)
+    assert "stopped: its share of the time was over" in printed
+    time.sleep(0.5)
+    assert not (tmp_path / "late").exists()
+
+
+def test_a_failed_command_is_no_finished_part(script, monkeypatch, tmp_path, capsys):
+    """The parts share the time that is left; a part that failed runs again."""
+    run = [sys.executable, "-S", "-c", "raise SystemExit(3)"]
+    parts = {
+        "first": lambda out, device, deadline: script.run_pytest(out / "t", "x", "cpu", deadline),
+        "memory": lambda out, device, deadline: f"{deadline.left:.0f} s are left",
+    }
+    run_command = script.run_command
+    monkeypatch.setattr(script, "run_command", lambda command, *more: run_command(run, *more))
+    monkeypatch.setattr(script, "PARTS", parts)
+    arguments = ["gpu.py", "--out", str(tmp_path), "--device", "cpu", "--parts", *parts]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--minutes", "10"])
+    script.main()
+    assert [path.name for path in tmp_path.glob("*.done")] == ["memory.done"]
+    printed = capsys.readouterr().out
+    assert "failed: exit status 3" in printed
+    assert int(printed.split(" s are left")[0].split()[-1]) > 500
+
+
+def test_larger_federations_of_a_slow_engine_are_left_out(script):
+    slow = {"net": "CNN", "engine": "one by one", "clients": "10", "round_ms": "600.000"}
+    larger = {**slow, "clients": "100"}
+    assert script.is_too_slow(larger, [slow])
+    assert not script.is_too_slow(larger, [{**slow, "round_ms": "400.000"}])
+    assert not script.is_too_slow({**slow, "clients": "10"}, [{**larger, "round_ms": "9000.000"}])
+    assert len(script.SCALING) == len({*script.SCALING}) == 13
+    assert {name for name, _ in script.SCALING} == script.ENGINES.keys()
