@@ -39,9 +39,13 @@ def summarize(message: str) -> str:
         if line.startswith("Expected ") and ("`" in line or " be a class that can be made" in line):
             return line
     if device := re.match(r"No supported gpu backend|`(\w+)` can not run on your system", message):
+        name = {None: "gpu", "CUDAAccelerator": "cuda"}.get(device[1])
+        got = f"{name}: torch finds no GPU that it can use" if name else device[1]
+        return f"Expected argument `trainer.accelerator` to be available here but got {got}."
+    if cards := re.match(r"You requested gpu: (\[.*\])\s+But your machine only has: (.*)", message):
         return (
-            "Expected argument `trainer.accelerator` to be available here but got"
-            f" {device[1] or 'gpu: torch finds no GPU that it can use'}."
+            f"Expected argument `trainer.devices` to name GPUs of this machine, {cards[2]}, but got"
+            f" {cards[1]}."
         )
     if share := re.match(r"You requested to check (\S+) of the `\w+_dataloader`", message):
         return (

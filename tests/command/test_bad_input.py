@@ -1111,14 +1111,23 @@ def test_program_exits_with_one_sentence_and_a_status(
 
 
 def test_accelerator_that_lightning_does_not_find_is_named():
-    for message in (
-        "No supported gpu backend found!",
-        "`CUDAAccelerator` can not run on your system",
+    for message, name in (
+        ("No supported gpu backend found!", "gpu: torch finds no GPU that it can use"),
+        (
+            "`CUDAAccelerator` can not run on your system",
+            "cuda: torch finds no GPU that it can use",
+        ),
+        ("`XLAAccelerator` can not run on your system", "XLAAccelerator"),
     ):
-        sentence = summarize(message)
-        assert sentence.startswith(
-            "Expected argument `trainer.accelerator` to be available here but"
-        )
+        start = "Expected argument `trainer.accelerator` to be available here but got"
+        assert summarize(message) == f"{start} {name}."
+
+
+def test_card_that_the_machine_lacks_is_named_by_its_argument():
+    message = "You requested gpu: [0, 1]\n But your machine only has: [0]"
+    assert summarize(message) == (
+        "Expected argument `trainer.devices` to name GPUs of this machine, [0], but got [0, 1]."
+    )
 
 
 def test_foreign_message_becomes_one_line():
