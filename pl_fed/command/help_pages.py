@@ -148,6 +148,48 @@ Print one line for each class, or config, of a kind. The kinds are
 Example: {program} list defences
 """
 
+LIGHTNING_OPTIONS = {  # texts of `--help all` in place of Lightning's
+    "ckpt_path": (
+        "The run that the command continues or evaluates: ``last``, the newest one with this"
+        " config; the folder of a run; or the path or address of a checkpoint, from which ``fit``"
+        " starts a new folder."
+    ),
+    "weights_only": "Refused if ``false``: loading a checkpoint runs no code of it.",
+    "trainer.precision": "``32-true``, ``64-true`` or ``bf16-mixed``.",
+    "trainer.logger": (
+        "Loggers beside ``metrics.csv``, which every run writes; ``true`` and ``false`` add none."
+    ),
+    "trainer.max_epochs": (
+        "Largest number of communication rounds; 1000 if ``max_steps`` is not set either."
+    ),
+    "trainer.max_steps": (
+        "Largest number of communication rounds, like ``max_epochs``; -1 is no limit."
+    ),
+    "trainer.limit_train_batches": "Limit of a client's local steps in a round: number or share.",
+    "trainer.limit_val_batches": (
+        "Batches of ``data.clients_per_eval_batch`` clients in a validation: a number or a share."
+    ),
+    "trainer.limit_test_batches": (
+        "Batches of ``data.clients_per_eval_batch`` clients in a test: a number or a share."
+    ),
+    "trainer.val_check_interval": "Refused: set ``check_val_every_n_epoch``.",
+    "trainer.check_val_every_n_epoch": "A validation follows every so many rounds.",
+    "trainer.log_every_n_steps": (
+        "Rounds after which their rows are written to ``metrics.csv`` and every logger; 1 by"
+        " default. No row is lost. 0 writes no ``train/*``."
+    ),
+    "trainer.enable_checkpointing": "Whether a run writes checkpoints, ``last.ckpt`` by default.",
+    "trainer.accumulate_grad_batches": (
+        "Minibatches of a client in one step of its local optimizer."
+    ),
+    "trainer.gradient_clip_val": (
+        "Limit of the gradients of each model of each client, by norm or by value."
+    ),
+    "trainer.default_root_dir": "Parent of the runs' folders, a local one; ``runs`` by default.",
+    "trainer.barebones": "Refused, because ``metrics.csv`` is always written.",
+    "trainer.reload_dataloaders_every_n_epochs": "Refused: a federation loads its data once.",
+}
+
 _EVALUATIONS = {
     "validate": ("Evaluate a checkpoint on the clients' validation data.", ""),
     "test": ("Evaluate a checkpoint on the clients' test data.", ""),

@@ -1,5 +1,6 @@
 """Parser of the command line: YAML configs, short help and errors of one sentence."""
 
+import copy
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_utilities.core.enums import StrEnum
 
 from pl_fed.command.config_files import complete_config, find_config_fault, load
+from pl_fed.command.help_pages import LIGHTNING_OPTIONS
 from pl_fed.command.messages import make_object
 
 _MAX_CLASSES = 12
@@ -113,9 +115,14 @@ class Parser(LightningArgumentParser):
 
 
 class ShortHelpFormatter(DefaultHelpFormatter):
-    """Help formatter that lists at most a dozen classes per argument; torch has hundreds."""
+    """Help formatter that lists at most a dozen classes per argument; torch has hundreds.
+
+    Arguments of Lightning that mean something else in a federation have a text of pl_fed.
+    """
 
     def _expand_help(self, action: Action) -> str:
+        action = copy.copy(action)
+        action.help = LIGHTNING_OPTIONS.get(action.dest, action.help)
         text: str = super()._expand_help(action)
         return re.sub(r"known subclasses: ([^()]*)", _shorten_classes, text, flags=re.DOTALL)
 

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import errno
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -24,6 +25,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from pl_fed.callbacks import PerClient
 from pl_fed.command import saved_config
 from pl_fed.command.fit import _resume_arguments
+from pl_fed.command.help_pages import LIGHTNING_OPTIONS
 from pl_fed.command.main import main
 from pl_fed.command.parser import Parser
 from pl_fed.command.run_choice import choose_evaluated_run, choose_requeued_run, is_requeued
@@ -791,6 +793,14 @@ def test_help_is_readable(capsys):
         assert f"\n{group}" in text
     assert "known subclasses: pl_fed.samplers.All" in text
     assert text.count("\n") < 1100, "hundreds of nn.Module classes must not be listed"
+    words = " ".join(text.split())
+    assert "--trainer.max_epochs MAX_EPOCHS Largest number of communication rounds" in words
+    assert (
+        "--ckpt_path CKPT_PATH The run that the command continues or evaluates: ``last``" in words
+    )
+    for option in LIGHTNING_OPTIONS:  # a renamed argument must change its text, too
+        assert re.search(rf"  --{re.escape(option)}[ ,]", text), option
+    assert "TensorBoardLogger`` if" not in words, "Lightning's text, which is untrue here"
 
 
 def test_help_names_every_command(capsys):
