@@ -49,7 +49,7 @@ class ModuleOptimizer:
         optimizer = self._example.optimizer
         defaults = inspect.signature(type(optimizer)).parameters
         options = [
-            f"{name}={value}"
+            f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in optimizer.param_groups[0].items()
             if name in defaults and name not in _NO_OPTIONS and value != defaults[name].default
         ]

@@ -52,6 +52,14 @@ class Hidden(torch.optim.SGD):
         self.factor = 2 * scale
 
 
+def test_description_has_short_numbers():
+    """The first rate of OneCycleLR with a peak of 0.003 is 0.00011999999999999988."""
+    local, _ = build_one_model(
+        lambda m: torch.optim.AdamW(m.parameters(), 0.00011999999999999988, foreach=True)
+    )
+    assert local.describe() == "AdamW(lr=0.00012, foreach=True) of the module"
+
+
 def test_attributes_of_an_optimizer_are_those_of_the_module():
     _, optimizer = build_one_model(lambda m: Scaled(m.parameters(), 0.1, scale=3.0))
     assert (optimizer.scale, optimizer.param_groups[0]["lr"]) == (3.0, 0.1)
