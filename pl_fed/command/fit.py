@@ -189,7 +189,11 @@ class FederatedCLI(SectionsCLI):
         config = self.config[self.subcommand]
         if run is not None:
             self._start_from(run, config)
-        elif config.ckpt_path is None and self.subcommand != "fit":
+        elif (
+            self.subcommand != "fit"
+            and config.ckpt_path is None
+            and config.get("federation.initial_model") is None
+        ):
             rank_zero_warn(
                 f"{self.subcommand} uses untrained models, because `ckpt_path` is not set: set"
                 " --ckpt_path to last, or to the folder of a run."

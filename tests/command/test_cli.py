@@ -22,6 +22,7 @@ import yaml
 from further_cases import mark_others
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+import pl_fed
 from pl_fed.callbacks import PerClient
 from pl_fed.command import saved_config
 from pl_fed.command.fit import _resume_arguments
@@ -140,6 +141,16 @@ def test_fast_dev_run_leaves_and_prints_no_folder(tmp_path, capsys):
 def test_predict_warns_about_untrained_models(tmp_path):
     with pytest.warns(UserWarning, match="predict uses untrained models, because"):
         main(["predict", *QUICKSTART, *short(tmp_path)])
+
+
+def test_test_of_an_initial_model_does_not_call_it_untrained(tmp_path):
+    net = pl_fed.models.MLP(64, [32], 10)
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    initial = ["--federation.initial_model", str(tmp_path / "net.pt"), "--model", "FedAvg"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        main(["test", *QUICKSTART, *short(tmp_path), *initial])
+    assert not [w for w in caught if "uses untrained models" in str(w.message)]
 
 
 def read_files(folder):
