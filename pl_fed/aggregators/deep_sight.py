@@ -66,7 +66,8 @@ class DeepSight(Aggregator):
 
     Each round takes ``num_sets`` · ``num_inputs`` forward passes of n + 1 models. It refuses nets
     without a linear layer with a bias at the end, and inputs other than one real tensor. The last
-    layer in the order of the parameters is the output layer.
+    layer in the order of the parameters is the output layer. With clients that keep this layer to
+    themselves, as in FedRep, no model is suspicious: the result is the clipped mean of all groups.
 
     Args:
         num_inputs: The number of random inputs of a set, at least 1.
