@@ -78,7 +78,8 @@ class TriggerAttack(Attack):
             )
         draw = key(context.seed, "backdoor", context.client)
         drawn = uniforms(draw, self.sample_ids(batch)) < self.samples
-        selected = drawn & self.mark_candidates(batch)
+        # positions: each mask would wait for the GPU, at each field
+        selected = (drawn & self.mark_candidates(batch)).nonzero().flatten()
         fields = (None if field is None else field[selected] for field in batch)
         x, y = batch.inputs.clone(), batch.targets.clone()
         x[selected], y[selected] = self.add_trigger(Batch(*fields), context), self.target

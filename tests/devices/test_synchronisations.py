@@ -18,8 +18,13 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 from small_federations import classes, mlp, seeded, sgd, shared_out
 from pl_fed import Adversary, EngineOptions, Federation
 from pl_fed.attacks import Outliers, RandomLabels
+from pl_fed.attacks.trigger_attack import TriggerAttack
 from pl_fed.clients import Ditto, FedALA, FedAvg, FedRep, PFedFDA, PFedMe
 from pl_fed.samplers import All
+
+class Bright(TriggerAttack):
+    def add_trigger(self, batch, context):
+        return batch.inputs + 1
 
 def waits(kind, engine, steps, chunk_size, attack=None, mapped=False, uneven=False, kept=False):
     work = {"local_epochs" if uneven else "local_steps": steps}
@@ -48,6 +53,7 @@ for engine in ("one_by_one", "stacked"):
         cases[f"{kind.__name__}, {engine}"] = (kind, engine, None)
     cases[f"RandomLabels, {engine}"] = (FedAvg, engine, RandomLabels())
 cases["Outliers, stacked"] = (FedAvg, "stacked", Outliers())
+cases["a trigger, stacked"] = (FedAvg, "stacked", Bright(target=0))
 cases["PFedMe, stacked"] = (PFedMe, "stacked", None)
 cases["PFedFDA, stacked"] = (PFedFDA, "stacked", None)
 cases["FedRep, stacked"] = (FedRep, "stacked", None)
@@ -67,8 +73,14 @@ print(json.dumps({
 """
 
 
-# waits of a chunk, not of a client: for features, to load and store states, and for a preparation
-FEATURES = {"PFedFDA, stacked": 6, "kept states, stacked": 5, "FedALA, stacked": 12}
+# waits of a chunk, not of a client: for features, to load and store states, and for a preparation;
+# and one of each of two attackers with a trigger
+FEATURES = {
+    "PFedFDA, stacked": 6,
+    "kept states, stacked": 5,
+    "FedALA, stacked": 12,
+    "a trigger, stacked": 2,
+}
 
 
 def test_host_waits_in_no_step_and_rarely_in_a_round(run_script):
