@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import MetricCollection, MinMaxMetric
+from torchmetrics import Metric, MetricCollection, MinMaxMetric
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from pl_fed.arguments import check_choice
@@ -461,19 +461,29 @@ def reset_metrics(module: nn.Module) -> None:
     """Reset the metrics of torchmetrics in a module that have been updated.
 
     A wrapper such as ``Running`` does not count its updates. ``MinMaxMetric`` has no reset of its
-    bounds.
+    bounds. States that a test has made in inference mode are replaced: a fit cannot change them.
     """
     for metric in list_metrics(module):
+        parts: list[Metric] = []
         if isinstance(metric, MetricCollection):
             separate_states(metric)
-            if any(part.update_called for part in metric.values(copy_state=False)):
+            parts = [*metric.values(copy_state=False)]
+        else:
+            keep_local(metric)
+            parts = [metric]
+        if any(map(_needs_reset, parts)):
+            with torch.inference_mode(False):
                 metric.reset()
-            continue
-        keep_local(metric)
-        if metric.update_called or isinstance(metric, WrapperMetric):
-            metric.reset()
         if isinstance(metric, MinMaxMetric):
             metric.min_val, metric.max_val = torch.tensor(torch.inf), torch.tensor(-torch.inf)
+
+
+def _needs_reset(metric: Metric) -> bool:
+    """Return whether a metric has been updated or may be, or reset in inference mode."""
+    if metric.update_called or isinstance(metric, WrapperMetric):
+        return True
+    states = metric.metric_state.values()
+    return any(isinstance(state, Tensor) and state.is_inference() for state in states)
 
 
 def _module_of(net: Any) -> nn.Module:

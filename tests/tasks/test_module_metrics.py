@@ -172,3 +172,27 @@ def test_bounds_of_a_metric_are_those_of_one_client():
         batch = Batch(torch.tensor([size]), torch.zeros(1))
         _, values = LightningTask().evaluate(net, [batch], "val")
         assert values == {"raw": size**2, "min": size**2, "max": size**2}
+
+
+class Averages(Stateful):
+    """Logs a mean, which torchmetrics adds up in place."""
+
+    def keep(self):
+        self.mean, self.parts = MeanMetric(), MetricCollection({"mse": MeanSquaredError()})
+
+    def validation_step(self, batch, batch_idx):
+        self.mean.update(batch[1].float())
+        self.parts.update(batch[1].float(), 0 * batch[1].float())
+        self.log("val_mean", self.mean)
+        self.log_dict(self.parts)
+
+
+def test_metrics_of_a_validation_before_a_fit_can_be_added_to_in_the_fit():
+    """A validation in inference mode left states that no later update may change in place."""
+    net, batch = seeded(Averages).eval(), Batch(draw(4, 4).float(), torch.tensor([0, 1, 2, 1]))
+    task, expected = LightningTask(), {"mean": 1.0, "mse": 1.5}
+    with torch.inference_mode():
+        assert task.evaluate(net, [batch], "val")[1] == expected
+        net.mean.reset()  # in a hook of the module
+    with torch.no_grad():
+        assert task.evaluate(net, [batch], "val")[1] == expected
