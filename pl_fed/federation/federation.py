@@ -528,7 +528,7 @@ class Federation(Configurable):
         Raises:
             ValueError: If the algorithm evaluates no model of this name: its tensors may be those
                 of the first round, as those of a global model that nobody trains. Or if another
-                process keeps the model of a client.
+                process keeps the model of a client, or all processes train that of a held-out one.
         """
         evaluated = self.client.evaluated
         if model is not None and model not in evaluated:
@@ -546,24 +546,29 @@ class Federation(Configurable):
     def _check_home(self, clients: Tensor) -> None:
         """Refuse clients whose models are in other processes: here they would be untrained.
 
+        Models of held-out clients may need local training, which waits for all processes.
+
         Raises:
             ValueError: With the first of these clients.
         """
         states, held_out = self.session.states, self.session.held_out
         processes = states.processes
         training, new = self._separate_held_out(clients)
-        homes = processes.home_ranks(torch.cat([training, new]))
-        keeps_models = [states.keeps_models] * len(training)
-        keeps_models += [held_out is not None and held_out.trains] * len(new)
-        is_elsewhere = torch.tensor(keeps_models, dtype=torch.bool) & (homes != processes.rank)
+        remedy = "load the run in one process, by `pl_fed.load(<folder of the run>)`."
+        if held_out is not None and held_out.trains and len(new) and processes.size > 1:
+            raise ValueError(
+                "Expected argument `client` to be a client that takes part in rounds but got"
+                f" {int(new[0]) + states.loaded.num_clients}, a held-out client, whose model all"
+                f" {processes.size} processes train together: {remedy}"
+            )
+        homes = processes.home_ranks(training)
+        is_elsewhere = (homes != processes.rank) & states.keeps_models
         if is_elsewhere.any():
             first = int(is_elsewhere.nonzero()[0])
-            client = int(torch.cat([training, new + states.loaded.num_clients])[first])
             raise ValueError(
                 f"Expected argument `client` to be a client of process {processes.rank} of"
-                f" {processes.size} but got {client}, whose model is in process"
-                f" {int(homes[first])}: ask that process, or load the run in one process, by"
-                " `pl_fed.load(<folder of the run>)`."
+                f" {processes.size} but got {int(training[first])}, whose model is in process"
+                f" {int(homes[first])}: ask that process, or {remedy}"
             )
 
     def _models_of_one(self, client: Tensor, model: str | None) -> Iterator[nn.Module]:

@@ -299,8 +299,9 @@ class Trainer(LightningTrainer):
             with end_launched_processes(launcher), explain_lost_process(self.processes):
                 yield
         finally:
-            if isinstance(self.datamodule, FederatedData):
-                self.datamodule.end_workers()
+            data = getattr(self, "datamodule", None)
+            if isinstance(data, FederatedData):
+                data.end_workers()
 
     def fit(  # type: ignore[override]
         self,

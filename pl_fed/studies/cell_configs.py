@@ -72,6 +72,7 @@ def check_config(arguments: list[str]) -> CheckCLI:
     ) as error:
         raise InvalidCellError(summarize(str(error))) from error
     _check_processes(checked.config.trainer)
+    _check_attackers(checked.config.federation)
     return checked
 
 
@@ -86,6 +87,18 @@ def _check_processes(trainer: Namespace) -> None:
             "Expected argument `trainer.devices` of a study's run to be 1 but got devices"
             f" {devices}, num_nodes {nodes} and strategy {strategy}: workers of the study use the"
             " cores, so set trainer.devices to 1."
+        )
+
+
+def _check_attackers(federation: Namespace) -> None:
+    """Refuse an attack without attackers: the results of the cell would be those of no attack."""
+    adversary = federation.adversary
+    if adversary.attack is not None and adversary.fraction is None and adversary.ids is None:
+        name = adversary.attack.class_path.rpartition(".")[2]
+        raise InvalidCellError(
+            "Expected argument `federation.adversary.fraction` of a study's run to be given with"
+            f" the attack {name} but got none, so that no client would attack: set it in `base`,"
+            " for example to 0.2, or to 0 for runs without attackers."
         )
 
 

@@ -126,8 +126,8 @@ def _read_content(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]
         ) from None
     if not isinstance(value, dict):
         raise StudyError(
-            f"Expected argument `study` to be a file with the keys {', '.join(KEYS)} but got"
-            f" {path}, which has none."
+            f"Expected argument `study` to be a file with the keys {', '.join((*KEYS, EXTENDS))}"
+            f" but got {path}, which has none."
         )
     if EXTENDS not in value:
         return value

@@ -35,8 +35,7 @@ def test_model_that_is_not_evaluated_is_refused(algorithm, options, missing, eva
 
 def test_model_of_a_client_at_home_in_another_process_is_refused():
     """Its states are in that process, and would be those of an untrained client here."""
-    data = validated_by_training(shared_out(classes([8, 9, 7])))
-    data.held_out_clients = 1  # client 2, with number 0 among the held-out clients
+    data = validated_by_training(shared_out(classes([8, 9, 7]), held_out_clients=1 / 3))
     client = Ditto(seeded(mlp), optimizer=sgd(0.1), local_epochs=1)
     federation = trained(client, data, 1).federation
     states = federation.session.states
@@ -51,6 +50,7 @@ def test_model_of_a_client_at_home_in_another_process_is_refused():
     assert all(torch.equal(got[name], row) for name, row in expected.items())
     federation.model_of(1, "global")
     assert federation.measure("val", torch.arange(2), ["global"])
-    states.settings = replace(states.settings, processes=Processes(rank=1, size=2))
-    with pytest.raises(ValueError, match="got 2, whose model is in process 0"):
-        federation.model_of(2)
+    for rank in range(2):
+        states.settings = replace(states.settings, processes=Processes(rank=rank, size=2))
+        with pytest.raises(ValueError, match="got 2, a held-out client, whose model all 2 proc"):
+            federation.model_of(2)

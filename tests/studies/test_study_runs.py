@@ -358,6 +358,7 @@ def test_invalid_cell_is_found_before_the_first_run(tmp_path):
         ({"model.lam": "much"}, "`model.lam` to be of type float but got much"),
         ({"trainer.devices": 2}, "`trainer.devices` of a study's run to be 1 but got devices 2"),
         ({"federation.adversary.fraction": 3}, "`federation.adversary.fraction`"),
+        ({"federation.adversary.attack": "SignFlipping"}, "be given with the attack SignFlipping"),
     ]:
         write_study(tmp_path, axes={"algorithm": {"Ditto": {}, "odd": change, "too": change}})
         status, output = run(["study.yaml"], tmp_path)
