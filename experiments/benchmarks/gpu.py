@@ -416,12 +416,12 @@ def main() -> None:
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     (out / "machine.md").write_text(machine(options.device) + describe_driver(options.device))
-    whole = Deadline(60 * options.minutes)
+    total = Deadline(60 * options.minutes)
     parts = [name for name in options.parts if not (out / f"{name}.done").exists()]
     for position, name in enumerate(parts):
         started = time.monotonic()
         share = SHARES[name] / sum(SHARES[later] for later in parts[position:])
-        deadline = Deadline(whole.left * share)
+        deadline = Deadline(total.left * share)
         try:
             text = PARTS[name](out, options.device, deadline)
         except Exception as error:  # the next parts run all the same
