@@ -47,6 +47,7 @@ def list_shapes(tree: Tree) -> str:
     """Return the shapes of the tensors of a tree in words.
 
     Example:
+        >>> import torch
         >>> list_shapes((torch.zeros(2, 3), torch.zeros(2)))
         '[2, 3], [2]'
     """

@@ -13,12 +13,16 @@ BENCHMARKS = Path(__file__).parents[2] / "experiments" / "benchmarks"
 
 @pytest.fixture
 def script(monkeypatch):
+    """The script, with the modules beside it; tests have modules of the same names."""
     monkeypatch.syspath_prepend(BENCHMARKS)
-    for name in ("gpu", "race", "cases", "fit", "settings", "report"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    names = [path.stem for path in BENCHMARKS.glob("*.py")]
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     import gpu
 
-    return gpu
+    yield gpu
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(others)
 
 
 def test_a_race_finds_carried_packages(script, monkeypatch):
