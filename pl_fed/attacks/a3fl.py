@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from pl_fed.arguments import check_integers, check_nonnegative, check_positive
 from pl_fed.attacks.backdoor import Corner
 from pl_fed.attacks.learned_stamp import LearnedStamp
-from pl_fed.attacks.own_training import AttackerTraining, enter_training_mode
-from pl_fed.nets.rows import trainable_parameters
+from pl_fed.attacks.own_training import AttackerTraining, enter_training_mode, list_trained
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.types import RoundContext
 
@@ -162,9 +161,8 @@ class A3FL(LearnedStamp):
         stamped = training.clean._replace(
             inputs=self.add_stamp(training.clean.inputs, stamp.detach())
         )
-        parameters = trainable_parameters(adversary).items()
         optimizer = torch.optim.SGD(
-            [parameter for name, parameter in parameters if name not in context.frozen],
+            list_trained(adversary, context),
             lr=self.adversarial_lr,
             momentum=0.9,
             weight_decay=5e-4,
@@ -188,8 +186,7 @@ class A3FL(LearnedStamp):
         gradients = []
         for net in (training.net, adversary):
             loss = self.backdoor_loss(net, training.clean.inputs, stamp.detach())
-            tensors = trainable_parameters(net).items()
-            parameters = [tensor for name, tensor in tensors if name not in training.context.frozen]
+            parameters = list_trained(net, training.context)
             gradients.append(torch.autograd.grad(loss, parameters, materialize_grads=True))
         cosines = [
             nn.functional.cosine_similarity(first.flatten(), second.flatten(), dim=0)

@@ -63,12 +63,6 @@ class AttackerTraining:
     ends_pass: bool = field(default=False)
 
     @property
-    def trained(self) -> list[nn.Parameter]:
-        """The parameters that clients train: all but the frozen ones, such as FedBABU's head."""
-        frozen = self.context.frozen
-        return [parameter for name, parameter in self.parameters.items() if name not in frozen]
-
-    @property
     def row(self) -> Tensor:
         """The present parameters, [d]; gradients flow through it."""
         return torch.cat([parameter.flatten() for parameter in self.parameters.values()])
@@ -89,6 +83,12 @@ class AttackerTraining:
         return ClientContext(
             context.seed, context.round, self.client, self.num_classes, context.byzantine
         )
+
+
+def list_trained(net: nn.Module, context: RoundContext) -> list[nn.Parameter]:
+    """Return the parameters of a net that clients train: without frozen ones as FedBABU's head."""
+    parameters = trainable_parameters(net).items()
+    return [parameter for name, parameter in parameters if name not in context.frozen]
 
 
 class OwnTraining(Attack):

@@ -33,6 +33,7 @@ from pl_fed.attacks.own_training import (
     AttackerTraining,
     cross_entropy,
     flat_gradient,
+    list_trained,
     select_samples,
 )
 from pl_fed.types import Batch, RoundContext
@@ -136,7 +137,7 @@ class PFedBA(LearnedStamp):
     def search_stamp(self, attackers: list[int], context: RoundContext, stamp: Tensor) -> Tensor:
         """Return the stamp after steps on the gap between both tasks' gradients."""
         training, pool = self._pool_samples(attackers, context)
-        parameters = training.trained
+        parameters = list_trained(training.net, context)
         batches = self.draw_passes(pool, self.trigger_epochs, context, "PFedBA")
         for _, batch in batches:
             stamp = stamp.detach().requires_grad_()

@@ -294,6 +294,24 @@ class ClientStates:
         return client.run_begin(start)
 
 
+def read_frozen_values(
+    client: Client, data: ClientData, number: int, server_states: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return values of frozen parameters in local steps, if not the broadcast's, by name.
+
+    Args:
+        client: The algorithm.
+        data: The samples of clients, before any attack on them.
+        number: The client, or the server, by its number in the data.
+        server_states: The server's states at the start of the round, by name.
+    """
+    counts = None
+    if client.reads_class_counts:
+        counts = data.class_counts(torch.tensor([number]))[0]
+        counts = to_device(counts, client.row("global").data)
+    return client.frozen_values(server_states, counts)
+
+
 def new_client_rows(client: Client) -> dict[str, Tensor]:
     """Return the rows of a client that arrives now, by name, [length] each.
 

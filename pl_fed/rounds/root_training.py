@@ -12,10 +12,10 @@ from pl_fed.clients.local_rates import list_local_rates
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData, Part
-from pl_fed.devices import to_device
 from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.random import key
+from pl_fed.rounds.client_states import read_frozen_values
 from pl_fed.types import Batch
 
 
@@ -79,11 +79,9 @@ class RootTraining:
         server = torch.tensor([0])  # the server is the only client of the root data
         batches = Batches(root_data, server, [steps], rule, self.seed, round, None, self.augment)
         broadcast = ModelRows(client.row("global").data, client.statistics("global").data).clone()
-        counts = root_data.class_counts(server)[0] if client.reads_class_counts else None
-        if counts is not None:
-            counts = to_device(counts, broadcast.parameters)
-        for name, tensor in client.frozen_values(server_states, counts).items():
-            client.row("global").layout.views(broadcast.parameters)[name].copy_(tensor)
+        views = client.row("global").layout.views(broadcast.parameters)
+        for name, tensor in read_frozen_values(client, root_data, 0, server_states).items():
+            views[name].copy_(tensor)
         size = broadcast.parameters.new_tensor([[len(data.root)]])
         start = ClientRound(server.to(size.device), size, torch.zeros_like(size), broadcast)
         start.models["global"] = broadcast.expand(1)

@@ -23,7 +23,7 @@ from pl_fed.random import generator
 from pl_fed.rounds.attack_measures import AttackMeasures
 from pl_fed.rounds.broken_clients import check_broken_share, describe_client_error
 from pl_fed.rounds.byzantine_clients import ByzantineClients
-from pl_fed.rounds.client_states import ClientStates
+from pl_fed.rounds.client_states import ClientStates, read_frozen_values
 from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.rounds.privacy import RoundPrivacy
 from pl_fed.rounds.root_training import RootTraining
@@ -528,17 +528,6 @@ class RoundRunner:
             return data.training_samples(client)
         return data.batch(torch.empty(0, dtype=torch.int64, device=data.device))
 
-    def _find_frozen_values(self, client: int) -> dict[str, Tensor]:
-        """Return values of frozen parameters in an attacker's local steps, if not the broadcast's.
-
-        The classes are those of its samples before any attack on data.
-        """
-        counts = None
-        if self.client.reads_class_counts:
-            counts = self.states.loaded.class_counts(torch.tensor([client]))[0]
-            counts = to_device(counts, self.client.row("global").data)
-        return self.client.frozen_values(self.states.server_states, counts)
-
     def _forge(
         self,
         server: Server,
@@ -556,7 +545,9 @@ class RoundRunner:
             samples=self._read_attacker_samples,
             project=self.client.project,
             frozen=self.client.frozen_parameters,
-            frozen_values=self._find_frozen_values,
+            frozen_values=lambda client: read_frozen_values(
+                self.client, self.states.loaded, client, self.states.server_states
+            ),
             reject=lambda _: None,
         )
         forged, valid = forge_uploads(

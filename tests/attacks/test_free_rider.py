@@ -84,34 +84,30 @@ def test_disguised_uploads_equal_the_papers_code_in_numpy(decay, scale, gamma):
     assert sigma == pytest.approx(0.2)
 
 
-def test_scale_of_the_noise_is_that_of_the_sent_parameters():
-    attack, sigma = FreeRider("noise"), (0.1 + 0.2) / 2
+def assert_second_noise_has_the_scale(sigma, **sent):
+    """Check a rider's second upload, after one change of the global model."""
+    attack = FreeRider("noise")
     for round, w in enumerate(G[:2]):
         context = RoundContext(
             seed=3,
             round=round,
             attackers=torch.tensor([4]),
             broadcast=torch.tensor(w, dtype=torch.float64),
-            unsent=torch.tensor([2, 3]),
+            **sent,
         )
         own = torch.zeros(1, 4, dtype=torch.float64)
         forged = attack.forge(own[:0], own, context)
     np.testing.assert_allclose(forged[0], sigma * noise(1, 4), rtol=1e-12)
+
+
+def test_scale_of_the_noise_is_that_of_the_sent_parameters():
+    assert_second_noise_has_the_scale((0.1 + 0.2) / 2, unsent=torch.tensor([2, 3]))
 
 
 def test_scale_of_the_noise_is_that_of_the_short_rows_of_a_projection():
-    attack, sigma = FreeRider("noise"), abs(-0.1 + 0.2 - 0.1 + 0.4) / 2
-    for round, w in enumerate(G[:2]):
-        context = RoundContext(
-            seed=3,
-            round=round,
-            attackers=torch.tensor([4]),
-            broadcast=torch.tensor(w, dtype=torch.float64),
-            project=lambda rows: rows.sum(-1, keepdim=True) / 2,
-        )
-        own = torch.zeros(1, 4, dtype=torch.float64)
-        forged = attack.forge(own[:0], own, context)
-    np.testing.assert_allclose(forged[0], sigma * noise(1, 4), rtol=1e-12)
+    assert_second_noise_has_the_scale(
+        abs(-0.1 + 0.2 - 0.1 + 0.4) / 2, project=lambda rows: rows.sum(-1, keepdim=True) / 2
+    )
 
 
 def test_noise_has_the_documented_standard_deviation():
