@@ -41,7 +41,7 @@ import torch
 from cases import SCALED, TARGETS, Case
 from fit import fit
 from report import machine, read_rows, table
-from settings import Settings
+from settings import Settings, build_python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARES = {  # of the time
@@ -348,8 +348,7 @@ def run_command(command: list[str], environment: dict[str, str], deadline: Deadl
 
     Its own processes end with it, so that none runs on the device beside the next part.
     """
-    folders = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # keeps carried wheels
-    own = {"PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1", **environment}
+    own = {"PYTHONPATH": build_python_path(ROOT), "OMP_NUM_THREADS": "1", **environment}
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             command,

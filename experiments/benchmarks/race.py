@@ -19,7 +19,7 @@ import torch
 from by_hand import ByHand
 from cases import Case
 from fit import fit
-from settings import Settings
+from settings import Settings, build_python_path
 from torch import distributed
 
 from pl_fed.data.client_data import ClientData
@@ -64,8 +64,7 @@ def race(
 
 def environment(tree: Path, device: str) -> dict[str, str]:
     """Return the environment of a process that runs a source tree's pl_fed on one thread."""
-    folders = [str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]  # pfl may lie there
-    path = os.pathsep.join(folders)
+    path = build_python_path(tree)  # pfl may lie in a carried folder
     own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": device}
     return {**os.environ, **own}
 

@@ -1,8 +1,10 @@
 """Settings of the timing, shared by the command lines of the scripts."""
 
 import argparse
+import os
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
@@ -51,3 +53,8 @@ class Settings:
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() if self.clock == "wall" else time.process_time()
+
+
+def build_python_path(tree: Path) -> str:
+    """Return ``PYTHONPATH`` with a source tree before the folders of carried packages."""
+    return os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
