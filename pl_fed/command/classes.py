@@ -33,8 +33,8 @@ def find_class(name: str, bases: tuple[type, ...], path: str) -> type | None:
         kinds = {kind.__name__: kind for base in bases for kind in _subclasses(base)}
         if name not in kinds:
             names = [other for other, kind in kinds.items() if not inspect.isabstract(kind)]
-            begins = any(other.lower().startswith(name.lower()) for other in names)
-            option = None if begins else find_option(name)
+            is_beginning = any(other.lower().startswith(name.lower()) for other in names)
+            option = None if is_beginning else find_option(name)
             suggestion = f": use it with {option}" if option else suggest_name(name, names)
             refuse(path, "be the path of a class", f"{shorten(name)}{suggestion}")
         found = kinds[name]

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pl_fed.command.checkpoint_cli import CheckpointCLI
-from pl_fed.command.messages import describe_full_disk
+from pl_fed.command.messages import explain_full_disk
 from pl_fed.exports import Export, Request
 
 
@@ -17,13 +17,8 @@ class ExportCLI(CheckpointCLI):
     def __init__(self, args: list[str]) -> None:
         request = self.request = Request.parse(args)
         super().__init__(request.checkpoint, request.config, request.overrides)
-        try:
+        with explain_full_disk("the exported models", "repeat the command"):
             folder = self.export.write()
-        except OSError as error:
-            text = describe_full_disk(error, "the exported models", "repeat the command")
-            if not text:
-                raise
-            raise OSError(text) from error
         print(f"The models are in {folder}")
 
     def find_clients(self) -> Tensor:

@@ -31,7 +31,7 @@ class Room:
     bases: tuple[str, ...]
     option: str
 
-    def option_for(self, name: str) -> str:
+    def write_option(self, name: str) -> str:
         """Return the option with a class in place of the example."""
         return re.sub(r"\w+$", name, self.option)
 
@@ -139,7 +139,7 @@ def find_option(name: str) -> str | None:
     """
     for room in (*ROOMS.values(), PRE_AGGREGATORS):
         if name in room.summaries():
-            return room.option_for(name)
+            return room.write_option(name)
     return f"--config {name.lower()}" if name.lower() in find_configs() else None
 
 

@@ -5,7 +5,8 @@ import errno
 import inspect
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,6 +125,21 @@ def describe_file_error(error: BaseException) -> str:
     if not isinstance(error, OSError) or not error.filename or not error.strerror:
         return ""
     return f"Expected to read or write {error.filename} but got: {error.strerror}."
+
+
+@contextmanager
+def explain_full_disk(files: str, remedy: str) -> Iterator[None]:
+    """Explain the error of a full disk within the context: see :func:`describe_full_disk`.
+
+    Raises:
+        OSError: The error of the system, if it had another cause.
+    """
+    try:
+        yield
+    except OSError as error:
+        if text := describe_full_disk(error, files, remedy):
+            raise OSError(text) from error
+        raise
 
 
 def describe_full_disk(error: BaseException, files: str, remedy: str) -> str:

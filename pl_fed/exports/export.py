@@ -96,7 +96,7 @@ class Export:
             for entry, net in track(self._models(), "Exporting", number, transient=True):
                 files = [f"{entry['name']}{format.suffix}" for format in formats]
                 for format, file in zip(formats, files):
-                    with _system_errors():
+                    with _raise_system_errors():
                         format.write(net.cpu(), folder / file)
                 entries.append({**entry, "files": files})
             manifest = {**self._describe_run(example), "models": entries}
@@ -185,7 +185,7 @@ class Export:
 
 
 @contextmanager
-def _system_errors() -> Iterator[None]:
+def _raise_system_errors() -> Iterator[None]:
     """Raise errors of the system, which safetensors gives as a text, as ``OSError``."""
     try:
         yield

@@ -42,13 +42,13 @@ class Format(ABC):
         """
 
 
-def write_by(save: Callable[[IO[bytes]], object], path: Path) -> None:
-    """Write a file by a function of torch, whose bytes are first in memory.
+def write_at_once(save: Callable[[IO[bytes]], object], path: Path) -> None:
+    """Write the file that a function of torch makes in memory, all of it at once.
 
     On a full disk, torch hides the error of the system, or ends the process.
 
     Args:
-        save: Writes into an open file.
+        save: Saves into an open file, here one in memory.
         path: The file.
 
     Raises:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from pl_fed.arguments import check_choice
-from pl_fed.exports.file_format import Format, write_by
+from pl_fed.exports.file_format import Format, write_at_once
 from pl_fed.exports.lightning_checkpoint import LightningCheckpoint
 from pl_fed.exports.peft_adapter import PeftAdapter
 from pl_fed.text import quote
@@ -28,7 +28,7 @@ class StateDict(Format):
 
     def write(self, net: nn.Module, path: Path) -> None:
         """Write the state dict."""
-        write_by(partial(torch.save, net.state_dict()), path)
+        write_at_once(partial(torch.save, net.state_dict()), path)
 
 
 class Safetensors(Format):
@@ -82,7 +82,7 @@ class TorchExport(Format):
         with torch.no_grad():
             for name, tensor in self._program.state_dict.items():
                 tensor.copy_(tensors[name])
-        write_by(partial(torch.export.save, self._program), path)
+        write_at_once(partial(torch.export.save, self._program), path)
 
 
 class Onnx(Format):

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from pl_fed.exports.file_format import Format, write_by
+from pl_fed.exports.file_format import Format, write_at_once
 
 
 class LightningCheckpoint(Format):
@@ -43,4 +43,4 @@ class LightningCheckpoint(Format):
             content[net.CHECKPOINT_HYPER_PARAMS_KEY] = dict(net.hparams)
             content[net.CHECKPOINT_HYPER_PARAMS_NAME] = net._hparams_name
         net.on_save_checkpoint(content)
-        write_by(partial(torch.save, content), path)
+        write_at_once(partial(torch.save, content), path)

@@ -5,8 +5,9 @@ import inspect
 import os
 import re
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -51,8 +52,10 @@ CALLBACKS: dict[type[Callback], str] = {
 }
 """The refused callbacks of Lightning, each with the reason or a remedy."""
 
-_TRAINED: dict[int, tuple[weakref.ref[nn.Module], Callable[[], Client | None], str]] = {}
-"""Nets by their ids, with the algorithm that trained each of them last, and its name."""
+_LAST_ALGORITHMS: WeakKeyDictionary[nn.Module, tuple[weakref.ref[Client], str]] = (
+    WeakKeyDictionary()
+)
+"""The algorithm that trained a net last, and its name."""
 
 _LOCAL_STEP = "pl_fed may train many clients at once, so a local step has no hooks:"
 HOOKS = {
@@ -180,16 +183,14 @@ def warn_of_trained_net(client: Client, begins_anew: bool) -> None:
         begins_anew: Whether the run begins with the weights in the net.
     """
     net, name = client.global_model, type(client).__name__
-    for key in [key for key, (trained, _, _) in _TRAINED.items() if trained() is None]:
-        del _TRAINED[key]
-    _, trainer_of_net, first = _TRAINED.get(id(net), (None, lambda: client, name))
-    if begins_anew and trainer_of_net() is not client:
+    last_algorithm, last_name = _LAST_ALGORITHMS.get(net, (weakref.ref(client), name))
+    if begins_anew and last_algorithm() is not client:
         rank_zero_warn(
-            f"{name} begins with the weights that an earlier {first} has trained, because both were"
-            " given the same net. Unless this is meant, give each algorithm a net of its own, as in"
-            f" {name}(copy.deepcopy(net))."
+            f"{name} begins with the weights that an earlier {last_name} has trained, because both"
+            " were given the same net. Unless this is meant, give each algorithm a net of its own,"
+            f" as in {name}(copy.deepcopy(net))."
         )
-    _TRAINED[id(net)] = (weakref.ref(net), weakref.ref(client), name)
+    _LAST_ALGORITHMS[net] = (weakref.ref(client), name)
 
 
 def _check_calls_super(client: Client) -> None:

@@ -60,7 +60,7 @@ class MetricTable:
 
         A last row without the end of its line was cut, so that its last number may be another one.
         """
-        text, cut_rows = _without_cut_row(file.read())
+        text, cut_rows = _drop_cut_row(file.read())
         names, values, damaged_cells = _read_cells(text)
         num_rows = values.shape[1]
         place_by_name = {name: place for place, name in enumerate(names)}  # the last of equal ones
@@ -121,11 +121,11 @@ class MetricTable:
         return self.last_cells[metric][1:]
 
 
-def _without_cut_row(text: str) -> tuple[str, int]:
+def _drop_cut_row(text: str) -> tuple[str, int]:
     """Return a CSV text without a row that the end of the file cuts, and the number of such rows.
 
     Example:
-        >>> _without_cut_row("round,a" + chr(10) + "0,0.")[1]
+        >>> _drop_cut_row("round,a" + chr(10) + "0,0.")[1]
         1
     """
     complete, end, cut = text.rpartition("\n")

@@ -4,14 +4,14 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NoReturn
 
 from pl_fed.command.hints import format_error
-from pl_fed.command.messages import describe_file_error, describe_full_disk
+from pl_fed.command.messages import describe_file_error, explain_full_disk
 from pl_fed.command.program import program_name
 from pl_fed.studies.cell_folder import LOG, State
 from pl_fed.studies.cells import find_cell
@@ -119,21 +119,10 @@ def _exit(message: str) -> NoReturn:
     sys.exit(2)
 
 
-@contextmanager
-def _explain_full_disk(study: Study) -> Iterator[None]:
-    """Name the folder of a study in the error of a full disk, and what to do.
-
-    Raises:
-        OSError: The error of the system, if it had another cause.
-    """
-    try:
-        yield
-    except OSError as error:
-        files = f"the files of the study in {study.folder}"
-        remedy = "repeat the command: runs that have ended stay"
-        if text := describe_full_disk(error, files, remedy):
-            raise OSError(text) from error
-        raise
+def _explain_full_disk(study: Study) -> AbstractContextManager[None]:
+    """Return a context that names the folder of a study in the error of a full disk."""
+    files = f"the files of the study in {study.folder}"
+    return explain_full_disk(files, "repeat the command: runs that have ended stay")
 
 
 def _run(study: Study, options: argparse.Namespace, command: str) -> None:

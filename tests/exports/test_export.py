@@ -25,7 +25,7 @@ from pl_fed.command.main import main
 from pl_fed.data import Digits, FederatedData
 from pl_fed.engine import EngineOptions
 from pl_fed.exports import formats
-from pl_fed.exports.file_format import write_by
+from pl_fed.exports.file_format import write_at_once
 from pl_fed.federation import Federation
 from pl_fed.lightning import checkpoints
 from pl_fed.lightning.checkpoints import ClientSubsetIO
@@ -779,7 +779,7 @@ def test_export_on_a_full_disk_ends_in_one_sentence(folder, capsys, monkeypatch,
         path.write_text("half")
         if hides_error:
             raise RuntimeError("Error while serializing: No space left (os error 28)")
-        write_by(partial(torch.save, net.state_dict()), Path("/dev/full"))
+        write_at_once(partial(torch.save, net.state_dict()), Path("/dev/full"))
 
     monkeypatch.setattr(formats.StateDict, "write", write)
     message = get_refusal(capsys, "--ckpt", folder, "--client", "1", "--format", "state_dict")
