@@ -172,12 +172,10 @@ def _run(study: Study, options: argparse.Namespace, command: str) -> None:
 
 def _tune(study: Study, tuner: Tuner, options: argparse.Namespace, command: str) -> None:
     """Run the missing trials, and print the chosen values."""
-    done = sum(item.state.is_result for trials in tuner.trials.values() for item in trials)
-    runs = max(1, tuner.runs_per_trial)
-    print(
-        f"{study.spec.name}: tuning by {tuner.plan.metric}, {tuner.total} runs in all", flush=True
-    )
-    progress = Progress(tuner.total, done * runs)
+    labels = study.list_labels_to_tune(options.only)
+    runs = tuner.count_runs(labels)
+    print(f"{study.spec.name}: tuning by {tuner.plan.metric}, {runs} runs in all", flush=True)
+    progress = Progress(runs, runs - tuner.count_missing_runs(labels))
     try:
         study.tune(options.workers, options.only, progress)
     except KeyboardInterrupt:

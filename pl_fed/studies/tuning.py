@@ -69,10 +69,9 @@ class Tuner:
             propose(self.plan, self.spaces[label], True, ())
             build_trial(spec, self.plan, label, 0, {})
 
-    @property
-    def total(self) -> int:
-        """The number of runs of the whole tuning."""
-        return sum(self._count_trials(label) for label in self.labels) * self.runs_per_trial
+    def count_runs(self, labels: Iterable[str]) -> int:
+        """Return the number of runs that the tuning of some labels has, with and without results."""
+        return sum(map(self._count_trials, labels)) * self.runs_per_trial
 
     @property
     def runs_per_trial(self) -> int:

@@ -116,7 +116,7 @@ def tune(spec, labels=("Ditto", "FedAvg")):
 def test_each_label_has_the_same_budget_on_seeds_of_its_own(tmp_path, monkeypatch):
     runs = Runs(monkeypatch)
     tuner = tune(spec_of(tmp_path))
-    assert len(runs.ran) == len(set(runs.ran)) == 2 * 12 * 2 == tuner.total
+    assert len(runs.ran) == len(set(runs.ran)) == 2 * 12 * 2 == tuner.count_runs(tuner.labels)
     for label, paths in (
         ("Ditto", {"model.lam", "model.optimizer.lr"}),
         ("FedAvg", {"model.optimizer.lr"}),
@@ -395,7 +395,8 @@ def test_grid_tries_all_combinations(tmp_path, monkeypatch):
     space = {"all": {"model.optimizer.lr": [0.01, 0.1]}, "Ditto": {"model.lam": [0.1, 1, 10]}}
     runs = Runs(monkeypatch)
     tuner = tune(spec_of(tmp_path, sampler="grid", space=space, seeds=1))
-    assert len(runs.ran) == 2 * 3 + 2 == tuner.total
+    assert len(runs.ran) == 2 * 3 + 2 == tuner.count_runs(tuner.labels)
+    assert tuner.count_runs(["FedAvg"]) == 2, "as --only algorithm=FedAvg says"
     assert tuner.chosen() == {
         "Ditto": {"model.optimizer.lr": 0.1, "model.lam": 1},
         "FedAvg": {"model.optimizer.lr": 0.1},
