@@ -39,6 +39,7 @@ from pl_fed.functional.losses import RowDistance, squared_distance
 from pl_fed.nets.calls import READS_OWN_WEIGHTS, Net
 from pl_fed.nets.copies import detach_attributes, remove_compilation
 from pl_fed.nets.dropout import Draws, key_dropouts
+from pl_fed.nets.modes import mixes_samples
 from pl_fed.nets.rows import (
     RowLayout,
     copy_trainable,
@@ -263,6 +264,11 @@ class Client(Configurable, ClientRounds, ABC):
     def averages_samples(self) -> bool:
         """Whether the loss of a batch is the mean of its sample losses."""
         return self.task.averages_samples
+
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether the net mixes the samples of a batch in evaluation mode, too."""
+        return self.task.mixes_samples or mixes_samples(self.global_model)
 
     def _run_training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return the outputs of ``training_step``, with the logs of a LightningModule."""

@@ -46,7 +46,8 @@ _CLIENT = (
 _TASK = frozenset(
     (
         *vars(LightningTask()),
-        *("further_metrics", "directions", "averages_samples", "changes_inputs", "changes_targets"),
+        *("further_metrics", "directions", "averages_samples"),
+        *("changes_inputs", "changes_targets", "mixes_samples"),
     )
 )
 

@@ -15,7 +15,7 @@ from pl_fed.devices import to_device
 from pl_fed.engine.base import restore_buffers
 from pl_fed.engine.rule import trains_convolutions
 from pl_fed.nets.calls import swap_tensors
-from pl_fed.nets.modes import evaluation_mode, full_precision, mixes_samples
+from pl_fed.nets.modes import evaluation_mode, full_precision
 from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch
 
@@ -90,7 +90,7 @@ class OwnSamples:
     def _stacks(self, round: ClientRound) -> bool:
         """Return whether to visit several clients at once."""
         net = self.client.model("global")
-        if len(round) == 1 or not self.client.averages_samples or mixes_samples(net):
+        if len(round) == 1 or not self.client.averages_samples or self.client.mixes_samples:
             return False
         if self.stacks is None:
             return self.client.device.type == "cuda" or not trains_convolutions(net)

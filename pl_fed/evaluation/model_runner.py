@@ -18,7 +18,6 @@ from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.engine.rule import trains_convolutions
 from pl_fed.evaluation.restored_values import RestoredValues
 from pl_fed.nets.calls import READS_OWN_WEIGHTS, Net, reads_own_weights
-from pl_fed.nets.modes import mixes_samples
 from pl_fed.tasks import LightningTask
 from pl_fed.torch_internals import has_operator_modes
 from pl_fed.trees import Tree, gather, tree_map
@@ -61,7 +60,7 @@ class ModelRunner:
         self._checked_models: set[str] = set()  # they can be called with other weights
         net = client.model("global")
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in net.modules())
-        self._mixes_samples = mixes_samples(net)
+        self._mixes_samples = client.mixes_samples
 
     def load_clients(
         self, clients: Tensor, sizes: Tensor, model: str, rows: ModelRows | None = None

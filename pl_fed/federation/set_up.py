@@ -182,6 +182,7 @@ class SessionSetup:
         else:
             task.averages_samples = facts.averages_samples
             task.changes_inputs = facts.changes_inputs
+            task.mixes_samples = facts.mixes_samples
         return replace(trial, takes_integers=facts.takes_integers)
 
     def _count_expected_uploads(self, num_clients: int) -> int:

@@ -25,7 +25,7 @@ from pl_fed.devices import is_out_of_memory
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.metrics.named import metric_arguments
 from pl_fed.nets.calls import Net, reads_own_weights
-from pl_fed.nets.modes import evaluation_mode, training_mode
+from pl_fed.nets.modes import evaluation_mode, mixes_samples, training_mode
 from pl_fed.preflight.explanations import call_or_explain, list_shapes
 from pl_fed.preflight.module_trial import find_module_facts
 from pl_fed.preflight.trial import Trial
@@ -40,6 +40,8 @@ from pl_fed.types import Batch, ClientContext
 
 _Result = TypeVar("_Result")
 _MINIBATCH = 64  # samples that a loss may need for a gradient
+_COMPARED = 3  # samples whose outputs are compared in other batches
+_ROUNDING = 1e-3  # largest difference by rounding, as a share of the largest output
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,14 @@ class NetFacts:
         takes_integers: Whether the net takes integer inputs.
         averages_samples: Whether the loss of a batch is the mean of one loss for each sample.
         changes_inputs: Whether the net changes its inputs in place.
+        mixes_samples: Whether the net mixes the samples of a batch in evaluation mode, too.
         module: The facts about a LightningModule's steps.
     """
 
     takes_integers: bool
     averages_samples: bool = False
     changes_inputs: bool = False
+    mixes_samples: bool = False
     module: ModuleFacts = field(default_factory=ModuleFacts)
 
 
@@ -314,7 +318,54 @@ def _try_net(trial: Trial) -> NetFacts:
     _try_metrics(client, outputs, batch.targets)
     with fork_torch_rng(client.device):
         averages_samples = _averages_samples(trial, outputs)
-    return NetFacts(trial.takes_integers, averages_samples, changes_inputs)
+    mixed = mixes_samples(client.global_model) or _find_mixed_samples(trial)
+    return NetFacts(trial.takes_integers, averages_samples, changes_inputs, mixed)
+
+
+def _find_mixed_samples(trial: Trial) -> bool:
+    """Return whether outputs for a sample depend on the other samples of its batch; warn of it.
+
+    A batch is compared with batches of its first and of its last sample alone: a recurrent net over
+    the samples, by a forgotten ``batch_first=True``, changes the last output only. The net is in
+    evaluation mode. A net that fails for such a batch is left to later trials.
+    """
+    client, index = trial.client, trial.data.train.index
+    spread = index[:: max(1, len(index) // _COMPARED)][:_COMPARED]
+    if len(spread) < _COMPARED or trial.data.own_batches is not None:
+        return False
+    inputs = trial.load(spread).inputs
+
+    def compute(positions: list[int]) -> list[Tensor]:
+        same_draws, same_state = fork_all_generators(client.device), restore_values(client)
+        with same_draws, same_state, client.draws.without_key():
+            outputs = client.task.predict(client.global_model, select(inputs, positions))
+        return [leaf for leaf in leaves(outputs) if leaf.is_floating_point()]
+
+    try:
+        together = compute(list(range(_COMPARED)))
+        mixed = any(
+            _differ(leaf[position], other[position])
+            for position in (0, _COMPARED - 1)
+            for leaf, other in zip(together, compute([position] * _COMPARED))
+        )
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return False
+    if mixed:
+        rank_zero_warn(
+            f"Outputs of {type(client.global_model).__name__} for a sample depend on the other"
+            " samples of its batch, in evaluation mode, too: each client is evaluated alone. If"
+            " this is not meant, look for a layer without `batch_first=True`, or for an operation"
+            " over the first dimension."
+        )
+    return mixed
+
+
+def _differ(values: Tensor, others: Tensor) -> bool:
+    """Return whether outputs differ by more than rounding."""
+    largest = torch.maximum(values.abs().max(), others.abs().max())
+    return bool((values - others).abs().max() > _ROUNDING * largest)
 
 
 def _predict(trial: Trial, batch: Batch) -> tuple[Tree, bool]:

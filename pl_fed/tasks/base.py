@@ -36,6 +36,9 @@ class Task(Configurable, ABC):
             :meth:`batch_loss` on batches without padding.
         changes_inputs: Whether the net changes its inputs in place, and so gets a copy of them: the
             next model has the same minibatch. Determined before training.
+        mixes_samples: Whether the net's outputs for a sample depend on the other samples of its
+            batch in evaluation mode, too, so that each client is evaluated alone. Determined before
+            training.
         runs_steps: Whether the module has steps of its own (:class:`pl_fed.tasks.LightningTask`),
             which replace losses, metrics and predictions of outputs.
         class_dim: The dimension of the classes in the outputs of a task with classes.
@@ -53,6 +56,7 @@ class Task(Configurable, ABC):
 
     averages_samples: bool = True
     changes_inputs: bool = False
+    mixes_samples: bool = False
     runs_steps: bool = False
     class_dim: int = 1
     further_metrics: Mapping[str, Metric] = {}

@@ -8,7 +8,7 @@ import torch
 from further_cases import covering
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_federations import Given, classes, mlp, reals, seeded, sgd
+from small_federations import Given, classes, mlp, reals, seeded, sgd, shared_out
 from torch import nn
 
 import pl_fed
@@ -21,6 +21,7 @@ from pl_fed.engine.rule import trains_convolutions
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Tables, prefer_second
 from pl_fed.metrics import ClientMetrics
+from pl_fed.samplers import All
 from pl_fed.state import ClientStore
 
 SIZES = [9, 2, 14, 5]
@@ -183,6 +184,29 @@ def test_net_that_mixes_the_samples_of_a_batch_gets_those_of_one_client(model):
     norm = nn.BatchNorm1d(4, track_running_stats=False)
     client = Ditto(seeded(lambda: nn.Sequential(norm, nn.Linear(4, 3))))
     store, data = make_store(client, 2), to_float64(make_clients(classes([14, 9])))
+    metrics = compute_metrics(client, data, "test", model, store, torch.tensor([1, 0]), True)
+    for k in range(2):
+        targets, outputs = reference_outputs(client, data, "test", model, store, k)
+        expected = nn.functional.cross_entropy(outputs, targets, reduction="sum")
+        torch.testing.assert_close(metrics.loss_sum[k], expected)
+
+
+class Centered(nn.Linear):
+    """Centered: subtracts the mean of the batch, without a layer that tells so."""
+
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+@pytest.mark.filterwarnings("ignore:Outputs of Centered")
+@pytest.mark.parametrize("model", ["global", "personal"])
+def test_net_that_mixes_samples_by_an_operation_gets_those_of_one_client(model):
+    client, data = (
+        Ditto(seeded(lambda: Centered(4, 3))),
+        shared_out(classes([14, 9]), test_fraction=0.4),
+    )
+    pl_fed.Federation(All(), seed=0).setup(client, data, "fit")  # finds it out
+    store, data = make_store(client, 2), to_float64(data.clients)
     metrics = compute_metrics(client, data, "test", model, store, torch.tensor([1, 0]), True)
     for k in range(2):
         targets, outputs = reference_outputs(client, data, "test", model, store, k)

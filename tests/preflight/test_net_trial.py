@@ -138,6 +138,43 @@ def test_facts_are_returned_and_not_set():
     assert before == (vars(client), vars(client.task))
 
 
+class ForgottenBatchFirst(nn.Module):
+    """Forgotten batch first: a recurrence over the samples of a batch, not over their steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrence, self.head = nn.LSTM(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.recurrence(x)[0][:, -1])
+
+
+class CountingAndDropping(nn.Sequential):
+    """A net that counts its calls, and drops numbers, in evaluation mode, too."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(24, 3), nn.Dropout())
+        self.calls = 0
+
+    def train(self, mode=True):
+        return super().train(True)
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+def test_a_net_whose_outputs_depend_on_the_other_samples_of_a_batch_is_told():
+    """Each client's metrics were those of a batch with samples of other clients."""
+    data = make_clients(torch.randn(20, 6, 4), torch.arange(20) % 3, 3)
+    with pytest.warns(UserWarning, match="of ForgottenBatchFirst .* without `batch_first=True`"):
+        facts = find_net_facts(Trial(Ditto(seeded(ForgottenBatchFirst)), data))
+    assert facts.mixes_samples
+    independent = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(24), nn.Linear(24, 3))
+    for net in (independent, seeded(CountingAndDropping)):
+        assert not find_net_facts(Trial(Ditto(net), data)).mixes_samples
+
+
 def test_facts_of_a_module_are_returned_and_not_set():
     data = make_clients(torch.rand(20, 4), torch.arange(20) % 3, 3)
     client = Ditto(Stateful())
