@@ -1,5 +1,6 @@
 """The head of a net: the module that turns features into outputs, by default the last one."""
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,8 +11,16 @@ from pl_fed.trees import describe
 
 
 def list_modules(names: Iterable[str]) -> list[str]:
-    """Return the modules of parameters, in order, from the parameters' names."""
-    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    """Return the modules of parameters, in order, from the parameters' names.
+
+    A parametrized weight, as by ``weight_norm``, belongs to its layer.
+
+    Example:
+        >>> list_modules(["0.weight", "2.bias", "2.parametrizations.weight.original0"])
+        ['0', '2']
+    """
+    plain = (re.sub(r"(^|\.)parametrizations\..*", r"\1", name) for name in names)
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in plain))
 
 
 def find_head(names: Iterable[str], head: str | None = None) -> str:

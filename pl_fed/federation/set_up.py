@@ -20,10 +20,10 @@ from pl_fed.evaluation.monitor import Monitor
 from pl_fed.nets.weights import fit_names, read_weights
 from pl_fed.preflight.compression_rules import check_compression
 from pl_fed.preflight.net_trial import (
+    check_default_parts,
     find_net_facts,
     find_own_reads,
     refuse_unusable_loss,
-    refuse_unused_parts,
     try_attacks,
     try_features,
 )
@@ -256,7 +256,7 @@ class SessionSetup:
         """Try the local steps of the algorithm, and let the session expect their changes."""
         trial.client.reads_own_weights = find_own_reads(trial)
         refuse_unusable_loss(trial)
-        refuse_unused_parts(trial)
+        check_default_parts(trial)
         try_round(trial)
         facts = self._find_step_facts(trial, session.rounds.batch_rule)
         trial.client.draws_globally = facts.draws_globally

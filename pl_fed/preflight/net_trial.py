@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -121,25 +121,40 @@ def find_own_reads(trial: Trial) -> bool:
     return bool(_compute_on_copy(trial, compute))
 
 
-def refuse_unused_parts(trial: Trial) -> None:
+def check_default_parts(trial: Trial) -> None:
     """Refuse parts that an argument names by default, if the loss does not depend on them.
 
-    The last module of a net may be a copy for a moving average, and not the head. A loss that
-    fails is left to the trial of the local steps, as is a net that Python cannot copy.
+    The last module of a net may be a copy for a moving average, and not the head. A warning tells
+    of one that the net calls before another module: its head may be defined before its body. A loss
+    that fails is left to the trial of the local steps, as is a net that Python cannot copy.
 
     Raises:
         ValueError: With the argument, and the last part that changes the loss.
     """
     for argument, parts in trial.client.default_parts.items():
-        names = _find_used_parameters(trial)
-        if names and not any(belongs(name, parts) for name in names):
-            client, used = trial.client, list_modules(names)
+        used = _compute_on_copy(trial, _find_used_parts)
+        if used is None:
+            continue
+        algorithm, net = type(trial.client).__name__, type(trial.client.global_model).__name__
+        if used.names and not any(belongs(name, parts) for name in used.names):
             raise ValueError(
-                f"Expected argument `{argument}` to name parts on which the loss of"
-                f" {type(client.global_model).__name__} depends but got None, which is its last"
-                f" module, {quote(parts)}, without a gradient: set `model.{argument}` to the"
-                f" modules that {type(client).__name__} needs, such as {used[-1:]}."
+                f"Expected argument `{argument}` to name parts on which the loss of {net} depends"
+                f" but got None, which is its last module, {quote(parts)}, without a gradient: set"
+                f" `model.{argument}` to the modules that {algorithm} needs, such as"
+                f" {list_modules(used.names)[-1:]}."
             )
+        called = [name for name in used.called if not _contains(name, parts)]
+        if any(belongs(name, parts) for name in called) and not belongs(called[-1], parts):
+            rank_zero_warn(
+                f"`model.{argument}` of {algorithm} is {quote(parts)}, the module that {net}"
+                f" defines last, but {net} calls {quote(called[-1:])} after it. If that is the"
+                f" head, set `model.{argument}: {called[-1:]}`."
+            )
+
+
+def _contains(module: str, parts: Sequence[str]) -> bool:
+    """Return whether a module, by its name, contains one of other parts."""
+    return not module or any(part.startswith(f"{module}.") for part in parts)
 
 
 def refuse_unusable_loss(trial: Trial) -> None:
@@ -223,16 +238,36 @@ def _read_numbers(client: Client, batch: Batch) -> tuple[list[float], bool]:
     return [float(value) for value in values], loss.requires_grad
 
 
-def _find_used_parameters(trial: Trial) -> list[str]:
-    """Return the names of the trainable parameters that change the loss of a few samples."""
+@dataclass(frozen=True)
+class _UsedParts:
+    """Used parts: the parts of a net that take part in its loss.
 
-    def compute(client: Client, batch: Batch) -> list[str]:
-        parameters = client.row("global").tensors
-        loss = client.task.loss(client.global_model, batch)
-        gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
-        return [name for name, value in zip(parameters, gradients) if value is not None]
+    Attributes:
+        names: The names of the trainable parameters that change the loss.
+        called: The modules with such parameters, in the order of their last calls.
+    """
 
-    return _compute_on_copy(trial, compute) or []
+    names: list[str]
+    called: list[str]
+
+
+def _find_used_parts(client: Client, batch: Batch) -> _UsedParts:
+    """Return the parts of the net that the loss of a few samples uses."""
+    net, parameters, called = client.global_model, client.row("global").tensors, []
+    hooks = [
+        net.get_submodule(name).register_forward_hook(lambda *_, name=name: called.append(name))
+        for name in list_modules(parameters)
+    ]
+    try:
+        loss = client.task.loss(net, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
+    names = [name for name, value in zip(parameters, gradients) if value is not None]
+    modules = set(list_modules(names))
+    last_calls = list(dict.fromkeys(name for name in reversed(called) if name in modules))
+    return _UsedParts(names, last_calls[::-1])
 
 
 def _compute_on_copy(

@@ -1,6 +1,7 @@
 """The trial of a net and its criterion on a few samples."""
 
 import re
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -388,10 +389,13 @@ class Averaged(nn.Module):
         return self.net(x)
 
 
-@pytest.mark.parametrize(
-    ("kind", "argument"),
-    [(FedPer, "own"), (FedRep, "own"), (FedBABU, "head"), (SimpleTuning, "own"), (FedALA, "mixed")],
-)
+HEADS = [
+    *((FedPer, "own"), (FedRep, "own"), (FedBABU, "head"), (SimpleTuning, "own")),
+    (FedALA, "mixed"),
+]
+
+
+@pytest.mark.parametrize(("kind", "argument"), HEADS)
 def test_default_head_without_a_gradient_is_refused(kind, argument):
     """It would be the copy's, and all clients would share the head that they train."""
     data = shared_out(classes([6, 8]))
@@ -399,3 +403,34 @@ def test_default_head_without_a_gradient_is_refused(kind, argument):
     with pytest.raises(ValueError, match=words):
         run_tried_rounds(kind(seeded(Averaged)), data)
     Federation(All(), seed=0).setup(kind(seeded(Averaged), **{argument: ["net.2"]}), data, "fit")
+
+
+class HeadFirst(nn.Module):
+    """A net that defines its head before its body, and has a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.head, self.body = nn.Linear(5, 3), nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.scale * self.head(self.body(x).tanh())
+
+
+@pytest.mark.parametrize(("kind", "argument"), HEADS)
+def test_default_head_that_is_not_called_last_gets_a_warning(kind, argument):
+    """Clients kept the body, and shared the head, without a word."""
+    data = shared_out(classes([6, 8]))
+    words = f"`model.{argument}` of .* calls `head` after it.*: \\['head'\\]`"
+    with pytest.warns(UserWarning, match=words):
+        Federation(All(), seed=0).setup(kind(seeded(HeadFirst)), data, "fit")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="`model")
+        for net, arguments in ((HeadFirst, {argument: ["head"]}), (mlp, {})):
+            Federation(All(), seed=0).setup(kind(seeded(net), **arguments), data, "fit")
+
+
+def test_head_with_a_parametrized_weight_is_a_whole_layer():
+    """Clients kept its weight alone, and shared its bias."""
+    net = nn.Sequential(nn.Linear(4, 5), nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)))
+    assert FedPer(net).own == ("1",)
