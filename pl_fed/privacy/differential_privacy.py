@@ -5,7 +5,8 @@ Language Models", ICLR 2018, arXiv 1710.06963, Algorithm 1 with the fixed-denomi
 
     w^{t+1} = w^t + (Σ_{k in S_t} min(1, C / ‖Δ_k‖) Δ_k + N(0, (z C)² I)) / m
 
-C is the clipping norm, z the noise multiplier, and m the expected size of a cohort.
+C is the clipping norm, z the noise multiplier, and m the expected size of a cohort, rounded to a
+whole number and at least 1.
 """
 
 import math
