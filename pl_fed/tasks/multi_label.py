@@ -22,6 +22,10 @@ class MultiLabel(CriterionTask):
         criterion: The loss; the binary cross entropy by default. See :class:`CriterionTask`.
         threshold: Threshold of the probability, in (0, 1). The net predicts labels above it.
 
+    Raises:
+        ValueError: If the criterion takes probabilities, as ``torch.nn.BCELoss`` does, or
+            ``threshold`` is not in (0, 1).
+
     Shape:
         - outputs: logits [batch, labels].
         - targets: 0 or 1 as floating-point numbers, [batch, labels].
@@ -33,6 +37,11 @@ class MultiLabel(CriterionTask):
     """
 
     def __init__(self, criterion: nn.Module | None = None, threshold: float = 0.5) -> None:
+        if isinstance(criterion, nn.BCELoss):  # metrics would read probabilities as logits
+            raise ValueError(
+                "Expected argument `criterion` of MultiLabel to take logits but got BCELoss, which"
+                " takes probabilities: leave it out, and the sigmoid at the end of the net, too."
+            )
         super().__init__(nn.BCEWithLogitsLoss() if criterion is None else criterion)
         if not 0 < threshold < 1:
             raise ValueError(

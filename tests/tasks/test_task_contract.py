@@ -159,6 +159,10 @@ REFUSED = {
         lambda: LanguageModelling().check_outputs(LOGITS[:, 0], TOKENS, 0),
         r"with batch and length \[6, 4\], but got \[6, 5\]",
     ),
+    "probabilities": (
+        lambda: MultiLabel(nn.BCELoss()),
+        "MultiLabel to take logits but got BCELoss",
+    ),
     "a threshold": (lambda: MultiLabel(threshold=1), "`threshold` to lie between 0 and 1 but got"),
     "a sum": (lambda: CriterionTask(nn.MSELoss(reduction="sum")), '`reduction="mean"`, as'),
 }
