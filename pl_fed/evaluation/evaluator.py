@@ -346,6 +346,7 @@ class Evaluator:
         with torch.no_grad(), evaluation_mode(self.client), self._restored.watch():
             for position, index in samples.batches():
                 outputs = self.runner.predict(module, data.inputs_of(index))
+                self._restored.restore()
                 add(position, index, outputs, select(data.targets, index))
             for number, client in enumerate(clients.tolist()):
                 if client in poison:
@@ -353,6 +354,7 @@ class Evaluator:
                     for position, index in samples.client_batches(number):
                         batch = poison[client](data.batch(index))
                         outputs = self.runner.predict(module, batch.inputs)
+                        self._restored.restore()
                         add(position, index, outputs, batch.targets)
 
     def predict(self, data: ClientData, clients: Tensor, model: str) -> list[dict[str, Any]]:

@@ -220,7 +220,9 @@ class CountingNet(nn.Module):
         return self.linear(x) * (1 + self.calls + len(self.log))
 
 
-def test_forward_of_a_plain_net_keeps_nothing_of_an_evaluation():
+@pytest.mark.parametrize("batch", [1024, 5])  # the losses of a client may need several batches
+def test_forward_of_a_plain_net_keeps_nothing_of_an_evaluation(monkeypatch, batch):
+    monkeypatch.setattr("pl_fed.evaluation.model_runner._BATCH", batch)
     client, data = FedAvg(seeded(CountingNet), optimizer=sgd()), shared_out(classes(SIZES))
     federation = Federation(Only(0, 1, 2), seed=0)
     federation.setup(client, data, "fit", settings=RunSettings(rounds=1))
