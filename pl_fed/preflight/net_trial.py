@@ -30,7 +30,7 @@ from pl_fed.preflight.explanations import call_or_explain, list_shapes
 from pl_fed.preflight.module_trial import find_module_facts
 from pl_fed.preflight.trial import Trial
 from pl_fed.random import fork_all_generators, fork_torch_rng
-from pl_fed.tasks import LightningTask
+from pl_fed.tasks import LightningTask, Task
 from pl_fed.tasks.criterion import CriterionTask
 from pl_fed.tasks.metric_values import local_metrics
 from pl_fed.tasks.module_facts import ModuleFacts
@@ -351,6 +351,7 @@ def _try_net(trial: Trial) -> NetFacts:
     if trial.augment is None:
         task.check_loss(client.global_model, batch.inputs, batch.targets, loss)
     _try_metrics(client, outputs, batch.targets)
+    _try_predictions(task, outputs)
     with fork_torch_rng(client.device):
         averages_samples = _averages_samples(trial, outputs)
     mixed = mixes_samples(client.global_model) or _find_mixed_samples(trial)
@@ -464,14 +465,42 @@ def _try_metrics(client: Client, outputs: Tree, targets: Tree) -> None:
                 f"Expected the metrics of the task {name} to have names other than"
                 f" {', '.join(TAKEN_NAMES)} but got {key!r}."
             )
-        call_or_explain(
+        expected = (
             f"Expected the metric `{key}` of the task {name} to take outputs of shape"
-            f" {list_shapes(outputs)} and targets of shape {list_shapes(targets)} but that",
-            lambda: metric.update(  # noqa: B023
-                *metric_arguments(metric, *client.task.metric_inputs(outputs, targets))  # noqa: B023
-            ),
+            f" {list_shapes(outputs)} and targets of shape {list_shapes(targets)} but that"
+        )
+        pair = call_or_explain(expected, lambda: client.task.metric_inputs(outputs, targets))
+        _check_pair(name, pair)
+        call_or_explain(
+            expected,
+            lambda: metric.update(*metric_arguments(metric, *pair)),  # noqa: B023
         )
         _check_single_number(key, metric)
+
+
+def _try_predictions(task: Task, outputs: Tree) -> None:
+    """Refuse predictions without a column ``prediction``; another error appears in ``predict``."""
+    try:
+        with torch.no_grad():
+            columns = task.predictions(outputs)
+    except Exception:
+        return
+    if isinstance(columns, dict) and "prediction" not in columns:
+        raise ValueError(
+            f"Expected `predictions` of the task {type(task).__name__} to return a column"
+            f" `prediction` but got {', '.join(map(str, columns)) or 'no column'}: rename one."
+        )
+
+
+def _check_pair(name: str, values: object) -> None:
+    """Refuse other arguments of metrics than two values: predictions and targets."""
+    if isinstance(values, tuple) and len(values) == 2:
+        return
+    got = f"{len(values)} values" if isinstance(values, tuple) else type(values).__name__
+    raise ValueError(
+        f"Expected `metric_inputs` of the task {name} to return two values, predictions and"
+        f" targets, but got {got}: join several tensors in a dict, which the metric gets."
+    )
 
 
 def _check_single_number(name: str, metric: Any) -> None:
@@ -521,7 +550,8 @@ def _averages_samples(trial: Trial, outputs: Tree) -> bool:
     index, num_outputs = data.train.index, count_samples(outputs)
     numel = max(1, sum(leaf[0].numel() for leaf in leaves(outputs)))
     num_samples = min(_MAX_SAMPLES, max(2, _MAX_NUMBERS // numel), len(index))
-    values = [leaf[:, None].flatten(1) for leaf in leaves(data.targets)]
+    numbers = [leaf.byte() if leaf.dtype == torch.bool else leaf for leaf in leaves(data.targets)]
+    values = [leaf[:, None].flatten(1) for leaf in numbers]  # masks have no smallest position
     extreme = torch.stack(
         [position for v in values for position in (v.amin(1).argmin(), v.amax(1).argmax())]
     )

@@ -11,6 +11,7 @@ from small_federations import classes, mlp, reals, run_tried_rounds, seeded, sgd
 from stateful_modules import Stateful
 from tables import table_test
 from torch import nn
+from torchmetrics import MeanAbsoluteError, MetricCollection
 
 from pl_fed import Federation, clients
 from pl_fed.clients import (
@@ -30,6 +31,7 @@ from pl_fed.partitioners import IID
 from pl_fed.preflight.net_trial import NetFacts, find_net_facts
 from pl_fed.preflight.trial import Trial
 from pl_fed.samplers import All
+from pl_fed.tasks import Task
 from pl_fed.tasks.module_facts import ModuleFacts
 
 TARGETS = {
@@ -434,3 +436,49 @@ def test_head_with_a_parametrized_weight_is_a_whole_layer():
     """Clients kept its weight alone, and shared its bias."""
     net = nn.Sequential(nn.Linear(4, 5), nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)))
     assert FedPer(net).own == ("1",)
+
+
+class Masked(Task):
+    """Masked: the squared error of the numbers that a mask of the targets marks."""
+
+    def losses(self, outputs, targets):
+        return torch.where(targets["seen"], (outputs - targets["y"]) ** 2, 0).sum(1)
+
+    def metrics(self):
+        return MetricCollection({"mae": MeanAbsoluteError()})
+
+    def metric_inputs(self, outputs, targets):
+        return outputs * targets["seen"], targets["y"] * targets["seen"]
+
+
+class ThreeInputs(Masked):
+    def metric_inputs(self, outputs, targets):
+        return outputs, targets["y"], targets["seen"]
+
+
+def masked_numbers():
+    seen = torch.arange(6)[:, None] > torch.tensor([0, 3])
+    targets = {"y": torch.arange(12.0).reshape(6, 2), "seen": seen}
+    return shared_out(Arrays(torch.randn(6, 4), targets, torch.tensor([0, 0, 0, 1, 1, 1])))
+
+
+def test_targets_may_hold_a_mask():
+    Federation(All(), seed=0).setup(FedAvg(nn.Linear(4, 2), task=Masked()), masked_numbers(), "fit")
+
+
+def test_metrics_of_a_task_take_two_values():
+    client = FedAvg(nn.Linear(4, 2), task=ThreeInputs())
+    expected = "Expected `metric_inputs` of the task ThreeInputs to return two values.* got 3 val"
+    with pytest.raises(ValueError, match=expected):
+        Federation(All(), seed=0).setup(client, masked_numbers(), "fit")
+
+
+class OtherColumns(Masked):
+    def predictions(self, outputs):
+        return {"best": outputs.argmax(1), "top": outputs.amax(1)}
+
+
+def test_predictions_of_a_task_have_a_column_of_this_name():
+    client = FedAvg(nn.Linear(4, 2), task=OtherColumns())
+    with pytest.raises(ValueError, match="to return a column `prediction` but got best, top: ren"):
+        Federation(All(), seed=0).setup(client, masked_numbers(), "fit")
