@@ -6,6 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pl_fed.nets.fingerprints import package_of
+from pl_fed.random import fork_all_generators, key
+from pl_fed.types import RoundContext
+
 
 class Memory(nn.Module):
     """Memory: a module with tensors that it keeps between rounds; their shapes may change.
@@ -25,6 +29,14 @@ class Memory(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._memory_names: list[str] = []
+
+    def __call__(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Any:
+        """Call ``forward``; draws of a user's class from global generators have a key."""
+        if package_of(self) == "pl_fed":
+            return super().__call__(uploads, weights, context)
+        with fork_all_generators(uploads.device) as seed:
+            seed(key(context.seed, type(self).__name__, context.round, context.center))
+            return super().__call__(uploads, weights, context)
 
     def add_memory(self, name: str, default: Tensor | None = None) -> None:
         """Declare a tensor that is kept between rounds, saved in checkpoints and restored.

@@ -96,7 +96,7 @@ class Client(Configurable, ClientRounds, ABC):
             function, and so its own in place of other ones. Determined before training.
         global_model: The model w, sent by the server at the start of a round.
         personal_model: The model v_k of the client; it shares the frozen parameters.
-        models: All models, by name. The module of model ``"x"`` is ``x_model``.
+        models: The settings of all models, by name. The module of model ``"x"`` is ``x_model``.
         trained: Names of the models that ``training_step`` trains.
         evaluated: Names of the models that have metrics; the last one gives predictions.
         validated: Names of the models with a validation loss at the end of a round.

@@ -184,6 +184,11 @@ def package_of(value: Any) -> str:
     return type(value).__module__.partition(".")[0]
 
 
+def read_values(value: Any) -> Hashable:
+    """Return a fingerprint of all attributes of an object."""
+    return Fingerprints({}).compute(dict(vars(value)))
+
+
 def generator_state(value: Any) -> Hashable | None:
     """Return the state of a generator of random numbers; ``None`` for other values."""
     if isinstance(value, random.Random):

@@ -1,28 +1,36 @@
 """A trial of an aggregator before training and before a small cohort, on short random uploads."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.aggregators import Aggregator
+from pl_fed.preflight.memory_trial import check_aggregator_memory, read_attributes
 from pl_fed.privacy.buckets import Buckets
 from pl_fed.types import RoundContext
 
 
-def try_aggregator(aggregator: Aggregator, context: RoundContext) -> None:
+def try_aggregator(
+    aggregator: Aggregator,
+    context: RoundContext,
+    build: Callable[[], Aggregator] | None = None,
+) -> None:
     """Try an aggregator on short random uploads of a cohort.
 
     Args:
         aggregator: An aggregator without memory of any round.
         context: The context of a round.
+        build: Returns further ones, to try the memory of an aggregator that changes attributes.
 
     Other errors than the one below are ignored, because some aggregators work on real uploads only.
 
     Raises:
         ValueError: If the aggregator does not fit the number of clients, and says so in a sentence
-            that begins with "Expected argument".
+            that begins with "Expected argument"; or if a checkpoint lacks a part of its memory.
     """
+    attributes = read_attributes(aggregator)
     n, draw = len(context.clients), torch.Generator().manual_seed(0)
     losses, root = torch.rand(n, generator=draw), torch.randn(64, generator=draw)
     context = replace(context, losses=losses, start_losses=losses, root=root, broadcast=root)
@@ -31,6 +39,9 @@ def try_aggregator(aggregator: Aggregator, context: RoundContext) -> None:
     except Exception as error:
         if isinstance(error, ValueError) and str(error).startswith("Expected argument"):
             raise
+        return
+    if build is not None and read_attributes(aggregator) != attributes:
+        check_aggregator_memory(build, context)
 
 
 def try_buckets(buckets: Buckets, aggregator: Aggregator, context: RoundContext) -> None:

@@ -10,11 +10,14 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
-from pl_fed.clients.kept_parts import restore_values
+from pl_fed.clients.kept_parts import kept_parts, restore_values
 from pl_fed.clients.round_rules import StepRows
 from pl_fed.devices import is_out_of_memory
 from pl_fed.engine.base import as_outputs
+from pl_fed.nets.fingerprints import package_of
+from pl_fed.nets.kept_values import KeptValues
 from pl_fed.preflight.explanations import explain_log
+from pl_fed.preflight.memory_trial import check_hooks, read_generators
 from pl_fed.preflight.trial import Trial
 from pl_fed.random import fork_torch_rng
 
@@ -54,24 +57,36 @@ def try_round(trial: Trial) -> None:
         torch.enable_grad(),
     ):
         copied.client.eval()
+        parts, is_by_user = kept_parts(copied.client), package_of(trial.client) != "pl_fed"
+        before = KeptValues.record(parts if is_by_user else [])
         try:
-            _run(copied, int(clients[0]))
+            draws = _run(copied, int(clients[0]))
+            changed = before.changes(KeptValues.record(parts if is_by_user else []))
         except Exception as error:  # the algorithm may need a state that only a fit provides
             if is_out_of_memory(error):
                 raise
             if isinstance(error, TypeError | ValueError) and str(error).startswith("Expected "):
                 raise
+            return
+    names = changed.attributes | changed.outside
+    if is_by_user and (names or draws):
+        check_hooks(trial, int(clients[0]), names)
 
 
-def _run(trial: Trial, number: int) -> None:
-    """Run a round of one client on a copy of the algorithm, and check its results."""
+def _run(trial: Trial, number: int) -> bool:
+    """Run a round of one client on a copy of the algorithm, and check its results.
+
+    Returns:
+        Whether ``begin`` or ``end_round`` draws from a global generator.
+    """
     client = trial.client
     batch = trial.load_minibatch(trial.data.train.samples(number)[:_NUM_SAMPLES])
     lengths = {name: len(row) for name, row in client.state_defaults().items()}
     with _note_errors(number, "begin"):
         round = trial.new_round(number)
-        planned = StepRows(round.steps)
+        planned, generators = StepRows(round.steps), read_generators()
         planned.read_changed(client.run_begin(round))
+        draws = read_generators() != generators
         _check_names("begin", client, round)
         numel = client.row("global").layout.numel
         for name, model in round.models.items():
@@ -93,7 +108,9 @@ def _run(trial: Trial, number: int) -> None:
     round.step_means = {name: out.detach().reshape(1).to(example) for name, out in outputs.items()}
     round.validation_losses = {name: example.new_zeros(1) for name in client.validated}
     with _note_errors(number, "end_round"):
+        generators = read_generators()
         upload, states = client.run_end_round(round)
+        draws |= read_generators() != generators
         _check_names("end_round", client, round)
         _check_upload(client, upload)
         for name, length in lengths.items():
@@ -109,6 +126,7 @@ def _run(trial: Trial, number: int) -> None:
             _check_row("end_round", f"the proposal of `{name}`", proposal, length)
     if not client.predicts_by_net:
         _try_predict(trial, number)
+    return draws
 
 
 def _try_predict(trial: Trial, number: int) -> None:

@@ -1,20 +1,23 @@
 """The Byzantine clients of a federation, and their attacks on data and uploads."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from pl_fed.attacks import Attack
+from pl_fed.attacks import Attack, Combined
 from pl_fed.attacks.adversary import Adversary
 from pl_fed.attacks.base import apply_attacks
+from pl_fed.nets.fingerprints import package_of, read_values
 from pl_fed.nets.rows import usable_rows
-from pl_fed.random import generator
+from pl_fed.preflight.memory_trial import check_attack_memory
+from pl_fed.random import fork_all_generators, generator, key
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 
@@ -36,6 +39,7 @@ class ByzantineClients:
         self.seed = 0
         self.num_classes = 0
         self._own_samples: Callable[[int], Tensor] | None = None
+        self._has_tried_memory = False
 
     def setup(
         self,
@@ -294,7 +298,7 @@ class ByzantineClients:
                 context = _hide_cohort(context)
         else:
             context = replace(context, simulate_merge=simulate_merge)
-        forged = self.attack.forge(uploads[visible], own, context)
+        forged = self._forge(uploads[visible], own, context)
         rows = usable_rows(forged, (len(own), own.shape[1]), own)
         if rows is None:
             raise ValueError(
@@ -303,6 +307,47 @@ class ByzantineClients:
             )
         uploads[attackers] = rows
         return uploads
+
+    def _forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
+        """Return the uploads that the attack forges; draws of a user's class have a key.
+
+        A user's attack that changes attributes is tried after its first call.
+
+        Raises:
+            ValueError: If a checkpoint lacks a part of the attack's memory.
+        """
+        attack = cast(Attack, self.attack)
+        if not _is_by_user(attack):
+            return attack.forge(honest, own, context)
+
+        def forge(attack: Attack) -> Tensor:
+            seed(key(context.seed, "forge", context.round, context.center))
+            return attack.forge(honest, own, context)
+
+        with fork_all_generators(own.device) as seed:
+            if self._has_tried_memory:
+                return forge(attack)
+            self._has_tried_memory = True
+            attributes, before = read_values(attack), _copy(attack)
+            forged = forge(attack)
+            if before is not None and read_values(attack) != attributes:
+                check_attack_memory(before, forge)
+            return forged
+
+
+def _copy(attack: Attack) -> Attack | None:
+    """Return a copy of an attack; ``None`` if Python cannot copy it."""
+    try:
+        return copy.deepcopy(attack)
+    except Exception:  # for example an attribute with a lock
+        return None
+
+
+def _is_by_user(attack: Attack) -> bool:
+    """Return whether an attack, or one that is combined in it, is of a user's own class."""
+    if isinstance(attack, Combined):
+        return any(map(_is_by_user, attack.attacks))
+    return package_of(attack) != "pl_fed"
 
 
 def _key_by_position(batch: Batch, poison: Callable[[Batch], Batch], own: Tensor) -> Batch:

@@ -18,8 +18,9 @@ from pl_fed.engine import EngineChoice
 from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.functional.aggregation import row_norm
+from pl_fed.nets.fingerprints import package_of, read_values
 from pl_fed.preflight.aggregator_trial import try_aggregator, try_buckets
-from pl_fed.random import generator
+from pl_fed.random import fork_all_generators, generator, key
 from pl_fed.rounds.attack_measures import AttackMeasures
 from pl_fed.rounds.broken_clients import check_broken_share, describe_client_error
 from pl_fed.rounds.byzantine_clients import ByzantineClients
@@ -154,7 +155,7 @@ class RoundRunner:
             lambda size: self.build_context(torch.arange(size), torch.empty(0), 0),
         )
         self._cohorts: dict[int, Tensor] = {}  # the last cohort: the loop and the round draw it
-        self._has_warned = False
+        self._has_warned = self._has_drawn = False
 
     def run(
         self, round: int, optimizer: torch.optim.Optimizer, hooks: RoundHooks = RoundHooks()
@@ -343,8 +344,23 @@ class RoundRunner:
         """
         sizes = self.datamodule.clients.train.sizes
         seed = self.seed if self.privacy is None else self.privacy.noise_seed
-        draw = generator(seed, "cohort", round)
-        return self.sampler.draw_round(round, len(sizes), sizes, draw)
+        draw, number = generator(seed, "cohort", round), len(sizes)
+        if package_of(self.sampler) == "pl_fed":
+            return self.sampler.draw_round(round, number, sizes, draw)
+        attributes = None if self._has_drawn else read_values(self.sampler)
+        with fork_all_generators() as seed_all:
+            seed_all(key(seed, "cohort", round))
+            cohort = self.sampler.draw_round(round, number, sizes, draw)
+        if not self._has_drawn and read_values(self.sampler) != attributes:
+            rank_zero_warn(
+                f"{type(self.sampler).__name__} keeps values from one draw to the next, which a"
+                " resumed run lacks: let a cohort depend on the round of `draw_round` and on"
+                " `generator` alone."
+            )
+        self._has_drawn = True
+        if type(self.sampler).draw_round is not Sampler.draw_round:  # which checks its cohorts
+            cohort = self.sampler.check_cohort(cohort, number)
+        return cohort
 
     def _report_training(self, trained: TrainedCohort) -> Report:
         """Return the means of the benign clients' metrics, and the counts of the round."""
@@ -479,7 +495,7 @@ class RoundRunner:
         aggregator, cohort = self.server.new_aggregator(), self.client.population.cohort
         context = self.build_context(torch.arange(cohort), torch.empty(0), 0)
         if self.privacy is None or self.privacy.buckets is None:
-            try_aggregator(aggregator, context)
+            try_aggregator(aggregator, context, self.server.new_aggregator)
         else:
             try_buckets(self.privacy.buckets, aggregator, context)
 

@@ -91,7 +91,20 @@ class Sampler(Configurable, ABC):
             ValueError: If the cohort has another size, or contains anything but distinct client
                 ids.
         """
-        cohort = torch.as_tensor(self.sample(num_clients, sizes, generator))
+        return self.check_cohort(self.sample(num_clients, sizes, generator), num_clients)
+
+    def check_cohort(self, drawn: Tensor, num_clients: int) -> Tensor:
+        """Return a drawn cohort as a tensor; refuse anything but distinct client ids.
+
+        Args:
+            drawn: The cohort, of :meth:`sample` or of a subclass's :meth:`draw_round`.
+            num_clients: Number of clients of the federation.
+
+        Raises:
+            ValueError: If the cohort has another size, or contains anything but distinct client
+                ids.
+        """
+        cohort = torch.as_tensor(drawn)
         size = self.size_of_cohort(num_clients) if self.has_fixed_size else cohort.numel()
         is_valid = cohort.dtype == torch.int64 and cohort.shape == (size,)
         ids = set(cohort.tolist()) if is_valid else set()

@@ -1,0 +1,172 @@
+"""Trials before training: a user's own classes carry nothing from round to round unsaved.
+
+A resumed run begins with new objects, and engines and processes share the clients of a round among
+several calls. So a class must give the same numbers with its declared memory alone.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+
+from pl_fed.aggregators import Aggregator
+from pl_fed.attacks import Attack
+from pl_fed.clients.kept_parts import restore_values
+from pl_fed.engine.base import as_outputs
+from pl_fed.nets.kept_values import KeptValues, Part
+from pl_fed.preflight.trial import Trial
+from pl_fed.random import fork_all_generators, read_global_state
+from pl_fed.types import RoundContext
+
+_NUM_SAMPLES = 2
+
+
+def read_generators() -> tuple[bytes, Any]:
+    """Return the states of the CPU's global generators of torch, Python and NumPy."""
+    return bytes(torch.get_rng_state().numpy()), read_global_state()
+
+
+def check_hooks(trial: Trial, number: int, changed: Collection[str]) -> None:
+    """Check if the hooks of a user's algorithm pass values to their next call unsaved.
+
+    ``begin``, ``training_step`` and ``end_round`` run three times on one copy, with equal rows:
+    twice under equal seeds of the global generators, and then under another one. A warning tells of
+    hooks that draw from these.
+
+    Args:
+        trial: The algorithm and its samples.
+        number: The id of a client with samples.
+        changed: The attributes that the hooks change.
+
+    Raises:
+        ValueError: If the same rows give other results in the second call.
+    """
+    name = type(trial.client).__name__
+    try:
+        copied, results = trial.copy(), []
+        with (
+            restore_values(trial.client),
+            fork_all_generators(trial.client.device) as seed,
+            trial.settings.autocast(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
+            copied.client.eval()
+            for draw in (0, 0, 1):
+                seed(draw)
+                results.append(_run_hooks(copied, number))
+        keeps_values = not _are_equal(results[0], results[1])
+        draws = not _are_equal(results[1], results[2])
+    except Exception:  # a real error appears in the first round
+        return
+    if keeps_values:
+        names = f", by `{'`, `'.join(sorted(changed))}`" if changed else ""
+        raise ValueError(
+            f"Expected `begin`, `training_step` and `end_round` of {name} to give the same for the"
+            f" same rows but a second call gave other numbers{names}: the clients of a round are"
+            " shared among several calls, and a checkpoint holds no attributes, so keep values by"
+            " `add_state` or `add_server_state`, and read the round from `self.current_epoch`."
+        )
+    if draws:
+        rank_zero_warn(
+            f"`begin` or `end_round` of {name} draws from a global generator: other engines,"
+            " numbers of processes and a resumed run draw other numbers. Draw by a key of seed,"
+            " round and client, as `pl_fed.random.normals` does."
+        )
+
+
+def _run_hooks(trial: Trial, number: int) -> list[Tensor]:
+    """Run the hooks of one client's round on moved models, and return what they wrote."""
+    client, round = trial.client, trial.new_round(number)
+    client.run_begin(round)
+    written = [rows.parameters for rows in round.models.values()]
+    written += [*round.extra.values(), *round.states.values()]
+    written = [row.detach().clone() for row in written]
+    generators = torch.get_rng_state()
+    batch = trial.load_minibatch(trial.data.train.samples(number)[:_NUM_SAMPLES])
+    with client.reading(round.client_rows(0)):
+        outputs = as_outputs(client.objective.step(batch, 0))
+    torch.set_rng_state(generators)  # engines seed the draws of local steps
+    example = round.broadcast.parameters
+    for position, model in enumerate(client.trained):
+        rows = round.models[model] = round.models[model].clone()
+        rows.parameters = rows.parameters + 0.01 * (1 + position)
+    round.step_means = {name: out.detach().reshape(1).to(example) for name, out in outputs.items()}
+    round.validation_losses = {name: example.new_ones(1) for name in client.validated}
+    upload, states = client.run_end_round(round)
+    written += [*states.values(), *round.proposals.values()]
+    return [*written, *([] if upload is None else [upload])]
+
+
+def read_attributes(module: nn.Module) -> Mapping[str, Hashable]:
+    """Return fingerprints of the attributes of a module that a checkpoint does not hold."""
+    parts = [Part(name, part) for name, part in module.named_modules()]
+    return KeptValues.record(parts).attributes
+
+
+def check_aggregator_memory(build: Callable[[], Aggregator], context: RoundContext) -> None:
+    """Check if an aggregator merges the same after its saved memory is loaded.
+
+    Args:
+        build: Returns an aggregator without memory of any round.
+        context: The context of a round, with the losses and the model that an aggregator reads.
+
+    Raises:
+        ValueError: If it merges otherwise.
+    """
+    n, draw = len(context.clients), torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, n, len(context.broadcast), generator=draw)
+    weights = torch.ones(n, dtype=torch.int64)
+    aggregator, resumed = build(), build()
+    try:
+        aggregator(first, weights, context)
+        resumed.load_state_dict(aggregator.state_dict())
+        results = [merge(second, weights, context) for merge in (aggregator, resumed)]
+        is_saved = _are_equal(results[:1], results[1:])
+    except Exception:  # such memory has its own error
+        return
+    if not is_saved:
+        raise ValueError(
+            "Expected argument `aggregator` to keep its memory of earlier rounds by `add_memory`"
+            f" but {type(aggregator.final_aggregator).__name__} merges otherwise after its saved"
+            " memory is loaded: a checkpoint holds no other attributes, so a resumed run differs."
+        )
+
+
+def check_attack_memory(attack: Attack, forge: Callable[[Attack], object]) -> None:
+    """Check if an attack forges the same after its saved state is loaded.
+
+    Args:
+        attack: A copy of the attack before it forged for the first time.
+        forge: Returns the uploads that an attack forges.
+
+    Raises:
+        ValueError: If it forges otherwise.
+    """
+    try:
+        resumed = copy.deepcopy(attack)
+        forge(attack)
+        resumed.load_state_dict(copy.deepcopy(attack.state_dict()))
+        is_saved = _are_equal([forge(attack)], [forge(resumed)])
+    except Exception:  # such a state has its own error
+        return
+    if not is_saved:
+        raise ValueError(
+            "Expected argument `attack` to return its memory of earlier rounds by `state_dict` but"
+            f" {type(attack).__name__} forges otherwise after `load_state_dict` of it: a checkpoint"
+            " holds no other attributes, so a resumed run differs."
+        )
+
+
+def _are_equal(rows: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Return whether two lists hold the same tensors, NaN at the same places."""
+    rows, others = list(rows), list(others)
+    return len(rows) == len(others) and all(
+        not isinstance(row, Tensor)
+        or not isinstance(other, Tensor)
+        or (row.shape == other.shape and torch.allclose(row, other, 0, 0, equal_nan=True))
+        for row, other in zip(rows, others)
+    )
