@@ -26,6 +26,7 @@ from pl_fed.preflight.net_trial import (
     refuse_unusable_loss,
     try_attacks,
     try_features,
+    warn_of_untrained_parameters,
 )
 from pl_fed.preflight.privacy_rules import check_privacy, find_participation
 from pl_fed.preflight.round_trial import try_round
@@ -257,6 +258,7 @@ class SessionSetup:
         trial.client.reads_own_weights = find_own_reads(trial)
         refuse_unusable_loss(trial)
         check_default_parts(trial)
+        warn_of_untrained_parameters(trial.client)
         try_round(trial)
         facts = self._find_step_facts(trial, session.rounds.batch_rule)
         trial.client.draws_globally = facts.draws_globally

@@ -157,6 +157,22 @@ def _contains(module: str, parts: Sequence[str]) -> bool:
     return not module or any(part.startswith(f"{module}.") for part in parts)
 
 
+def warn_of_untrained_parameters(client: Client) -> None:
+    """Warn of trainable parameters outside of the models, which no local optimizer gets."""
+    in_models = {id(p) for model in client.models for p in client.model(model).parameters()}
+    names = [
+        name
+        for name, parameter in client.named_parameters()
+        if parameter.requires_grad and id(parameter) not in in_models
+        if not name.startswith("sample_criterion.")  # that of `criterion` once more
+    ]
+    if names:
+        rank_zero_warn(
+            f"No model of {type(client).__name__} contains {quote(names)}, which keep their first"
+            " values: to train them, put them into the net; otherwise set requires_grad=False."
+        )
+
+
 def refuse_unusable_loss(trial: Trial) -> None:
     """Refuse a loss without a gradient, and one that reads the gradients of parameters.
 

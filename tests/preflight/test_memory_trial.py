@@ -180,6 +180,27 @@ def test_draws_of_own_aggregators_have_the_key_of_the_round():
     assert merge(1) == merge(1) != merge(2)
 
 
+class Projecting(FedAvg):
+    """A projection beside the models, which no optimizer trains."""
+
+    def __init__(self):
+        super().__init__(seeded(mlp), optimizer=sgd(0.1))
+        self.projection = torch.nn.Linear(3, 3)
+
+
+class Tempered(torch.nn.CrossEntropyLoss):
+    def __init__(self):
+        super().__init__()
+        self.temperature = torch.nn.Parameter(torch.ones(()))
+
+
+def test_a_warning_names_parameters_that_no_model_contains():
+    with pytest.warns(match="No model of Projecting contains `projection.weight`, `projection.b"):
+        set_up(Projecting())
+    with pytest.warns(match="No model of FedAvg contains `criterion.temperature`, which keep"):
+        set_up(FedAvg(seeded(mlp), optimizer=sgd(0.1), criterion=Tempered()))
+
+
 class Turning(Uniform):
     """Draws one client after the other by a counter."""
 
