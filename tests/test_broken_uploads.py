@@ -538,6 +538,7 @@ def test_run_without_a_share_stops_at_the_first_broken_upload(breakage):
 def test_broken_uploads_of_byzantine_clients_are_counted_without_a_limit():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="VariedCohorts keeps values")
         end = run(
             breaking_client(FedAvg), max_rejected=0.0, attack=pl_fed.attacks.RandomLabels(), ids=[3]
         )

@@ -311,7 +311,8 @@ class ByzantineClients:
     def _forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
         """Return the uploads that the attack forges; draws of a user's class have a key.
 
-        A user's attack that changes attributes is tried after its first call.
+        A user's attack that changes attributes is tried after its first call; not one that trains,
+        whose base class keeps what an attacker has.
 
         Raises:
             ValueError: If a checkpoint lacks a part of the attack's memory.
@@ -325,7 +326,7 @@ class ByzantineClients:
             return attack.forge(honest, own, context)
 
         with fork_all_generators(own.device) as seed:
-            if self._has_tried_memory:
+            if self._has_tried_memory or attack.trains:
                 return forge(attack)
             self._has_tried_memory = True
             attributes, before = read_values(attack), _copy(attack)
