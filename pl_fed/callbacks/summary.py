@@ -78,7 +78,7 @@ class Summary(Callback):
             for sentence in filter(None, sentences):
                 console.print(sentence, soft_wrap=True, markup=False)
         else:
-            console.print(f"no benign client has {stage} data", style="italic")
+            console.print(self._explain_empty(part), style="italic")
         if any(held_out.values()):
             table = _build_table(held_out, self.federation.monitored_metric)
             console.print(f"{stage} {_subject(held_out)} of held-out clients", style="italic")
@@ -89,6 +89,14 @@ class Summary(Callback):
             console.print(f"The run's files are in {self.folder}", soft_wrap=True, markup=False)
             if self._fitted and self.next_command:
                 console.print(f"Next: {self.next_command}", soft_wrap=True, markup=False)
+
+    def _explain_empty(self, part: str) -> str:
+        """Return the reason of a table without metrics."""
+        stage = "validation" if part == "val" else part
+        sizes = self.federation.session.datamodule.clients.part(part).sizes
+        if not sizes[~self.federation.is_byzantine].any():
+            return f"no benign client has {stage} data"
+        return f"no metrics: log some in `{stage}_step` of the net, or set `federation.metrics`"
 
     def _describe_central(self, numbers: Mapping[str, Tensor], part: str) -> str | None:
         """Return the metrics of the global model on the server's samples; ``None`` without any."""

@@ -694,7 +694,7 @@ def _check_sections(adversary: object, engine: object, storage: object) -> None:
         if not isinstance(section, kind):
             raise TypeError(
                 f"Expected argument `federation.{name}` to be of type {kind.__name__} but got"
-                f" {section!r}: give pl_fed.{kind.__name__}(...)."
+                f" {section!r}: give pl_fed.{kind.__name__}(...), or leave it out."
             )
 
 

@@ -339,9 +339,10 @@ class ByzantineClients:
 def _copy(attack: Attack) -> Attack | None:
     """Return a copy of an attack; ``None`` if Python cannot copy it."""
     try:
-        return copy.deepcopy(attack)
+        copied = copy.deepcopy(attack)
     except Exception:  # for example an attribute with a lock
         return None
+    return None if copied is attack else copied
 
 
 def _is_by_user(attack: Attack) -> bool:

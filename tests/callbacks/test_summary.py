@@ -12,7 +12,13 @@ CLASSES |= {"accuracy_weighted": 0.91, "loss": 0.3}
 
 
 def print_summary(
-    capsys, never_trained=0, untrained_models=None, logged=None, held_out_models=None, **models
+    capsys,
+    never_trained=0,
+    untrained_models=None,
+    logged=None,
+    held_out_models=None,
+    test_samples=1,
+    **models,
 ):
     metrics, held_out = (
         {name: SimpleNamespace(compute=lambda v=v: v) for name, v in tables.items()}
@@ -22,7 +28,14 @@ def print_summary(
     federation = SimpleNamespace(
         metrics=lambda part: metrics,
         held_out_metrics=lambda part: held_out,
-        session=SimpleNamespace(central=None),
+        session=SimpleNamespace(
+            central=None,
+            datamodule=SimpleNamespace(
+                clients=SimpleNamespace(
+                    part=lambda _: SimpleNamespace(sizes=torch.full((9,), test_samples))
+                )
+            ),
+        ),
         is_byzantine=benign,
         monitored_metric="accuracy",
         clients_without_training=lambda: untrained,
@@ -61,8 +74,13 @@ def test_summary_has_no_empty_row(capsys, success):
 
 
 def test_summary_without_test_data_is_one_sentence(capsys):
-    assert print_summary(capsys, **{"global": {}, "personal": {}}) == [
-        "no benign client has test data"
+    models = {"global": {}, "personal": {}}
+    assert print_summary(capsys, test_samples=0, **models) == ["no benign client has test data"]
+
+
+def test_summary_without_metrics_says_so(capsys):
+    assert print_summary(capsys, **{"global": {}}) == [
+        "no metrics: log some in `test_step` of the net, or set `federation.metrics`"
     ]
 
 
