@@ -33,9 +33,13 @@ class Model:
         evaluated: Whether the model has metrics. The last evaluated model gives predictions.
         validated: Whether its loss on the client's validation data is computed at the end of a
             round: see ``ClientRound.validation_losses``.
-        work: The local work on the model in a round; ``None`` for the client's local work.
+        work: The local work on the model in a round, :class:`~pl_fed.data.batches.LocalWork`;
+            ``None`` for the client's local work.
         lr: The learning rate of the model; ``None`` for that of the optimizer.
         options: Further options of its parameter group in the optimizer, such as ``momentum``.
+
+    Raises:
+        TypeError: If ``work`` is no local work, or ``lr`` is no number.
 
     Example:
         >>> Model(lr=0.1, options={"momentum": 0.9}).group_options
@@ -49,6 +53,17 @@ class Model:
     work: LocalWork | None = None
     lr: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.work, LocalWork | None):
+            raise TypeError(
+                "Expected argument `work` of a Model to be a pl_fed.data.batches.LocalWork, such as"
+                f" LocalWork(steps=2) or LocalWork(epochs=2), or None, but got {self.work!r}."
+            )
+        if isinstance(self.lr, bool) or not isinstance(self.lr, int | float | Tensor | None):
+            raise TypeError(
+                f"Expected argument `lr` of a Model to be a number, or None, but got {self.lr!r}."
+            )
 
     @property
     def group_options(self) -> dict[str, Any]:

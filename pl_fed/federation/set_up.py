@@ -23,6 +23,7 @@ from pl_fed.preflight.net_trial import (
     check_default_parts,
     find_net_facts,
     find_own_reads,
+    refuse_unknown_options,
     refuse_unusable_loss,
     try_attacks,
     try_features,
@@ -259,6 +260,7 @@ class SessionSetup:
         refuse_unusable_loss(trial)
         check_default_parts(trial)
         warn_of_untrained_parameters(trial.client)
+        refuse_unknown_options(trial.client)
         try_round(trial)
         facts = self._find_step_facts(trial, session.rounds.batch_rule)
         trial.client.draws_globally = facts.draws_globally

@@ -173,6 +173,28 @@ def warn_of_untrained_parameters(client: Client) -> None:
         )
 
 
+def refuse_unknown_options(client: Client) -> None:
+    """Refuse options of a model that the local optimizer does not have; torch ignores these.
+
+    An option of 0 or false turns something off, which another optimizer may lack.
+
+    Raises:
+        ValueError: With the options of the optimizer.
+    """
+    if not any(any(client.models[name].options.values()) for name in client.trained):
+        return
+    optimizer = client.objective.build_optimizer(client.trained_parameters)
+    known = getattr(optimizer, "defaults", None)
+    for name in client.trained:
+        options = client.models[name].options.items()
+        unknown = [key for key, value in options if value and known and key not in known]
+        if unknown:
+            raise ValueError(
+                f"Expected `options` of model `{name}` of {type(client).__name__} to be arguments"
+                f" of {type(optimizer).__name__} ({', '.join(known)}) but got {quote(unknown)}."
+            )
+
+
 def refuse_unusable_loss(trial: Trial) -> None:
     """Refuse a loss without a gradient, and one that reads the gradients of parameters.
 

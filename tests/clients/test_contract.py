@@ -7,6 +7,7 @@ import torch
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from tables import table_test
 
+from pl_fed import Federation
 from pl_fed.clients import Client, FedAvg, Scaffold
 from pl_fed.clients.contract import RESERVED_NAMES, MissingModelError, Model
 from pl_fed.samplers import Uniform
@@ -292,3 +293,36 @@ def test_models_of_a_round_are_a_dictionary():
     assert round.copy().models["personal"] is round.models["personal"]
     with pytest.raises(KeyError):
         round.select(torch.tensor([1])).models["own"]
+
+
+@table_test(
+    ("settings", "match"),
+    [
+        ({"work": 2}, "`work` of a Model to be a pl_fed.data.batches.LocalWork, .* but got 2"),
+        ({"lr": "0.1"}, "`lr` of a Model to be a number, or None, but got '0.1'"),
+    ],
+)
+def test_settings_of_a_model_are_checked(settings, match):
+    with pytest.raises(TypeError, match=match):
+        Model(**settings)
+
+
+def test_models_are_records():
+    client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
+    with pytest.raises(TypeError, match="a Model for each name but got 'kept' for 'own': give pl"):
+        client.set_models({"global": Model(), "own": "kept"})
+
+
+def test_a_misspelt_option_of_a_model_is_refused():
+    """torch ignores unknown options of parameter groups."""
+
+    def set_up(**options):
+        client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
+        client.set_models({"global": Model(options=options)})
+        Federation(Uniform(2), seed=0).setup(client, shared_out(classes([6, 6])), "fit")
+
+    with pytest.raises(
+        ValueError, match=r"`options` of model `global` .* \(lr, mom.* got `momentun`"
+    ):
+        set_up(momentun=0.5)
+    set_up(momentum=0.5, foreach=False, beta=0.0)
