@@ -25,6 +25,7 @@ from pl_fed.devices import is_out_of_memory
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.metrics.named import metric_arguments
 from pl_fed.nets.calls import Net, reads_own_weights
+from pl_fed.nets.fingerprints import package_of
 from pl_fed.nets.modes import evaluation_mode, mixes_samples, training_mode
 from pl_fed.preflight.explanations import call_or_explain, list_shapes
 from pl_fed.preflight.module_trial import find_module_facts
@@ -509,6 +510,12 @@ def _try_metrics(client: Client, outputs: Tree, targets: Tree) -> None:
         )
         pair = call_or_explain(expected, lambda: client.task.metric_inputs(outputs, targets))
         _check_pair(name, pair)
+        if package_of(client.task) != "pl_fed" and all(isinstance(v, Tensor) for v in pair):
+            expected = (
+                f"Expected the metric `{key}` of the task {name} to take outputs of shape"
+                f" {list_shapes(pair[0])} and targets of shape {list_shapes(pair[1])}, as its"
+                " `metric_inputs` returns them, but that"
+            )
         call_or_explain(
             expected,
             lambda: metric.update(*metric_arguments(metric, *pair)),  # noqa: B023

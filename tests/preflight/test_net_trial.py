@@ -12,6 +12,7 @@ from stateful_modules import Stateful
 from tables import table_test
 from torch import nn
 from torchmetrics import MeanAbsoluteError, MetricCollection
+from torchmetrics.classification import MulticlassAUROC
 
 from pl_fed import Federation, clients
 from pl_fed.clients import (
@@ -482,3 +483,18 @@ def test_predictions_of_a_task_have_a_column_of_this_name():
     client = FedAvg(nn.Linear(4, 2), task=OtherColumns())
     with pytest.raises(ValueError, match="to return a column `prediction` but got best, top: ren"):
         Federation(All(), seed=0).setup(client, masked_numbers(), "fit")
+
+
+class OneClassEach(Masked):
+    def metric_inputs(self, outputs, targets):
+        return outputs.argmax(1), targets["y"].argmax(1)
+
+
+def test_a_metric_that_fails_is_told_with_the_values_that_it_got():
+    client = FedAvg(nn.Linear(4, 2), task=OneClassEach())
+    federation = Federation(All(), seed=0, metrics={"auroc": MulticlassAUROC(2)})
+    words = r"outputs of shape \[2\] and targets of shape \[2\], as its `metric_inputs` returns"
+    with pytest.raises(
+        ValueError, match=rf"`auroc` of the task OneClassEach to take {words} them, but"
+    ):
+        federation.setup(client, masked_numbers(), "fit")
