@@ -957,6 +957,15 @@ class Client(Configurable, ClientRounds, ABC):
         return {}
 
     @property
+    def root_work(self) -> tuple[str, LocalWork]:
+        """The trained model that gives the server's root update its optimizer, and its local work.
+
+        By default the global model, or else the first trained one.
+        """
+        model = "global" if "global" in self.trained else self.trained[0]
+        return model, self.objective.work(model)
+
+    @property
     def upload_numbers(self) -> int:
         """How many numbers a client sends in a round: shared ones, and proposals."""
         return self._exchanged_numbers

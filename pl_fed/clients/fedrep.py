@@ -96,6 +96,11 @@ class FedRep(FedPer):
                 }
             )
 
+    @property
+    def root_work(self) -> tuple[str, LocalWork]:
+        """The body's optimizer and local work: the root's length is that of a body's change."""
+        return ("personal", self.local_work) if self.own else super().root_work
+
     def check(self, data: ClientData, population: Population) -> None:
         """Refuse states of local optimizers that clients keep: they move the body too early."""
         super().check(data, population)

@@ -24,9 +24,9 @@ class RootTraining:
 
     For every algorithm, the objective is the plain loss of the global model, with the clients'
     values of frozen parameters (``Client.frozen_values``). Local steps, optimizer and the round's
-    optimizer options are the clients'. The update has the form of an upload: it is 0 in the parts
-    that clients keep, such as FedPer's heads. Otherwise uploads of the body would be scaled to the
-    length of body and head.
+    optimizer options are the clients': in FedRep those of the body (``Client.root_work``). The
+    update has the form of an upload: it is 0 in the parts that clients keep, such as FedPer's
+    heads. Otherwise uploads of the body would be scaled to the length of body and head.
 
     Source: X. Cao, M. Fang, J. Liu and N. Z. Gong, "FLTrust: Byzantine-robust Federated Learning
     via Trust Bootstrapping", NDSS 2021, arXiv 2012.13995, Algorithm 2.
@@ -43,8 +43,8 @@ class RootTraining:
         self.seed = key(seed, "root")
         self.augment = augment
         self.client = client
-        self._model = "global" if "global" in client.trained else client.trained[0]
-        model = client.objective.models[self._model]
+        self._model, work = client.root_work
+        model = replace(client.objective.models[self._model], work=work)
         self.objective = Objective(self._step, {"global": model}, client.optimizer)
 
     def _step(self, batch: Batch, batch_idx: int) -> Tensor:

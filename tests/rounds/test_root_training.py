@@ -239,6 +239,16 @@ def test_root_update_of_every_algorithm_equals_that_of_fedavg(kind):
     assert_close(root, expected, rtol=0, atol=1e-14)
 
 
+def test_root_update_of_fedrep_has_the_steps_of_the_body():
+    """And the body's optimizer: the head's steps would make the server's step as long as theirs."""
+    data = data_with_root()
+    work = {"optimizer": sgd(0.3), "local_epochs": 2}
+    (expected,), _ = run_roots(FedPer(seeded(mlp), **work), data, rounds=1)
+    (root,), _ = run_roots(FedRep(seeded(mlp), head_epochs=7, **work), data, rounds=1)
+    assert root.norm() > 0.01
+    assert_close(root, expected, rtol=0, atol=1e-14)
+
+
 def test_root_update_of_fedbabu_trains_the_body_under_the_frozen_head():
     data, client = data_with_root(), FedBABU(seeded(mlp), optimizer=sgd(0.3), local_epochs=3)
     assert_root_equals_upload(client, data)
