@@ -65,8 +65,9 @@ class DeepSight(Aggregator):
     and the clipped ones among the others as ``"clipped"``.
 
     Each round takes ``num_sets`` · ``num_inputs`` forward passes of n + 1 models. It refuses nets
-    without a linear layer with a bias at the end, and inputs other than one real tensor. The last
-    layer in the order of the parameters is the output layer. With clients that keep this layer to
+    without a linear layer with a bias and two or more outputs at the end, nets without a `forward`,
+    and inputs other than one real tensor. The last layer in the order of the parameters is the
+    output layer. With clients that keep this layer to
     themselves, as in FedRep, no model is suspicious: the result is the clipped mean of all groups.
 
     Args:
@@ -83,8 +84,9 @@ class DeepSight(Aggregator):
 
     Raises:
         ValueError: If an argument is out of range, there is no upload, or the context lacks the
-            net, its inputs or the layout. If the net has no output layer with a bias, other
-            inputs than one real tensor, or other outputs than [batch, K].
+            net, its inputs or the layout. If the net has no output layer with a bias and
+            two or more outputs, other inputs than one real tensor, or other outputs than
+            [batch, K].
 
     Example:
         >>> from pl_fed.nets.rows import RowLayout
@@ -141,6 +143,12 @@ class DeepSight(Aggregator):
                 f" {name} but got {layer.name} without a trainable bias: add the bias, or use"
                 " another `federation.aggregator`."
             )
+        if layer.num_outputs < 2:
+            raise ValueError(
+                "Expected argument `net` to return a score for each of two or more classes for"
+                f" {name}, which compares them, but {layer.name} has one output: use another"
+                " `federation.aggregator`."
+            )
         if inputs is not None and not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
             kind = str(inputs.dtype) if isinstance(inputs, Tensor) else type(inputs).__name__
             raise ValueError(
@@ -148,6 +156,9 @@ class DeepSight(Aggregator):
                 f" {name}, which draws random inputs, but got {kind}: use another"
                 " `federation.aggregator`."
             )
+        if context.net is not None and isinstance(inputs, Tensor):  # in a trial before training
+            example = to_device(torch.zeros(1, *inputs.shape[1:]), inputs, inputs.dtype)
+            self._log_probabilities(context.net(), example)
         return layer
 
     def _accept(self, uploads: Tensor, layer: OutputLayer, context: RoundContext) -> Tensor:
@@ -219,8 +230,15 @@ class DeepSight(Aggregator):
 
     def _log_probabilities(self, net: nn.Module, inputs: Tensor) -> Tensor:
         """Return the logarithms of the softmax of a net's outputs, float64 [batch, K]."""
-        with torch.no_grad():
-            outputs = net(inputs)
+        try:
+            with torch.no_grad():
+                outputs = net(inputs)
+        except NotImplementedError as error:  # a LightningModule may have steps alone
+            raise ValueError(
+                "Expected argument `net` to return a score for each class for"
+                f" {type(self).__name__} but its `forward` failed: {str(error).rstrip('.')}; define"
+                " it, or use another `federation.aggregator`."
+            ) from error
         if not isinstance(outputs, Tensor) or outputs.ndim != 2:
             got = getattr(outputs, "shape", type(outputs).__name__)
             raise ValueError(

@@ -438,7 +438,6 @@ class RoundRunner:
             unsent=self.client.unsent_positions,
             note=notes,
             reject=notes.attack.flag,
-            net=self.evaluator.copy_global_model if self.server.aggregator.needs_net else None,
         )
         own, share = trained.own, trained.share
         rows = own.uploads
@@ -478,6 +477,7 @@ class RoundRunner:
             num_samples=num_samples,
             num_rounds=self.settings.rounds,
             layout=self.client.row("global").layout,
+            net=self.evaluator.copy_global_model if self.server.aggregator.needs_net else None,
             inputs=self._empty_inputs() if self.server.aggregator.needs_net else None,
         )
 

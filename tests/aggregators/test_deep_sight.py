@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from scipy.spatial.distance import pdist, squareform
 from sklearn.cluster import HDBSCAN
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
@@ -201,6 +202,9 @@ def test_nets_and_inputs_that_do_not_fit_are_refused():
         r"linear layer with a bias for DeepSight but got weight without": {
             "layout": RowLayout.from_parameters(nn.Linear(15, 3, bias=False))
         },
+        r"two or more classes for DeepSight, which compares them, but weight has one output": {
+            "layout": RowLayout.from_parameters(nn.Linear(44, 1))
+        },
         r"`data` to have one tensor .* but got torch.int64": {
             "inputs": torch.empty(0, 4, dtype=torch.int64)
         },
@@ -220,6 +224,23 @@ def test_nets_and_inputs_that_do_not_fit_are_refused():
 def test_refusal_comes_before_training():
     client = FedAvg(seeded(lambda: nn.Sequential(nn.Linear(4, 3, bias=False))), optimizer=sgd())
     with pytest.raises(ValueError, match=r"a bias for DeepSight but got 0\.weight"):
+        run_rounds(client, shared_out(classes([5, 5, 5])), 0, aggregator=DeepSight())
+
+
+class StepsAlone(LightningModule):
+    """A module without a ``forward``, as the first page of pl_fed shows one."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
+def test_module_without_a_forward_is_refused_before_training():
+    client = FedAvg(seeded(StepsAlone), optimizer=sgd())
+    with pytest.raises(ValueError, match=r"for DeepSight but its `forward` failed: .*StepsAlone"):
         run_rounds(client, shared_out(classes([5, 5, 5])), 0, aggregator=DeepSight())
 
 
