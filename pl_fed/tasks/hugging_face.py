@@ -83,6 +83,7 @@ class HuggingFace(Task):
         self.ignore_index = ignore_index
         self._config: Any = None
         self._main_input = "input_ids"
+        self._adds_tokens = False
         self._model_name = "a Hugging Face model"
         self._head: Task = Classification()
 
@@ -108,6 +109,8 @@ class HuggingFace(Task):
             )
         self._config, self._main_input = model.config, model.main_input_name
         self._model_name = type(model).__name__
+        adapter = getattr(net, "active_peft_config", None)  # of a model of peft
+        self._adds_tokens = bool(getattr(adapter, "is_prompt_learning", False))
         self.problem = self._chosen or _read_problem(model)
         self._head = self._build_head(int(self._config.num_labels))
 
@@ -139,14 +142,17 @@ class HuggingFace(Task):
         return logits
 
     def _prepare(self, net: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the model's arguments with an additive mask, if the model takes one."""
+        """Return the model's arguments with an additive mask, if the model takes one.
+
+        A model of peft that puts trained tokens before the text lengthens the mask by itself.
+        """
         ids = arguments.get("input_ids")
         if not isinstance(ids, Tensor) or ids.dim() != 2:
             return arguments
         mask = arguments.get("attention_mask")
-        if not takes_additive_masks(self._config, ids.shape[1]) or (
-            mask is not None and mask.dim() != 2
-        ):
+        if self._adds_tokens or not takes_additive_masks(self._config, ids.shape[1]):
+            return arguments
+        if mask is not None and mask.dim() != 2:
             return arguments
         causal = is_causal(self._config)
         mask = torch.ones_like(ids) if mask is None else mask

@@ -114,6 +114,18 @@ def test_a_family_with_other_masks_gets_its_arguments_unchanged():
     assert torch.equal(task.predict(net, arrays.inputs), net(**arrays.inputs).logits)
 
 
+def test_a_model_with_trained_tokens_before_the_text_lengthens_the_mask_by_itself():
+    peft = pytest.importorskip("peft", reason="needs trained prompts")
+    config = peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2)
+    net = peft.get_peft_model(tiny("bert").get_base_model(), config).eval()
+    task, arrays = HuggingFace(), texts()
+    task.read_net(net)
+    with torch.no_grad():
+        outputs = task.predict(net, arrays.inputs)
+        expected = net(**arrays.inputs).logits
+    assert torch.equal(outputs, expected)
+
+
 def test_causal_masks_hide_later_tokens_and_padding():
     mask = additive_mask(torch.tensor([[1, 1, 0]]), causal=True, dtype=torch.float64)
     assert (mask[0, 0] == 0).int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 0]]
