@@ -587,12 +587,18 @@ def _read_numbers(table: Any, name: str) -> np.ndarray:
 
 
 def _plain(table: Any, name: str) -> Any:
-    """Return a column of a table as one array, without a dictionary of its values."""
+    """Return a column of a table as one array, without a dictionary of its values.
+
+    NaN is a missing value, too: some programs write it to parquet files as a number.
+    """
     import pyarrow as pa
+    from pyarrow import compute
 
     column = table.column(name)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
+    if pa.types.is_floating(column.type):
+        column = compute.if_else(compute.is_nan(column), None, column)
     return column.combine_chunks()
 
 

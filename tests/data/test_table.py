@@ -1,6 +1,7 @@
 """Tables: CSV and parquet files, and the use of their columns."""
 
 import csv
+import math
 import sys
 
 import numpy as np
@@ -136,6 +137,16 @@ def test_missing_categories_are_a_category(write_table):
         write_table(job=[None, 7, 3, None]), "ill", inputs=["job"], one_hot=["job"]
     ).load()
     assert arrays.inputs.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 0, 1]]
+
+
+def test_not_a_number_is_a_missing_value(tmp_path):
+    """Some programs write it to parquet files as a number."""
+    path = save_parquet(tmp_path, age=[math.nan, 7.0, 3.0, None])
+    arrays = Table(path, "ill", inputs=["age"], ids=["age"]).load()
+    assert arrays.inputs.flatten().tolist() == [2, 1, 0, 2]
+    for settings in ({"classes": True}, {"categories": {"age": [3, 7]}}):
+        with pytest.raises(ValueError, match="'age' to have a value in each row but got none in 2"):
+            Table(path, "age", inputs=["weight"], **settings).load()
 
 
 def test_integers_that_would_be_rounded_are_refused_by_column(tmp_path):
