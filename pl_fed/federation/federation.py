@@ -527,14 +527,21 @@ class Federation(Configurable):
 
         Raises:
             ValueError: If the algorithm evaluates no model of this name: its tensors may be those
-                of the first round, as those of a global model that nobody trains. Or if another
-                process keeps the model of a client, or all processes train that of a held-out one.
+                of the first round, as those of a global model that nobody trains. If clients
+                predict by more than this net, as in kNN-Per. Or if another process keeps the model
+                of a client, or all processes train that of a held-out one.
         """
         evaluated = self.client.evaluated
         if model is not None and model not in evaluated:
             raise ValueError(
                 f"Expected argument `model` to be one of {', '.join(evaluated)} but got {model!r},"
                 f" which {type(self.client).__name__} does not evaluate."
+            )
+        if (model or evaluated[-1]) != "global" and not self.client.predicts_by_net:
+            raise ValueError(
+                f"Expected argument `model` to be global for {type(self.client).__name__}, which"
+                f" predicts by more than a net, but got {model or evaluated[-1]!r}: its clients'"
+                " predictions are those of `trainer.predict`."
             )
         if model != "global":
             self._check_home(clients)

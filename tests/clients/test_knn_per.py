@@ -20,8 +20,10 @@ from small_federations import (
 from tables import table_test
 from torch import nn
 
+from pl_fed import Federation
 from pl_fed.clients import FedAvg, KNNPer
 from pl_fed.clients.knn_per import neighbor_shares
+from pl_fed.samplers import All
 
 SIZES = [80, 3, 50, 25]  # client 1 has no validation samples, and fewer training samples than k
 FRACTIONS = {"val_fraction": 0.15, "test_fraction": 0.3}
@@ -154,6 +156,17 @@ def test_a_client_that_never_trained_predicts_by_its_samples_too():
     result = trained(make(lams=[], lam=1.0), data, sampler=Cohorts((0, 1)))
     losses = [result.metrics[model]["loss"] for model in ("global", "personal")]
     assert not torch.isclose(losses[0][2:], losses[1][2:]).any()
+
+
+def test_a_client_s_own_predictions_are_no_net_that_python_could_get():
+    federation = Federation(All(), seed=0)
+    client = make()
+    federation.setup(client, local_rules(), "test")
+    for model in (None, "personal"):
+        with pytest.raises(ValueError, match=r"`model` to be global for KNNPer, which predicts by"):
+            federation.model_of(1, model)
+    net = federation.model_of(1, "global")
+    assert torch.equal(next(net.parameters()), next(client.global_model.parameters()))
 
 
 class Unseen(nn.Module):
