@@ -242,8 +242,13 @@ def name_computed_metrics(module: nn.Module) -> dict[str, Metric]:
 
 
 def keep_local(metric: Any) -> None:
-    """Stop a metric from communicating: processes evaluate different clients."""
-    metric.distributed_available_fn = _is_not_distributed
+    """Stop a metric and its parts from communicating: processes evaluate different clients.
+
+    Sums of metrics, and wrappers of torchmetrics, compute the values of their parts.
+    """
+    for part in metric.modules():
+        if isinstance(part, Metric):
+            part.distributed_available_fn = _is_not_distributed
 
 
 def local_metrics(task: Task, device: torch.device) -> dict[str, Any]:

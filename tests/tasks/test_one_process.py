@@ -10,10 +10,12 @@ from lightning.fabric.utilities.distributed import _sync_ddp_if_available
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from stateful_modules import Stateful
+from torchmetrics import MeanMetric, SumMetric
 
 import pl_fed
 from pl_fed.samplers import All
 from pl_fed.tasks import LightningTask
+from pl_fed.tasks.metric_values import keep_local
 from pl_fed.tasks.one_process import one_process
 from pl_fed.types import Batch
 
@@ -35,6 +37,14 @@ def test_other_processes_are_hidden(group):
             dist.all_reduce(ones)
     assert dist.is_initialized()
     dist.all_reduce(ones)
+
+
+def test_parts_of_a_client_s_metric_stay_in_its_process(group):
+    metric = MeanMetric() + SumMetric()
+    keep_local(metric)
+    metric.update(torch.tensor([1.0, 3.0]))
+    with mock.patch("torchmetrics.metric.gather_all_tensors", side_effect=AssertionError):
+        assert float(metric.compute()) == 6.0
 
 
 def test_trainer_speaks_of_one_process(group, tmp_path):
