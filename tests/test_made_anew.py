@@ -141,6 +141,22 @@ def test_evaluation_by_another_federation_warns(tmp_path):
     assert again["test/global/loss"] == expected["test/global/loss"]
 
 
+def test_evaluation_after_another_algorithm_of_the_federation_warns(tmp_path, recwarn):
+    match = "This Federation has run another Ditto since the fit of this Ditto, and no longer has"
+    trainer, first = fit_client(tmp_path, rounds=1)
+    second = Ditto(seeded(mlp), optimizer=sgd(0.2))
+    other = pl_fed.Trainer(
+        trainer.federation, default_root_dir=tmp_path, max_epochs=1, **TRAINER_OPTIONS
+    )
+    other.fit(second, make_data())
+    expected = results(other, second, make_data())
+    assert not [warning for warning in recwarn if "This Federation" in str(warning.message)]
+    checkpoint = other.run_dir / "checkpoints" / "last.ckpt"
+    with pytest.warns(UserWarning, match=match):
+        results(trainer, first, make_data())
+    assert results(other, second, make_data(), ckpt_path=checkpoint) == expected
+
+
 def test_net_that_another_algorithm_has_trained_gets_a_warning(tmp_path, recwarn):
     trainer, first = fit_client(tmp_path, FedAvg, rounds=1)
     trainer.fit(first, make_data())  # goes on with its own weights

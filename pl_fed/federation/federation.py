@@ -348,6 +348,10 @@ class Federation(Configurable):
             raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
         return self._session
 
+    def has_replaced(self, client: Client) -> bool:
+        """Return whether the session is that of another algorithm."""
+        return self._session is not None and self._session.client is not client
+
     # A round
 
     def run_round(

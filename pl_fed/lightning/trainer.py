@@ -405,16 +405,27 @@ class Trainer(LightningTrainer):
     def _evaluation_checkpoint(
         self, client: Client | None, ckpt_path: str | Path | None
     ) -> str | Path | None:
-        """Return the checkpoint to load; warn if another federation has the clients' own models."""
-        previous = getattr(getattr(client, "_trainer", None), "federation", self.federation)
-        if not isinstance(client, Client) or previous is self.federation:
-            return self._resolve_checkpoint(ckpt_path)
-        if ckpt_path is None and client.state_defaults():
-            rank_zero_warn(
-                f"Another Federation has trained {type(client).__name__} and has its clients' own"
-                " models: here they are untrained. Use that Federation, or set `ckpt_path`."
-            )
+        """Return the checkpoint to load; warn if the clients' own models are not at hand."""
+        if ckpt_path is None and isinstance(client, Client) and client.state_defaults():
+            self._warn_of_lost_models(client)
         return self._resolve_checkpoint(ckpt_path)
+
+    def _warn_of_lost_models(self, client: Client) -> None:
+        """Warn if another federation has the clients' models, or this one has replaced them."""
+        name, previous = type(client).__name__, getattr(client, "_trainer", None)
+        if previous is None:
+            return
+        if getattr(previous, "federation", self.federation) is not self.federation:
+            rank_zero_warn(
+                f"Another Federation has trained {name} and has its clients' own models: here they"
+                " are untrained. Use that Federation, or set `ckpt_path`."
+            )
+        elif self.federation.has_replaced(client) and {*client.evaluated} - {"global"}:
+            rank_zero_warn(
+                f"This Federation has run another {type(self.federation.client).__name__} since the"
+                f" fit of this {name}, and no longer has its clients' own models: here they are"
+                " untrained. Set `ckpt_path`, or use one Federation for each algorithm."
+            )
 
     def _resolve_checkpoint(self, ckpt_path: str | Path | None) -> str | Path | None:
         """Return the checkpoint to load: the given one, or the run's last checkpoint."""
