@@ -47,7 +47,8 @@ class RunSummary(Callback):
     The file has the final metrics, measures of the attack over all rounds, counts of clients,
     rounds and uploads, seconds, seeds, classes, versions, the commit and the device. Metrics,
     measures and counts of uploads are those of ``metrics.csv``, so they are right after a resume.
-    An undefined or infinite number is ``null``.
+    A sum over all rounds is ``null`` if the file lacks rows of rounds, as in a new folder for a
+    checkpoint's path. An undefined or infinite number is ``null``, too.
 
     Args:
         federation: The federation.
@@ -99,15 +100,16 @@ class RunSummary(Callback):
         folder = self._output_folder(trainer)
         if folder is None:
             return
-        history = read_history(folder / "metrics.csv")
+        rounds, history = find_evaluated_round(trainer), read_history(folder / "metrics.csv")
+        _forget_partial_sums(history, rounds)
         summary = {
             "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
             "stage": stage,
             "diverged": diverged,
             "metrics": _add_undefined(history, trainer.callback_metrics),
             "attack": self._summarize_attack(history),
-            "counts": self._counts(find_evaluated_round(trainer), history),
-            "seconds": self._seconds(history["seconds"]),
+            "counts": self._counts(rounds, history),
+            "seconds": self._seconds(history["seconds"], history["is_complete"]),
             "seeds": self._seeds(),
             "config": next((name for name in _CONFIGS if (folder / name).is_file()), None),
             "classes": self._classes(),
@@ -162,12 +164,12 @@ class RunSummary(Callback):
         held_out = self.federation.session.held_out
         return {} if held_out is None else {"held_out": held_out.states.loaded.num_clients}
 
-    def _seconds(self, round_times: list[float]) -> dict[str, float | None]:
+    def _seconds(self, round_times: list[float], is_complete: bool) -> dict[str, float | None]:
         rounds = math.fsum(round_times)
         return {
             "total": time.monotonic() - self._created,
             "start_up": self._start_up,
-            "rounds": rounds if round_times else None,
+            "rounds": rounds if round_times and is_complete else None,
             "per_round": rounds / len(round_times) if round_times else None,
         }
 
@@ -203,9 +205,9 @@ def read_history(path: Path) -> dict[str, Any]:
         ``attack``, the measures of the attack in each round by name; ``backdoor``, the success of a
         backdoor on validation data by model and round;
         ``uploads``, the number of uploads over all rounds by outcome; ``small_cohorts``, the number
-        of rounds without a step; ``seconds``, a list.
+        of rounds without a step; ``seconds`` and ``timed``, the times of rounds and their numbers.
     """
-    history: dict[str, Any] = {"test": {}, "val": {}, "uploads": {}, "seconds": []}
+    history: dict[str, Any] = {"test": {}, "val": {}, "uploads": {}, "seconds": [], "timed": []}
     history["small_cohorts"] = 0
     history |= {"attack": {}, "backdoor": {}}
     for row in _read_rows(path):
@@ -224,7 +226,21 @@ def read_history(path: Path) -> dict[str, Any]:
         history["small_cohorts"] += int(row.get("train/small_cohort", 0))
         if "time/round" in row:
             history["seconds"].append(row["time/round"])
+            history["timed"].append(int(row["round"]))
     return history
+
+
+def _forget_partial_sums(history: dict[str, Any], rounds: int) -> None:
+    """Remove sums over all rounds from a history that lacks rows of rounds; note ``is_complete``.
+
+    Args:
+        history: The result of :func:`read_history`.
+        rounds: The number of rounds behind the models.
+    """
+    timed = history["timed"]
+    history["is_complete"] = len(timed) >= rounds and timed == [*range(len(timed))]
+    if not history["is_complete"]:
+        history |= {"uploads": {}, "attack": {}, "small_cohorts": None}
 
 
 def summarize_attack(rounds: Mapping[str, list[float]]) -> dict[str, float]:
