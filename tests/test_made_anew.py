@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from small_federations import classes, mlp, seeded, sgd, shared_out
 
 import pl_fed
 from pl_fed import Adversary, Federation
 from pl_fed.attacks import RandomLabels
+from pl_fed.callbacks import LastCheckpoint
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.samplers import Uniform
 
@@ -155,6 +157,28 @@ def test_evaluation_after_another_algorithm_of_the_federation_warns(tmp_path, re
     with pytest.warns(UserWarning, match=match):
         results(trainer, first, make_data())
     assert results(other, second, make_data(), ckpt_path=checkpoint) == expected
+
+
+@pytest.mark.parametrize("callback", [EarlyStopping("train/loss"), LastCheckpoint()])
+def test_callback_of_another_run_is_refused_and_replaces_no_checkpoint(tmp_path, callback):
+    def fit(folder, **options):
+        trainer = pl_fed.Trainer(
+            Federation(Uniform(3)),
+            run_dir=tmp_path / folder,
+            callbacks=[callback],
+            **{"max_epochs": 1, **TRAINER_OPTIONS, **options},
+        )
+        path = "last" if (tmp_path / folder / "checkpoints").exists() else None
+        trainer.fit(Ditto(seeded(mlp), optimizer=sgd(0.2)), make_data(), ckpt_path=path)
+
+    fit("first")
+    checkpoint = tmp_path / "first" / "checkpoints" / "last.ckpt"
+    before = checkpoint.read_bytes()
+    name = type(callback).__name__
+    with pytest.raises(ValueError, match=rf"without the {name} of another run .* build a new"):
+        fit("second")
+    assert checkpoint.read_bytes() == before
+    fit("first", max_epochs=2)  # the same run goes on
 
 
 def test_net_that_another_algorithm_has_trained_gets_a_warning(tmp_path, recwarn):

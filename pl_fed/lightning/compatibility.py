@@ -6,6 +6,7 @@ import os
 import re
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from lightning.pytorch.accelerators import Accelerator, CUDAAccelerator, MPSAcce
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
+    EarlyStopping,
     GradientAccumulationScheduler,
     LambdaCallback,
     LearningRateFinder,
@@ -138,6 +140,39 @@ def check_trainer(trainer: Any, model: Any) -> None:
     added = model.configure_callbacks()
     for callback in [*trainer.callbacks, *(added if isinstance(added, Sequence) else [added])]:
         check_callback(callback)
+
+
+_RUN_FOLDERS: "WeakKeyDictionary[Callback, Path]" = WeakKeyDictionary()
+"""The folder of the run in which a callback has kept its scores and the paths of its files."""
+
+
+def check_run_of_callbacks(trainer: Any, loads: bool) -> None:
+    """Refuse callbacks that hold the scores, or write into the folder, of another run.
+
+    A callback of Lightning keeps these if it is given to another trainer: it would stop that run
+    early by the scores of the first one, or replace its checkpoints.
+
+    Args:
+        trainer: The trainer, before it fits.
+        loads: Whether it loads a checkpoint, which has the scores of its run.
+
+    Raises:
+        ValueError: If there is such a callback.
+    """
+    if getattr(trainer, "fast_dev_run", False):
+        return
+    keeping = [c for c in trainer.callbacks if isinstance(c, (ModelCheckpoint, EarlyStopping))]
+    folder = trainer.run_dir.absolute()
+    for callback in keeping:
+        earlier = _RUN_FOLDERS.get(callback, folder)
+        if earlier != folder and not (loads and isinstance(callback, EarlyStopping)):
+            name = type(callback).__name__
+            raise ValueError(
+                f"Expected trainer argument `callbacks` without the {name} of another run but got"
+                f" that of {earlier}, whose scores and folder it keeps: build a new {name} for"
+                " each trainer."
+            )
+    _RUN_FOLDERS.update(dict.fromkeys(keeping, folder))
 
 
 def check_model(model: Any) -> None:

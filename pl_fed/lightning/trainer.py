@@ -54,6 +54,7 @@ from pl_fed.lightning.checkpoints import (
 from pl_fed.lightning.compatibility import (
     check_data,
     check_processes,
+    check_run_of_callbacks,
     check_trainer,
     choose_accelerator,
     warn_of_idle_processes,
@@ -322,8 +323,8 @@ class Trainer(LightningTrainer):
             FileNotFoundError: If ``ckpt_path`` is ``"last"`` and the run has no checkpoint.
             TypeError: If the model is not a :class:`~pl_fed.clients.Client`.
             ValueError: If a round cannot honour a setting of the trainer, a callback or the model;
-                another process uses the run's folder, or it contains another run; or
-                ``weights_only`` is ``False``.
+                another process uses the run's folder, or it contains another run; a callback has
+                the scores of another run; or ``weights_only`` is ``False``.
         """
         check_trainer(self, model)
         check_data(datamodule)
@@ -337,6 +338,7 @@ class Trainer(LightningTrainer):
         with self._hold_run_dir():
             if path is None and self.is_global_zero and not self._has_fitted:
                 check_holds_no_run(self.run_dir)
+            check_run_of_callbacks(self, loads=path is not None)
             self._has_fitted = True
             if path is not None:
                 postpone_experiments(self.loggers)
