@@ -143,22 +143,21 @@ def test_evaluation_by_another_federation_warns(tmp_path):
     assert again["test/global/loss"] == expected["test/global/loss"]
 
 
+@pytest.mark.slow
 def test_evaluation_after_another_algorithm_of_the_federation_warns(tmp_path, recwarn):
-    match = "This Federation has run another Ditto since the fit of this Ditto, and no longer has"
     trainer, first = fit_client(tmp_path, rounds=1)
     second = Ditto(seeded(mlp), optimizer=sgd(0.2))
     other = pl_fed.Trainer(
         trainer.federation, default_root_dir=tmp_path, max_epochs=1, **TRAINER_OPTIONS
     )
     other.fit(second, make_data())
-    expected = results(other, second, make_data())
+    results(other, second, make_data())
     assert not [warning for warning in recwarn if "This Federation" in str(warning.message)]
-    checkpoint = other.run_dir / "checkpoints" / "last.ckpt"
-    with pytest.warns(UserWarning, match=match):
+    with pytest.warns(UserWarning, match="has run another Ditto since the fit of this Ditto, and"):
         results(trainer, first, make_data())
-    assert results(other, second, make_data(), ckpt_path=checkpoint) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("callback", [EarlyStopping("train/loss"), LastCheckpoint()])
 def test_callback_of_another_run_is_refused_and_replaces_no_checkpoint(tmp_path, callback):
     def fit(folder, **options):
