@@ -312,12 +312,12 @@ class Client(Configurable, ClientRounds, ABC):
             TypeError: If a value is no :class:`Model`.
             ValueError: If no model is trained, or a name is taken or no identifier.
         """
-        for name, model in models.items():
+        for name, settings in models.items():
             self._check_name(name, "model", taken=(*self._states, *self._server_states))
-            if not isinstance(model, Model):
+            if not isinstance(settings, Model):
                 raise TypeError(
                     f"Expected argument `models` of {type(self).__name__} to have a Model for each"
-                    f" name but got {model!r} for {name!r}: give pl_fed.clients.Model()."
+                    f" name but got {settings!r} for {name!r}: give pl_fed.clients.Model()."
                 )
         unused = Model(trained=False, kept=False, evaluated=False)
         self.models = {**models}

@@ -182,17 +182,21 @@ def refuse_unknown_options(client: Client) -> None:
     Raises:
         ValueError: With the options of the optimizer.
     """
-    if not any(any(client.models[name].options.values()) for name in client.trained):
+    chosen = {
+        name: [option for option, value in client.models[name].options.items() if value]
+        for name in client.trained
+    }
+    if not any(chosen.values()):
         return
     optimizer = client.objective.build_optimizer(client.trained_parameters)
-    known = getattr(optimizer, "defaults", None)
-    for name in client.trained:
-        options = client.models[name].options.items()
-        unknown = [key for key, value in options if value and known and key not in known]
+    arguments = getattr(optimizer, "defaults", None)
+    for name, options in chosen.items():
+        unknown = [option for option in options if arguments and option not in arguments]
         if unknown:
             raise ValueError(
                 f"Expected `options` of model `{name}` of {type(client).__name__} to be arguments"
-                f" of {type(optimizer).__name__} ({', '.join(known)}) but got {quote(unknown)}."
+                f" of {type(optimizer).__name__} ({', '.join(arguments or ())}) but got"
+                f" {quote(unknown)}."
             )
 
 

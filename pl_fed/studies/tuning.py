@@ -70,7 +70,7 @@ class Tuner:
             build_trial(spec, self.plan, label, 0, {})
 
     def count_runs(self, labels: Iterable[str]) -> int:
-        """Return the number of runs that the tuning of some labels has, with and without results."""
+        """Return the number of all runs that the tuning of some labels has."""
         return sum(map(self._count_trials, labels)) * self.runs_per_trial
 
     @property
