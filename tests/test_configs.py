@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
+from further_cases import mark_if
 from hugging_face_models import tiny, write_texts
 from made_data import (
     write_celeba,
@@ -23,14 +24,25 @@ from made_data import (
 from torchvision import datasets
 
 from pl_fed.command.main import main
+from pl_fed.studies.cell_configs import check_config
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))  # W&B runs the sweeps
-SIMILAR = dict.fromkeys(  # to a config of the same kind that is quicker, or to its tests
-    ("lora", "frozen_body", "privacy_robust", "simple_tuning", "pfedme_epochs", "fedadagrad"),
-    pytest.mark.exhaustive,
+SIMILAR = (  # to a config of the same kind that is quicker, or to its tests
+    *("lora", "frozen_body", "privacy_robust", "simple_tuning", "pfedme_epochs", "fedadagrad"),
+    *("fedadam", "fedavgm", "fedyogi"),
+)
+# Fashion-MNIST by another algorithm, or under another attack, whose contracts run everywhere:
+# `make test` parses and checks these.
+CHECKED = (
+    *("a_little_is_enough", "aaggff", "afl", "apfl", "ditto_choice", "ditto_fedprox", "ewc"),
+    *("fedala", "fedas", "fedbabu", "feddbe", "feddyn", "fedfv", "fedmgda", "fednova", "fedper"),
+    *("fedprox", "fedrep", "fedrod", "finetuning", "flame_reference", "knn_per", "l2sgd"),
+    *("label_poisoning", "lp_proj", "mean_regularized", "mocha", "model_replacement", "moon"),
+    *("pfedfda", "pfedme", "propfair", "q_ffl", "random_updates", "scaffold", "symmetrized_kl"),
+    "term",
 )
 FASHION_MNIST = "configs/fashion_mnist.yaml"
 FEW_CLIENTS = "{data: {num_clients: 20}, federation: {sampler: {init_args: {cohort_size: 5}}}}"
@@ -115,7 +127,7 @@ def check_files_of(run: Path) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [pytest.param(path, id=path.stem, marks=SIMILAR.get(path.stem, ())) for path in CONFIGS],
+    [mark_if(path.stem in (*SIMILAR, *CHECKED), path, id=path.stem) for path in CONFIGS],
 )
 def test_config_runs_on_small_data(config, data_folder, tmp_path, monkeypatch):
     if config.stem.startswith("privacy"):
@@ -130,6 +142,15 @@ def test_config_runs_on_small_data(config, data_folder, tmp_path, monkeypatch):
         arguments[place:place] = ["--config", str(tmp_path / "few.yaml")]
     overrides = [*overrides_for(config, data_folder), "--trainer.accelerator", "cpu"]
     check_files_of(run_one_round([*arguments, *overrides], tmp_path))
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_config_is_accepted(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    command, *arguments = get_arguments(ROOT / "configs" / f"{name}.yaml")
+    assert command == "fit"
+    config = check_config([*arguments, "--trainer.accelerator", "cpu"]).config
+    assert config.data.dataset.class_path == "pl_fed.data.FashionMNIST"
 
 
 @pytest.mark.parametrize("name", ["fashion_mnist", "mnist_writers", "vehicle"])

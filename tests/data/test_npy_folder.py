@@ -1,11 +1,12 @@
 """Inputs in memory maps: the same numbers as in memory, and not in memory."""
 
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 import pytest
 import torch
 from forked_processes import ForkedCommand
+from further_cases import covering, mark_others
 from small_federations import Given, mlp, run_rounds, seeded
 from torch import nn
 
@@ -60,10 +61,11 @@ def federations(tmp_path, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("net", [mlp, Convert], ids=["floats", "integers"])
-def test_rounds_on_memory_maps_equal_rounds_in_memory(tmp_path, dtype, engine, net):
+@pytest.mark.parametrize(
+    ("pair", "dtype"), covering([*product(["one_by_one", "stacked"], [mlp, Convert])], DTYPES)
+)
+def test_rounds_on_memory_maps_equal_rounds_in_memory(tmp_path, dtype, pair):
+    engine, net = pair
     a, b = (
         run_rounds(Ditto(seeded(net), local_epochs=2), data, 2, engine=engine)
         for data in federations(tmp_path, dtype)
@@ -72,7 +74,7 @@ def test_rounds_on_memory_maps_equal_rounds_in_memory(tmp_path, dtype, engine, n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", mark_others(DTYPES, "uint8", "float64"))
 def test_fit_on_memory_maps_equals_fit_in_memory(tmp_path, dtype):
     results = []
     for run, data in enumerate(federations(tmp_path / "data", dtype)):

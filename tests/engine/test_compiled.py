@@ -544,6 +544,7 @@ class Attentive(nn.Module):
 
 
 @needs_a_compiler
+@pytest.mark.exhaustive
 def test_recurrent_layers_stay_compiled():
     assert_net_stays_compiled(Recurrent, "one_by_one_compiled")
 

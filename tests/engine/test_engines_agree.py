@@ -335,7 +335,7 @@ any_sizes_and_work = given(
 )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @any_sizes_and_work
 def test_eager_engines_agree_for_any_sizes_and_work(**work):
     assert_engines_agree_for_work(**work, traced=False)

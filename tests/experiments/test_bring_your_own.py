@@ -17,7 +17,7 @@ from pl_fed.data import FederatedData, LightningData
 from pl_fed.partitioners import IID
 
 # class ids, boxes in lists, sequences, own batches of graphs, and two views of a sample
-VARIED = ("images", "detection", "language", "graphs", "contrastive")
+VARIED = ("images", "detection", "graphs")
 OPTIONAL = {"hugging_face": "transformers", "timm_net": "timm", "molecules": "torch_geometric"}
 
 

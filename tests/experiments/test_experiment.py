@@ -188,7 +188,7 @@ def test_fit_accepts_the_configs(name):
         assert config.trainer.accelerator == "cpu"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_cell_gives_its_committed_numbers(real_data, tmp_path):
     if real_data is None:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")

@@ -495,6 +495,7 @@ def test_a_front_has_the_points_that_no_other_beats():
     assert find_front(points, is_higher=False) == ["d", "a"]
 
 
+@pytest.mark.exhaustive
 @table_test(["methods", "conditions"], [(4, 25), (100, 1)])
 def test_a_hundred_groups_are_drawn(tmp_path, methods, conditions):
     values = {
