@@ -115,9 +115,9 @@ class Introduction(Callback):
             rounds = f", from round {start + 1} on" if start else ""
             if stop is not None:
                 rounds = f", in rounds {start + 1} to {stop}"
-            texts.append(
-                f"{describe_changes(adversary['attack'])} by {count} Byzantine clients{rounds}"
-            )
+            clients = "client" if count == 1 else "clients"
+            attack = describe_changes(adversary["attack"])
+            texts.append(f"{attack} by {count} Byzantine {clients}{rounds}")
         if adversary.get("corruption"):
             texts.append(f"{describe_changes(adversary['corruption'])} on the data of all clients")
         return ", ".join(texts) or "none"

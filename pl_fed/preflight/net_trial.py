@@ -31,7 +31,7 @@ from pl_fed.preflight.explanations import call_or_explain, list_shapes
 from pl_fed.preflight.module_trial import find_module_facts
 from pl_fed.preflight.trial import Trial
 from pl_fed.random import fork_all_generators, fork_torch_rng
-from pl_fed.tasks import LightningTask, Task
+from pl_fed.tasks import Classification, LightningTask, Task
 from pl_fed.tasks.criterion import CriterionTask
 from pl_fed.tasks.metric_values import local_metrics
 from pl_fed.tasks.module_facts import ModuleFacts
@@ -390,6 +390,7 @@ def _try_net(trial: Trial) -> NetFacts:
         outputs, changes_inputs = _predict(trial, batch)
     task.check_targets(data.targets, data.num_classes)
     task.check_outputs(outputs, batch.targets, data.num_classes)
+    _warn_of_probabilities(client, outputs)
     loss = _try_loss(client, outputs, batch.targets)
     if trial.augment is None:
         task.check_loss(client.global_model, batch.inputs, batch.targets, loss)
@@ -399,6 +400,20 @@ def _try_net(trial: Trial) -> NetFacts:
         averages_samples = _averages_samples(trial, outputs)
     mixed = mixes_samples(client.global_model) or _find_mixed_samples(trial)
     return NetFacts(trial.takes_integers, averages_samples, changes_inputs, mixed)
+
+
+def _warn_of_probabilities(client: Client, outputs: Tree) -> None:
+    """Warn if the net of a classification ends in a softmax: its outputs in a batch sum to 1."""
+    if not isinstance(client.task, Classification) or not isinstance(outputs, Tensor):
+        return
+    scores = outputs.detach().double()
+    are_shares = scores.shape[1] > 1 and bool((scores >= 0).all())
+    if are_shares and bool((scores.sum(1) - 1).abs().max() < _ROUNDING):
+        rank_zero_warn(
+            f"Outputs of {type(client.global_model).__name__} are probabilities, but the task"
+            f" {type(client.task).__name__} takes logits: the cross entropy, and the probabilities"
+            " of predictions, apply a softmax once more. Remove the softmax at the end of the net."
+        )
 
 
 def _find_mixed_samples(trial: Trial) -> bool:

@@ -498,3 +498,14 @@ def test_a_metric_that_fails_is_told_with_the_values_that_it_got():
         ValueError, match=rf"`auroc` of the task OneClassEach to take {words} them, but"
     ):
         federation.setup(client, masked_numbers(), "fit")
+
+
+@pytest.mark.parametrize(("last", "number"), [(nn.Softmax(1), 1), (nn.LogSoftmax(1), 0)])
+def test_probabilities_instead_of_logits_get_a_warning(last, number):
+    """The cross entropy took a softmax of a softmax, and learned slowly, without a word."""
+    client = FedAvg(nn.Sequential(seeded(mlp), last))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Federation(All(), seed=0).setup(client, shared_out(classes([6, 8])), "fit")
+    told = [str(w.message) for w in caught if "Remove the softmax" in str(w.message)]
+    assert len(told) == number
