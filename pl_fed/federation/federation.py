@@ -108,8 +108,9 @@ class Federation(Configurable):
             for every client, and has the same statistics over clients as accuracy. A list names
             them by their classes: ``BinaryAUROC`` is ``binary_auroc``; a dict gives other names.
             They take what the task's own metrics take: probabilities for classification and
-            multi-label classification, else the outputs. Clients with an undefined value, such as
-            the AUROC of one class, are left out and counted.
+            multi-label classification, all numbers in one dimension for regression, else the
+            outputs. Clients with an undefined value, such as the AUROC of one class, are left out
+            and counted.
         untrained_models: The model that evaluations, predictions and exports use as the personal
             model of a client that never took part, and so has an untrained model of its own.
             ``"global"`` takes the global model. ``None`` takes the untrained model.

@@ -15,7 +15,8 @@ class Regression(CriterionTask):
 
     The metrics of a client are ``mae``, the mean absolute error; ``rmse``, the root of the mean
     squared error; and ``r2``, the share of explained variance. ``r2`` is NaN for a client
-    with one sample of one target.
+    with one sample of one target. Several targets of a sample count as one list of numbers, for
+    these and for ``federation.metrics``: targets on a large scale dominate, so standardize them.
 
     Args:
         criterion: The loss; the mean squared error by default. See :class:`CriterionTask`.
