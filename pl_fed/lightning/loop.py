@@ -41,7 +41,7 @@ from pl_fed.lightning.compatibility import (
     warn_of_trained_net,
 )
 from pl_fed.loggers import RunCSV, WaitingRows
-from pl_fed.preflight.explanations import explain_log
+from pl_fed.preflight.explanations import explain_step
 from pl_fed.rounds.round import RoundHooks
 from pl_fed.text import find_code_line
 
@@ -405,7 +405,7 @@ class FederatedLoop(_FitLoop):
             on_clients_done=self._show_progress,
         )
         # PyTorchProfiler counts steps by actions with this ending
-        with trainer.profiler.profile("run_federated_round.training_step"), explain_log():
+        with trainer.profiler.profile("run_federated_round.training_step"), explain_step():
             report = self.federation.session.rounds.run(round, trainer.optimizers[0], hooks)
         self._count_optimizer_step()
         row: dict[str, Tensor | float] = {**report, "round": float(round)}

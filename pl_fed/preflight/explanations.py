@@ -9,6 +9,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from pl_fed.devices import is_out_of_memory
 from pl_fed.text import find_code_line
 from pl_fed.trees import Tree, leaves
+from pl_fed.types import Batch
 
 
 def call_or_explain(
@@ -63,10 +64,17 @@ def _is_own(error: BaseException) -> bool:
 
 
 @contextmanager
-def explain_log() -> Iterator[None]:
-    """Replace Lightning's error about ``self.log`` in ``training_step`` by one with a remedy."""
+def explain_step() -> Iterator[None]:
+    """Replace errors about ``self.log`` or a batch in ``training_step`` by ones with a remedy."""
     try:
         yield
+    except ValueError as error:
+        if not _unpacks_batch(error):
+            raise
+        raise ValueError(
+            "Expected `training_step` to read `batch.inputs`, `batch.targets` and `batch.mask`, of"
+            f" a batch with {len(Batch._fields)} fields, but got {find_code_line(error)}."
+        ) from error
     except MisconfigurationException as error:
         if "self.log" not in str(error):
             raise
@@ -74,3 +82,11 @@ def explain_log() -> Iterator[None]:
             "Expected `training_step` to return the values to log, in a dict with `loss` and other"
             " scalars, but got a call of `self.log`: pl_fed may train many clients at once."
         ) from error
+
+
+def _unpacks_batch(error: ValueError) -> bool:
+    """Return whether the line that raised an error unpacks a batch into a few names."""
+    place, values = error.__traceback__, dict[str, Any]()
+    while place is not None:
+        values, place = place.tb_frame.f_locals, place.tb_next
+    return "values to unpack" in str(error) and any(isinstance(v, Batch) for v in values.values())

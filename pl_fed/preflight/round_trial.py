@@ -16,7 +16,7 @@ from pl_fed.devices import is_out_of_memory
 from pl_fed.engine.base import as_outputs
 from pl_fed.nets.fingerprints import package_of
 from pl_fed.nets.kept_values import KeptValues
-from pl_fed.preflight.explanations import explain_log
+from pl_fed.preflight.explanations import explain_step
 from pl_fed.preflight.memory_trial import check_hooks, read_generators
 from pl_fed.preflight.trial import Trial
 from pl_fed.random import fork_torch_rng
@@ -98,7 +98,7 @@ def _run(trial: Trial, number: int) -> bool:
             client.run_end_preparation(round)
     with (
         _note_errors(number, "training_step"),
-        explain_log(),
+        explain_step(),
         client.reading(round.client_rows(0)),
     ):
         outputs = as_outputs(client.objective.step(batch, 0))

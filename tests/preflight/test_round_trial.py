@@ -300,3 +300,14 @@ class Crop(nn.Module):
 def test_trial_augments_inputs_as_in_training():
     client = FedAvg(seeded(lambda: mlp(inputs=2)), optimizer=sgd(0.1))
     set_up(client, augment=[Crop()])
+
+
+def test_batch_that_is_unpacked_is_told_with_its_fields():
+    class Unpacks(FedAvg):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return self.criterion(self.global_model(x), y)
+
+    words = r"`batch.inputs`, `batch.targets` and .* 5 fields, but got .*: x, y = batch"
+    with pytest.raises(ValueError, match=words):
+        set_up(Unpacks(seeded(mlp)))
