@@ -170,6 +170,7 @@ class Trainer(LightningTrainer):
         user_callbacks.sort(key=lambda callback: isinstance(callback, LastCheckpoint))
         has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
         shows_progress = kwargs.get("enable_progress_bar") is not False and not has_bar
+        given = dict(kwargs)
         super().__init__(
             default_root_dir=str(self.run_dir),
             logger=[RunCSV(self.run_dir), *loggers],
@@ -183,14 +184,15 @@ class Trainer(LightningTrainer):
                 Participation(federation),
                 PerClient(federation, self.run_dir),
                 EngineReport(federation, self.run_dir),
-                PythonConfig(federation, self.run_dir, kwargs),
+                PythonConfig(federation, self.run_dir, given),
                 *user_callbacks,
             ],
             plugins=all_plugins,
             log_every_n_steps=every,
-            **{**kwargs, "accelerator": choose_accelerator(kwargs.get("accelerator", "auto"))},
+            accelerator=choose_accelerator(kwargs.pop("accelerator", "auto")),
+            **kwargs,  # as it is: LightningCLI then lists the options of Lightning's trainer
         )
-        check_processes(self, bool(kwargs.get("sync_batchnorm")))
+        check_processes(self, bool(given.get("sync_batchnorm")))
         self.processes = Processes(self.global_rank, self.world_size, self.num_devices)
         if self.world_size == 1 and not is_first_process():
             _warn_of_rank(self.run_dir)

@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 from further_cases import mark_others
+from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import pl_fed
@@ -823,6 +824,15 @@ def test_help_names_every_command(capsys):
         assert stopped.value.code == 0
         assert text.startswith("usage: python -m pl_fed")
         assert arguments or all(command in text for command in commands)
+
+
+def test_own_command_line_has_the_options_of_both_trainers():
+    """Lightning's alone were refused: its trainer's arguments are passed on."""
+    parser = LightningArgumentParser()
+    parser.add_lightning_class_args(Trainer, "trainer")
+    names = {action.dest for action in parser._actions}
+    options = ("federation", "run_dir", "accelerator", "devices", "max_epochs", "precision")
+    assert {f"trainer.{name}" for name in options} <= names
 
 
 PROGRAM = """
