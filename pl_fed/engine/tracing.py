@@ -123,5 +123,8 @@ class _ForbidNumbers(OperatorMode):
     def run(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator that returns tensors, and refuse others."""
         if takes_number_out(operator):
-            raise CannotCompileError("`training_step` takes a number out of a tensor (.item())")
+            raise CannotCompileError(
+                "`training_step` takes a number out of a tensor (.item(), or a branch such as"
+                " `if batch_idx == 0`)"
+            )
         return operator(*args, **kwargs)
