@@ -247,7 +247,7 @@ def test_page_of_the_algorithms_names_all_members_for_authors():
     serving = {
         *("objective", "mean_loss", "sample_losses", "refuse_batch_criterion"),
         *("averages_samples", "choose_task", "count_classes", "place", "sample_weights"),
-        *("sends_uploads", "device", "check_other_weights"),
+        *("sends_uploads", "device", "check_other_weights", "mixes_samples"),
     }
     members = {name for name in vars(Client) if not name.startswith("_")} - serving
     assert members - named == set()

@@ -31,6 +31,7 @@ Where papers and codes are silent or differ:
   both follow the paper.
 """
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -65,10 +66,10 @@ class DeepSight(Aggregator):
     and the clipped ones among the others as ``"clipped"``.
 
     Each round takes ``num_sets`` · ``num_inputs`` forward passes of n + 1 models. It refuses nets
-    without a linear layer with a bias and two or more outputs at the end, nets without a `forward`,
-    and inputs other than one real tensor. The last layer in the order of the parameters is the
-    output layer. With clients that keep this layer to
-    themselves, as in FedRep, no model is suspicious: the result is the clipped mean of all groups.
+    without a linear layer with a bias at the end, nets without a `forward`, and inputs other than
+    one real tensor. The last layer in the order of the parameters is the output layer. With a
+    single output, and with clients that keep this layer to themselves, as in FedRep, no model is
+    suspicious: the result is the clipped mean of all groups. A single output gets a warning.
 
     Args:
         num_inputs: The number of random inputs of a set, at least 1.
@@ -84,9 +85,8 @@ class DeepSight(Aggregator):
 
     Raises:
         ValueError: If an argument is out of range, there is no upload, or the context lacks the
-            net, its inputs or the layout. If the net has no output layer with a bias and
-            two or more outputs, other inputs than one real tensor, or other outputs than
-            [batch, K].
+            net, its inputs or the layout. If the net has no output layer with a bias, other
+            inputs than one real tensor, or other outputs than [batch, K].
 
     Example:
         >>> from pl_fed.nets.rows import RowLayout
@@ -144,10 +144,11 @@ class DeepSight(Aggregator):
                 " another `federation.aggregator`."
             )
         if layer.num_outputs < 2:
-            raise ValueError(
-                "Expected argument `net` to return a score for each of two or more classes for"
-                f" {name}, which compares them, but {layer.name} has one output: use another"
-                " `federation.aggregator`."
+            warnings.warn(
+                f"{name} compares the scores of classes, but {layer.name} has one output: no model"
+                " is suspicious, and the result is the clipped mean. Use another"
+                " `federation.aggregator`.",
+                stacklevel=2,
             )
         if inputs is not None and not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
             kind = str(inputs.dtype) if isinstance(inputs, Tensor) else type(inputs).__name__

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from scipy.spatial.distance import pdist, squareform
 from sklearn.cluster import HDBSCAN
-from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import classes, mlp, reals, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torch.testing import assert_close
 
@@ -202,9 +202,6 @@ def test_nets_and_inputs_that_do_not_fit_are_refused():
         r"linear layer with a bias for DeepSight but got weight without": {
             "layout": RowLayout.from_parameters(nn.Linear(15, 3, bias=False))
         },
-        r"two or more classes for DeepSight, which compares them, but weight has one output": {
-            "layout": RowLayout.from_parameters(nn.Linear(44, 1))
-        },
         r"`data` to have one tensor .* but got torch.int64": {
             "inputs": torch.empty(0, 4, dtype=torch.int64)
         },
@@ -225,6 +222,14 @@ def test_refusal_comes_before_training():
     client = FedAvg(seeded(lambda: nn.Sequential(nn.Linear(4, 3, bias=False))), optimizer=sgd())
     with pytest.raises(ValueError, match=r"a bias for DeepSight but got 0\.weight"):
         run_rounds(client, shared_out(classes([5, 5, 5])), 0, aggregator=DeepSight())
+
+
+def test_net_with_one_output_gets_a_warning():
+    """The softmax of one output is 1, so that all models look alike."""
+    client = FedAvg(seeded(lambda: nn.Linear(4, 1)), criterion=nn.MSELoss(), optimizer=sgd())
+    data = shared_out(reals(torch.randn(15, 4), torch.randn(15, 1), [0, 1, 2] * 5))
+    with pytest.warns(UserWarning, match="DeepSight compares the scores of classes, but weight"):
+        run_rounds(client, data, 1, aggregator=DeepSight(num_inputs=20))
 
 
 class StepsAlone(LightningModule):

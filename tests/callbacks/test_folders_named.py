@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from small_federations import classes, shared_out
 
 from pl_fed.callbacks.predictions import Predictions
 from pl_fed.callbacks.summary import Summary
@@ -17,6 +19,8 @@ def test_folder_names_with_brackets_are_printed_literally(tmp_path, capsys, name
         held_out_metrics=lambda part: {},
         monitored_metric="accuracy",
         privacy_statement=lambda: None,
+        session=SimpleNamespace(datamodule=shared_out(classes([4]))),
+        is_byzantine=torch.tensor([False]),
     )
     Summary(federation, folder).on_test_end(first, None)
     assert f"The run's files are in {folder}\n" in capsys.readouterr().out

@@ -206,7 +206,7 @@ class NetJudge(Recorder):
 def test_aggregators_with_needs_net_read_the_clients_models_and_reject_rows():
     judge = NetJudge()
     outcome = estimate(aggregator=judge)
-    assert judge.calls == [True]
+    assert judge.calls[-1], "in the round; trials before it have random uploads"
     assert outcome.reports[0]["train/dropped"] == 2
 
 
