@@ -170,7 +170,7 @@ class Trainer(LightningTrainer):
         user_callbacks.sort(key=lambda callback: isinstance(callback, LastCheckpoint))
         has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
         shows_progress = kwargs.get("enable_progress_bar") is not False and not has_bar
-        given = dict(kwargs)
+        arguments = dict(kwargs)
         super().__init__(
             default_root_dir=str(self.run_dir),
             logger=[RunCSV(self.run_dir), *loggers],
@@ -184,7 +184,7 @@ class Trainer(LightningTrainer):
                 Participation(federation),
                 PerClient(federation, self.run_dir),
                 EngineReport(federation, self.run_dir),
-                PythonConfig(federation, self.run_dir, given),
+                PythonConfig(federation, self.run_dir, arguments),
                 *user_callbacks,
             ],
             plugins=all_plugins,
@@ -192,7 +192,7 @@ class Trainer(LightningTrainer):
             accelerator=choose_accelerator(kwargs.pop("accelerator", "auto")),
             **kwargs,  # as it is: LightningCLI then lists the options of Lightning's trainer
         )
-        check_processes(self, bool(given.get("sync_batchnorm")))
+        check_processes(self, bool(arguments.get("sync_batchnorm")))
         self.processes = Processes(self.global_rank, self.world_size, self.num_devices)
         if self.world_size == 1 and not is_first_process():
             _warn_of_rank(self.run_dir)
