@@ -1,5 +1,6 @@
 """Selections of cells by some of their values."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,10 +94,14 @@ def read_only(words: Sequence[str], axes: Sequence[Axis]) -> Selection:
     Raises:
         StudyError: If a word is not of this form, or its axis or label does not exist.
     """
-    labels: dict[str, list[str]] = {}
+    selected: dict[str, list[str]] = {}
+    labels = {axis.name: axis.labels for axis in axes}
     for word in words:
         name, equals, label = word.partition("=")
         if not equals:
             refuse("only", "be an axis and a label, such as algorithm=ditto,", word)
-        labels.setdefault(name, []).append(label)
-    return read_selection("only", labels, axes)
+        if "," in label and "=" in label and label not in labels.get(name, ()):
+            options = " ".join(f"--only {shlex.quote(part)}" for part in word.split(","))
+            refuse("only", f"be one axis and one label, as in `{options}`,", word)
+        selected.setdefault(name, []).append(label)
+    return read_selection("only", selected, axes)

@@ -187,6 +187,7 @@ def test_selection_refuses_words_of_another_form():
     spec = study({"attack": ["none"]})
     for word, part in (
         ("attack", "`only` to be an axis and a label"),
+        ("attack=none,seed=0", "as in `--only attack=none --only seed=0`, but got"),
         ("atack=none", "did you mean attack"),
         ("attack=non", "did you mean none"),
     ):
