@@ -518,7 +518,7 @@ class StepInputs:
         options = self._options[index > 0]
         if self._rates is None:
             return options
-        rates = self._rates[clients, index].T  # [groups] or [groups, clients]
+        rates = self._rates[clients, index].movedim(-1, 0)  # [groups] or [groups, clients]
         others = options[:, 1:]
         if rates.dim() == 2:
             others = others[..., None].expand(-1, -1, rates.shape[1])
