@@ -41,7 +41,7 @@ test-all: setup ## run the tests of all combinations, too: before a release
 	$(PYTEST)
 
 # between two edits: no process, no compiler, no real data, no more than a fifth of a second for a test
-test-fast: setup ## run the contracts and exact numbers that take a moment, in about a minute on two cores
+test-fast: setup ## run the contracts and exact numbers that take a moment, in two minutes on two cores
 	$(PYTEST) -m "not slow"
 
 lint: setup ## check style and types

@@ -148,6 +148,7 @@ def upward_imports(path):
             yield imported
 
 
+@pytest.mark.slow
 def test_imports_go_downwards():
     assert violations(files(), upward_imports) == {}
 
@@ -163,6 +164,7 @@ def test_rooms_of_one_floor_form_no_cycle():
         assert FLOOR[room] > 1, "leaves never import each other"
 
 
+@pytest.mark.slow
 def test_no_two_rooms_import_each_other():
     pairs = {(room_of(path), room) for path in files() for room in imported_rooms(path)}
     assert not {(a, b) for a, b in pairs if a < b and (b, a) in pairs}
@@ -260,6 +262,7 @@ def lightning_internals(path):
     yield from (used & private_names()) - own
 
 
+@pytest.mark.slow
 def test_only_the_loop_names_internals_of_lightning():
     assert violations(OUTSIDE_THE_LOOP, lightning_internals) == {}
 
@@ -313,6 +316,7 @@ def is_internal(part):
     return private or part in ("experimental", "_pytree")
 
 
+@pytest.mark.slow
 def test_only_torch_internals_names_internals_of_torch():
     names = violations(OUTSIDE_TORCH_INTERNALS, lambda path: torch_internals(tree(path)))
     assert names == {}
@@ -335,6 +339,7 @@ def assert_lines(path):
     yield from (node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert))
 
 
+@pytest.mark.slow
 def test_package_has_no_assert():
     assert violations(files(), assert_lines) == {}
 

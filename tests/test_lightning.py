@@ -543,6 +543,7 @@ def test_best_checkpoint_is_tested(tmp_path):
     assert {**rows(tmp_path / "other")[-1]}.items() <= rows(tmp_path)[-1].items()
 
 
+@pytest.mark.slow
 def test_final_models_are_tested_beside_a_checkpoint_of_a_requeue_signal(tmp_path, monkeypatch):
     """Lightning loads it in a job of SLURM, and would test the models of an earlier round."""
     client = make_client()
@@ -718,6 +719,7 @@ def test_limits_of_the_local_steps(tmp_path, limits, steps):
     assert len(client.batches) == 3 * steps
 
 
+@pytest.mark.slow
 def test_gradients_accumulate_over_minibatches(tmp_path):
     """Two minibatches of four samples make up a step on eight, also in a resumed run."""
     accumulates = {"data": digits(batch_size=4), "accumulate_grad_batches": 2}

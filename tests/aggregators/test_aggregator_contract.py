@@ -425,6 +425,7 @@ def check_factor(kind, arguments, uploads, factor):
 
 
 @without_exempt("equality")
+@pytest.mark.slow
 def test_result_of_equal_uploads_is_that_upload(kind, arguments):
     row = torch.tensor([0.1, -3.0, 0.0, 1e-20, 1e20])
     for num_uploads in (1, 2, 5, 8):
@@ -475,6 +476,7 @@ def check_range(kind, arguments, uploads, num_byzantine, signs):
 
 
 @all_aggregators
+@pytest.mark.slow
 def test_no_result_holds_nan_or_infinity(kind, arguments):
     row, number = slice(None), slice(2, 3)
     for value, place in product([math.nan, math.inf, -math.inf], [row, number]):
@@ -578,12 +580,14 @@ def test_result_of_one_upload_is_that_upload(kind, arguments):
 
 
 @all_aggregators
+@pytest.mark.slow
 def test_result_has_the_length_of_short_rows(kind, arguments):
     for d in (0, 1):
         assert merge(make(kind, arguments), repeat_rows(kind, torch.ones(3, d))).shape == (d,)
 
 
 @all_aggregators
+@pytest.mark.slow
 def test_restored_memory_gives_the_same_result(kind, arguments):
     def uploads(round_number):
         draws = torch.Generator().manual_seed(round_number)

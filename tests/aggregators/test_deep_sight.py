@@ -135,6 +135,7 @@ def test_degenerate_energies():
     assert not find_suspicious(torch.ones(3, 1)).any()
 
 
+@pytest.mark.slow
 def test_result_equals_the_steps_in_numpy():
     numbers_accepted, numbers_suspicious = set(), set()
     for seed in range(8):

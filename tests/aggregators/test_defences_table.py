@@ -24,6 +24,7 @@ def test_table_of_the_page_is_up_to_date():
     assert read_table() == make_table(), "run the command at the top of defences_table.py"
 
 
+@pytest.mark.slow
 def test_page_has_a_row_with_the_promises_of_each_aggregator():
     rows = [line.strip("| ").split(" | ") for line in read_table().splitlines()]
     promises = {row[0]: row[1:3] for row in rows if len(row) > 2}

@@ -58,6 +58,7 @@ def test_zero_tilt_equals_the_mean_bit_for_bit(uploads):
 
 @quick
 @given(upload_tables, st.lists(st.floats(0, 10), min_size=8, max_size=8), st.sampled_from([1, -1]))
+@pytest.mark.slow
 def test_small_tilts_are_nearly_the_mean(uploads, losses, sign):
     losses, expected = torch.tensor(losses[: len(uploads)]), merge(Mean(), uploads)
     for aggregator in (TiltedMean(q=sign * 1e-9), Term(t=sign * 1e-9)):
@@ -70,6 +71,7 @@ def test_small_tilts_are_nearly_the_mean(uploads, losses, sign):
 
 @quick
 @given(upload_tables, st.just(0.0) | tilt_values, st.integers(1, 4), st.floats(0.05, 0.5))
+@pytest.mark.slow
 def test_tilted_mean_equals_gradient_descent_on_the_tilted_distance(uploads, q, steps, lr):
     """By autograd, on equation 10 with its distances in units of their mean at w^t."""
     unit = uploads.square().sum(1).mean()

@@ -229,6 +229,7 @@ def test_restart_refuses_a_server_optimizer_that_does_more_than_add():
         run_rounds(client, data, aggregator=FLDetector(restart=True), server_optimizer=sgd(0.5))
 
 
+@pytest.mark.slow
 def test_benign_clients_are_mostly_not_detected():
     """The gap statistic errs at times, most with few rounds in a score."""
     worlds = [Quadratics(num_hostile=0, seed=seed) for seed in range(6)]

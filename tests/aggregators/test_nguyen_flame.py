@@ -60,6 +60,7 @@ def cluster_by_linkage(distances):
     return [True] * n
 
 
+@pytest.mark.slow
 def test_majority_component_equals_hdbscan_and_the_dendrogram():
     for seed in range(300):
         rows = random_rows(seed).numpy()

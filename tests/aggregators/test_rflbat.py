@@ -109,6 +109,7 @@ def test_result_equals_the_steps_by_scikit_learn():
     check_by_sklearn(range(5, 10))
 
 
+@pytest.mark.slow
 def test_results_of_two_inputs_equal_the_steps_by_scikit_learn():
     check_by_sklearn((5, 8))
 

@@ -113,6 +113,7 @@ def select_by_krum(rows, f, number):
 
 @table_test("direction", ["unit", "sign", "std"])
 @table_test("number", [1, 2, 5])
+@pytest.mark.slow
 def test_largest_accepted_factor_equals_the_papers_loop_in_numpy(direction, number):
     """All forged rows are among the selected ones; with one selected, there is one attacker."""
     b = min(number, 2)
@@ -193,6 +194,7 @@ def check_worst_harm(defence):
     assert worst > 0.5 * max(search, *agnostic)
 
 
+@pytest.mark.slow
 def test_selecting_rules_leave_out_no_forged_upload():
     for defence in (Krum(num_selected=4), Bulyan(), SignGuard()):
         honest, parts = drawn_rows(3, n=11), []

@@ -250,6 +250,7 @@ def test_input_is_not_changed(kind, arguments):
 
 
 @all_attacks
+@pytest.mark.slow
 def test_attack_depends_on_its_saved_state_only_and_keeps_the_global_generator(kind, arguments):
     before = torch.get_rng_state()
     used = kind(**arguments)
@@ -270,6 +271,7 @@ NUMBERS = [(4, 2), (0, 3), (0, 1), (3, 0), (1, 1), (1, 4), (2, 1), (7, 3)]  # be
 
 
 @all_attacks
+@pytest.mark.slow
 def test_forged_uploads_are_finite_with_shape_and_dtype_of_the_own_uploads(kind, arguments):
     place = CONFIGURATIONS.index((kind, arguments))  # each attack has all numbers and all types
     for (benign, own), dtype in zip(NUMBERS, cycle(DTYPES[place % 3 :] + DTYPES[: place % 3])):
@@ -280,6 +282,7 @@ def test_forged_uploads_are_finite_with_shape_and_dtype_of_the_own_uploads(kind,
 
 
 @all_attacks
+@pytest.mark.slow
 def test_half_precision_is_computed_in_float32(kind, arguments):
     attack = kind(**arguments)
     benign, own = uploads(6, torch.bfloat16), uploads(3, torch.bfloat16)
@@ -350,6 +353,7 @@ def test_attackers_without_any_finite_upload_return_their_shape(kind, arguments)
 
 
 @all_attacks
+@pytest.mark.slow
 def test_forged_uploads_are_finite_for_equal_benign_uploads(kind, arguments):
     for value in (0.0, 1e-30, 1e15):
         same_rows = torch.full((5, D), value)
@@ -358,6 +362,7 @@ def test_forged_uploads_are_finite_for_equal_benign_uploads(kind, arguments):
 
 
 @all_attacks
+@pytest.mark.slow
 def test_every_aggregator_merges_forged_uploads_to_a_finite_row(kind, arguments):
     attack, benign, own = kind(**arguments), uploads(6), uploads(2)
     for defence in (Mean(), Median(), TrimmedMean(1), Krum(num_byzantine=1)):
@@ -401,6 +406,7 @@ def test_empty_batch_stays_empty(kind, arguments):
 
 
 @all_attacks
+@pytest.mark.slow
 def test_attacks_can_be_copied_and_pickled(kind, arguments):
     attack = kind(**arguments)
     for twin in (copy.deepcopy(attack), pickle.loads(pickle.dumps(attack))):

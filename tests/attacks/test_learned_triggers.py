@@ -358,6 +358,7 @@ def test_noise_raises_the_loss_of_the_true_class_as_in_numpy():
 
 
 @table_test("shape", [(PIXELS,), (2, 3), (1, 7, 9), (3, 8, 8), (1, 28, 28)])
+@pytest.mark.slow
 def test_trigger_changes_inputs_of_any_shape_by_at_most_two_epsilon(shape):
     net = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), CLASSES)))
     attack = BadPFL(TARGET, epsilon=0.1, generator_steps=3, epochs=1)
@@ -381,6 +382,7 @@ def test_output_of_the_generator_depends_on_one_sample_only():
         torch.testing.assert_close(together[2:3], generator(x[2:3]), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_generator_learns_features_of_the_target_from_clean_samples():
     """One attacker whose model does not change: the loss of other samples for the target falls."""
     net = seeded(lambda: nn.Sequential(nn.Linear(PIXELS, 16), nn.Tanh(), nn.Linear(16, CLASSES)))

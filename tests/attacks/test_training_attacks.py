@@ -557,6 +557,7 @@ def test_models_are_projected_every_few_steps_and_at_the_end_of_a_pass():
 
 
 @table_test("algorithm", [FedRep, FedPer])
+@pytest.mark.slow
 def test_attackers_keep_a_head_of_their_own(algorithm):
     class Spy(TrainingAttack):
         def begin_training(self, training):
@@ -579,6 +580,7 @@ def test_attackers_keep_a_head_of_their_own(algorithm):
     assert set(spy.state_dict()["own_parts"]) == {"1/2.weight", "1/2.bias"}
 
 
+@pytest.mark.slow
 def test_attacker_with_fewer_samples_than_a_minibatch_takes_no_step():
     """BatchNorm does not train on the single sample of client 0, honest or not."""
     layers = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)

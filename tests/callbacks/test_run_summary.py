@@ -304,6 +304,7 @@ def test_run_is_read_as_arrays(tmp_path):
         pl_fed.read_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_goes_on_is_unfinished_before_its_test_is_removed(
     tmp_path, monkeypatch
 ):

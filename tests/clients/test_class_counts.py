@@ -52,6 +52,7 @@ def count(data):
 
 @exhaustive_for("stacked")
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "stacked_compiled"])
+@pytest.mark.slow
 def test_counts_are_those_of_all_training_samples(uncompiled, engine):
     """Also with labels that an attack replaces, and a validation part."""
     data = shared_out(classes([9, 5, 14, 2], seed=3), val_fraction=0.25)

@@ -217,6 +217,7 @@ def listed_arguments(kind):
     return listed | (listed_arguments(Client) if refers else set())
 
 
+@pytest.mark.slow
 def test_docstrings_list_every_argument_that_users_set():
     kinds = [member for member in vars(pl_fed.clients).values() if inspect.isclass(member)]
     for kind in filter(lambda kind: issubclass(kind, Client), kinds):
@@ -683,6 +684,7 @@ def net_without_dropout():
 
 
 @all_clients
+@pytest.mark.slow
 def test_optimizers_with_a_closure_are_refused_before_training(kind, arguments):
     client = make(kind, arguments, optimizer=lambda params: torch.optim.LBFGS(params, lr=1.0))
     with pytest.raises(ValueError, match=r"Expected argument `optimizer` .* but got LBFGS"):
@@ -690,6 +692,7 @@ def test_optimizers_with_a_closure_are_refused_before_training(kind, arguments):
 
 
 @all_clients
+@pytest.mark.slow
 def test_criterion_that_is_no_mean_is_refused(kind, arguments):
     sums = [nn.CrossEntropyLoss(reduction=reduction) for reduction in ("sum", "none")]
     for criterion in (*sums, nn.Identity()):
@@ -707,6 +710,7 @@ def test_none_is_refused_for_required_numbers(kind, arguments):
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @all_clients
+@pytest.mark.slow
 def test_trainer_without_a_federation_is_refused(kind, arguments):
     client = make(kind, arguments)
     trainer = Trainer(logger=False, enable_checkpointing=False, barebones=True, max_epochs=1)

@@ -89,6 +89,7 @@ def test_rounds_equal_algorithm_1(uncompiled, engine, weights):
 
 @exhaustive_but("one_by_one")
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.slow
 def test_three_rounds_of_exact_minimisers_go_to_the_minimiser_of_the_mean(engine):
     """f_k = ½ ‖w − c_k‖² has Hessian 1, the objective 1 + α: one step of 1 / 1.5 is exact."""
     data = shared_out(reals([[0.0], [0.0]], [[1.0, 0.0], [3.0, 2.0]], [0, 1]))

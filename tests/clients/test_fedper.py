@@ -185,6 +185,7 @@ def test_shared_parameters_in_a_personal_part_are_refused(own):
 
 @pytest.mark.filterwarnings("ignore:.*(many workers|number of training batches)")
 @table_test("kind", [FedPer, FedRep, FedBN])
+@pytest.mark.slow
 def test_a_fit_in_64_bits_has_rows_of_one_type(kind, tmp_path):
     """A net without running statistics has empty rows of them, in the type of its parameters."""
     net = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3))

@@ -226,6 +226,7 @@ class DeepHead(nn.Module):
         return self.head(self.body(x))
 
 
+@pytest.mark.slow
 def test_own_head_is_evaluated_with_its_own_running_statistics():
     data = validated_by_training(shared_out(classes([20, 24, 16]), batch_size=8))
     client = FedROD(seeded(DeepHead), head="head", optimizer=sgd(0.5), local_epochs=2)

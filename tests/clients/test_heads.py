@@ -58,6 +58,7 @@ def run(kind, engine, chunk_size=None):
 
 @exhaustive_for("stacked_compiled")
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "stacked_compiled"])
+@pytest.mark.slow
 def test_features_and_outputs_of_the_head_equal_those_of_the_layers(uncompiled, engine):
     expected = run(ByLayers, "one_by_one")
     for chunk_size in (None, 2):

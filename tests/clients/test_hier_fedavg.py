@@ -18,6 +18,7 @@ def make(**options):
 
 
 @pytest.mark.parametrize(("edges", "edge_rounds"), [(2, 2), (3, 2), (3, 5)])
+@pytest.mark.slow
 def test_rounds_are_algorithm_1_by_hand(edges, edge_rounds):
     data, client = shared_out(classes(SIZES)), make(edges=edges, edge_rounds=edge_rounds)
     sizes = data.clients.train.sizes.double()

@@ -72,6 +72,7 @@ def check_sums(outcome, data, net):
 
 @exhaustive_but("mlp")
 @pytest.mark.parametrize("make", [mlp, convolution])
+@pytest.mark.slow
 def test_sums_equal_loops_over_the_samples_in_all_engines(make, monkeypatch):
     data = shared_out(classes(SIZES, seed=2))
     client = Means(seeded(make), optimizer=sgd(0.1), local_epochs=2)
@@ -131,6 +132,7 @@ class DataDependent(Means):
         return super().sum_features(batch)
 
 
+@pytest.mark.slow
 def test_a_function_that_cannot_be_stacked_runs_one_by_one():
     data = shared_out(classes(SIZES, seed=2))
     settings = {"optimizer": sgd(0.1), "local_epochs": 2}

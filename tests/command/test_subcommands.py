@@ -57,6 +57,7 @@ def test_export_builds_one_parser(parsers, tmp_path):
     assert len(parsers) == 1
 
 
+@pytest.mark.slow
 def test_later_command_lines_share_the_parser_and_get_what_a_new_one_gives(
     parsers, monkeypatch, capsys
 ):
@@ -75,6 +76,7 @@ def test_later_command_lines_share_the_parser_and_get_what_a_new_one_gives(
     assert parse(*second) == outputs[2]
 
 
+@pytest.mark.slow
 def test_refused_request_to_print_is_forgotten(parsers):
     for words in (["--print_config"], []):
         with pytest.raises(SystemExit):

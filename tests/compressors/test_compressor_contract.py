@@ -179,6 +179,7 @@ def test_memory_of_narrow_uploads_keeps_what_their_rounding_loses(kind, argument
 
 
 @one_test_per_class(WITH_FEEDBACK)
+@pytest.mark.slow
 def test_codecs_with_feedback_are_contractions(kind, arguments):
     """‖C(x) − x‖² ≤ ‖x‖² for any row, and < on average over keys."""
 
@@ -197,6 +198,7 @@ def test_codecs_with_feedback_are_contractions(kind, arguments):
 
 
 @one_test_per_class(UNBIASED)
+@pytest.mark.slow
 def test_unbiased_codecs_have_the_upload_as_mean(kind, arguments):
     """The mean over 40,000 keys lies within 5 standard errors of the upload."""
     n, codec = 40_000, kind(**arguments)

@@ -24,6 +24,7 @@ def flat(d):
 
 
 @given(numbers, st.integers(1, D))
+@pytest.mark.slow
 def test_top_k_contracts_by_the_share_of_coordinates(row, k):
     """‖C(x) − x‖² ≤ (1 − k/d) ‖x‖², with the k largest coordinates unchanged."""
     rows = torch.tensor([row], dtype=torch.float64)
@@ -68,6 +69,7 @@ def test_random_k_has_the_variance_of_its_formula():
 
 
 @given(numbers, st.integers(1, 200))
+@pytest.mark.slow
 def test_qsgd_rounds_to_the_neighbouring_levels_with_the_variance_of_the_paper(row, levels):
     """Σ p (1 − p) (‖x‖/s)² ≤ min(d/s², √d/s) ‖x‖², with the exact p of each coordinate."""
     rows = torch.tensor([row], dtype=torch.float64)
@@ -109,6 +111,7 @@ def test_qsgd_sends_large_numbers_without_overflow():
 
 
 @given(numbers)
+@pytest.mark.slow
 def test_sign_sgd_leaves_out_the_part_of_its_formula(row):
     """‖C(x) − x‖² = ‖x‖² − ‖x‖₁² / d."""
     rows = torch.tensor([row], dtype=torch.float64)

@@ -194,6 +194,7 @@ BATCHES = []
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.slow
 def test_stream_is_that_of_stacked_tensors(tmp_path, noise):
     """Batches bit for bit; weights but for rounding, as tensors lie elsewhere in memory."""
     streams, outcomes = {}, {}
@@ -212,6 +213,7 @@ def test_stream_is_that_of_stacked_tensors(tmp_path, noise):
     assert metrics == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path):
     source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
     whole, _, metrics = fit(seeded(SetNet), source, Ditto, 4, tmp_path / "whole")
@@ -402,6 +404,7 @@ class Recording(SetNet):
 SEEN = []
 
 
+@pytest.mark.slow
 def test_batch_hooks_of_a_data_module_replace_those_of_the_module(tmp_path):
     source = LightningData(TransferringModule(), client=OWNERS, num_workers=0)
     SEEN.clear()
@@ -723,6 +726,7 @@ class Adaptive(SetNet):
 
 
 @table_test("momentum, precision", [(None, 64), (0.9, 64), (None, 32), (0.9, 32)])
+@pytest.mark.slow
 def test_one_client_has_the_bits_of_a_lightning_fit(tmp_path, momentum, precision):
     """Three rounds of an epoch, beside a fit on the same minibatches."""
     steps = []

@@ -53,6 +53,7 @@ def test_grown_data_and_new_owners_leave_parts_as_they_are():
     }
 
 
+@pytest.mark.slow
 def test_fractions_are_those_asked_for():
     data = make(samples(ann=2000, bob=2000))
     shares = [float(data.part(part).sizes.sum()) / 4000 for part in PARTS]

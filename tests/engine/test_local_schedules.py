@@ -317,6 +317,7 @@ def warm_rates(frequency, count):
             schedule.step()
 
 
+@pytest.mark.slow
 def test_one_cycle_of_a_module_spans_the_run_and_resumes(tmp_path):
     straight = run_by_trainer(FedAvg(seeded(lambda: Steps(one_cycle))), tmp_path / "a", rounds=4)
     assert straight.estimated_local_steps == 4 * 4  # 20 · 0.8 samples in minibatches of four
@@ -340,6 +341,7 @@ def linear_by_a_lambda(optimizer, module):
 
 
 @table_test("make", [one_cycle_of_lightning, linear_by_a_lambda])
+@pytest.mark.slow
 def test_steps_of_a_module_are_local_steps_for_a_schedule_of_steps(make):
     client = FedAvg(seeded(lambda: Steps(make)))
     trainer = run_by_trainer(client, rounds=3)
@@ -413,6 +415,7 @@ def halve(optimizer, module):
 
 
 @table_test("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
+@pytest.mark.slow
 def test_a_step_reads_its_own_rate(engine):
     data = shared_out(classes([8, 12]), drop_last=True)  # two and three steps
     client = FedAvg(seeded(lambda: LoggedRate(halve)))

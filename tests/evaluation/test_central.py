@@ -409,6 +409,7 @@ PRIVACY = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-2, "noise_seed
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.slow
 def test_privacy_lets_callbacks_monitor_what_only_the_server_has(is_shared, tmp_path):
     pytest.importorskip("dp_accounting")
     central = "official" if is_shared else Given(unparted(30))

@@ -141,6 +141,7 @@ def test_table_of_groups_and_the_report(tmp_path):
 
 
 @pytest.mark.parametrize("num_classes", mark_further([2, 3], [3]))
+@pytest.mark.slow
 def test_chunks_and_engines_give_the_same_gaps(tmp_path, num_classes):
     arrays, found = make_arrays(num_classes), []
     for name, engine, batch in (("a", "one_by_one", 1), ("b", "stacked", 3), ("c", "stacked", 99)):
@@ -201,6 +202,7 @@ def test_groups_of_real_valued_targets_are_named_as_unused(tmp_path, caplog):
     assert not any("group" in name for name in read_metrics(tmp_path))
 
 
+@pytest.mark.slow
 def test_further_statistics_of_a_run_are_those_of_its_table(tmp_path):
     names = ["gini", "gap", "worst50", "q25"]
     fit_and_test(tmp_path, make_arrays(3), statistics=names, held_out_clients=1)

@@ -181,6 +181,7 @@ def test_writers_are_a_part_of_the_board():
         check_config(cell.arguments)
 
 
+@pytest.mark.slow
 def test_page_of_incomplete_results_is_written():
     text = page.make_page(Board(ROWS))
     assert "– / 0.50" in text, "detection"
@@ -221,6 +222,7 @@ def test_moments_of_a_backdoor_are_read_from_the_curve():
     ]
 
 
+@pytest.mark.slow
 def test_pages_show_the_current_results():
     assert (FOLDER / "table.md").read_text() == page.make_page(page.read_board())
     assert (FOLDER / "benchmarks.md").read_text() == benchmarks.make_page()

@@ -33,6 +33,7 @@ def test_a_race_finds_carried_packages(script, monkeypatch):
     assert path.split(os.pathsep) == ["/tree", "/carried"]
 
 
+@pytest.mark.slow
 def test_processes_of_a_command_end_at_its_deadline(script, tmp_path):
     child = f"import time; time.sleep(0.6); open({str(tmp_path / 'late')!r}, 'w')"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {child!r}])"
@@ -43,6 +44,7 @@ def test_processes_of_a_command_end_at_its_deadline(script, tmp_path):
     assert not (tmp_path / "late").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_command_is_no_finished_part(script, monkeypatch, tmp_path, capsys):
     """The parts share the time that is left; a part that failed runs again."""
     run = [sys.executable, "-S", "-c", "raise SystemExit(3)"]

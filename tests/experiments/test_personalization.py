@@ -138,6 +138,7 @@ def test_the_page_has_all_parts_and_needs_results():
 
 
 @pytest.mark.skipif(not results.TABLE.is_file(), reason="no board has run")
+@pytest.mark.slow
 def test_the_committed_page_is_that_of_the_committed_results():
     text = page.make_page(Results(page.read_csv(results.TABLE)))
     assert (FOLDER / "table.md").read_text(encoding="utf-8") == text

@@ -67,6 +67,7 @@ def test_comparison_prints_the_table_of_its_page(capsys, monkeypatch, lightning_
 STUDY = ROOT / "experiments" / "tutorials" / "study.yaml"
 
 
+@pytest.mark.slow
 def test_study_reports_the_table_of_its_page(tmp_path):
     """From the results of its runs, which stand beside it."""
     study = pl_fed.Study.from_file(STUDY, folder=tmp_path / "tutorial")

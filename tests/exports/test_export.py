@@ -722,6 +722,7 @@ def test_module_without_forward_is_exported_as_state_dict_only(tmp_path):
             formats.TorchExport(torch.zeros(2, 3)).write(net, tmp_path / "net.pt2")
 
 
+@pytest.mark.slow
 def test_onnx_without_its_package_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     message = get_refusal(capsys, "--ckpt", folder, "--client", "1", "--format", "onnx")

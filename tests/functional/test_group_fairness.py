@@ -88,6 +88,7 @@ def rates_by_loops(targets, predicted, groups, num_classes):
         st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=25
     )
 )
+@pytest.mark.slow
 def test_against_loops_over_samples(samples):
     targets, predicted, groups = zip(*samples)
     gaps = measure(targets, predicted, groups, num_groups=4, num_classes=3)
@@ -113,6 +114,7 @@ def test_against_loops_over_samples(samples):
         st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=20
     )
 )
+@pytest.mark.slow
 def test_names_of_classes_and_groups_do_not_matter(samples):
     targets, predicted, groups = (list(column) for column in zip(*samples))
     gaps = measure(targets, predicted, groups)

@@ -74,6 +74,7 @@ def compile_in_place(net):
         (compile_in_place, "head.forward"),
     ],
 )
+@pytest.mark.slow
 def test_copies_compute_with_their_own_weights(wrap, part):
     net = Net()
     plain = copy.deepcopy(net)

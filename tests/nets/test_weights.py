@@ -130,6 +130,7 @@ def fit(folder, client, rounds=0, ckpt_path=None, **federation):
 
 
 @table_test("kind", [FedAvg, Ditto, FedPer])
+@pytest.mark.slow
 def test_federation_from_a_file_equals_one_whose_net_has_the_weights(kind, tmp_path):
     path = write(tmp_path, net_of(1).state_dict())
     options = {"optimizer": SGD, "local_steps": 2}

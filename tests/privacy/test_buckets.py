@@ -203,6 +203,7 @@ def test_an_aggregator_sees_released_values_only():
             assert getattr(context, name) == getattr(own, name), name
 
 
+@pytest.mark.slow
 def test_events_of_the_aggregator_are_events_of_buckets():
     federation, optimizer = build(
         privacy=in_buckets(4), pre_aggregators=[Clipping(1e-6)], aggregator=Median()
@@ -259,6 +260,7 @@ def test_adaptive_clipping_moves_as_with_one_sum():
     assert norms[0] == norms[1] != 0.05
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_run_is_bit_equal_also_with_a_memory_of_the_aggregator():
     options = {"privacy": in_buckets(), "aggregator": CenteredClipping(tau=0.02)}
     client = Ditto(seeded(mlp), optimizer=sgd(0.1))

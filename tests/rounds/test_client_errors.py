@@ -275,6 +275,7 @@ def test_buffer_that_a_failing_client_replaced_reaches_no_other_client():
     assert all(outcome.distance(in_place) == 0 for outcome in replaced)
 
 
+@pytest.mark.slow
 def test_lack_of_memory_after_a_failure_halves_the_chunks(monkeypatch):
     """The failing client fails early; the others, who take its place, do not fit together."""
     run = StackedRunner.run

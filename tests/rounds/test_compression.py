@@ -119,6 +119,7 @@ def test_top_k_with_error_feedback_equals_numpy():
     np.testing.assert_allclose(outcome.states["compression.error"], memory, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_codec_that_sends_everything_changes_no_bit():
     for dtype in (torch.float64, torch.float32):
         expected, outcome = (run(codec, Ditto, dtype=dtype) for codec in (None, TopK(1.0)))
@@ -141,6 +142,7 @@ def test_engines_and_chunks_agree(kind, arguments):
             assert run(codec, algorithm, rounds=2, **options).distance(expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_large_uploads_are_compressed_in_pieces(monkeypatch):
     for codec in (RandomK(9), PowerSGD(1)):
         expected = run(codec, FedPer, engine="stacked")
@@ -342,6 +344,7 @@ def read_bytes(folder):
         ]
 
 
+@pytest.mark.slow
 def test_bytes_add_up_over_rounds_also_after_a_resume(tmp_path):
     ends = {}
     for name, stops in (("through", [4]), ("resumed", [2, 4])):
@@ -380,6 +383,7 @@ def test_clients_that_drop_out_download_and_do_not_upload():
     assert float(reports[-1]["bytes/down"]) == 6 * 4 * model
 
 
+@pytest.mark.slow
 def test_power_sgd_resumes_bit_for_bit(tmp_path):
     ends = []
     for stops in ([4], [1, 3, 4]):
@@ -394,6 +398,7 @@ def test_power_sgd_resumes_bit_for_bit(tmp_path):
     assert torch.equal(*ends)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_compression_is_refused(tmp_path):
     settings = {"topk": TopK(9), "power": PowerSGD(1), "none": None}
     for name, codec in settings.items():

@@ -214,6 +214,7 @@ def algorithms_with_personal_models():
             yield kind, client
 
 
+@pytest.mark.slow
 def test_every_algorithm_gives_personal_metrics_of_held_out_clients():
     """Two evaluations give equal bits, and leave all models and states as they were."""
     tried = []

@@ -116,6 +116,7 @@ def build(kind, **options):
     "kind",
     mark_further([FedAvg, FedNova, Ditto, FedRep, Scaffold, FLAME], [FedAvg, Ditto, FedRep]),
 )
+@pytest.mark.slow
 def test_engines_and_chunks_agree(kind):
     data = shared_out(classes(SIZES))
     runs = [
@@ -223,6 +224,7 @@ def test_steps_that_begin_sets_keep_to_the_deadline():
     assert ends == [pytest.approx(0.8**5, abs=1e-12)] * 2
 
 
+@pytest.mark.slow
 def test_a_clock_without_a_deadline_changes_no_steps():
     data = shared_out(points(*[[0.0]] * 3))
     client = StepsOfItsOwn(
@@ -267,6 +269,7 @@ def fit(folder, rounds, resumes=None, kind=Ditto):
 
 
 @pytest.mark.parametrize("kind", [Ditto, FedNova])
+@pytest.mark.slow
 def test_clock_and_cohorts_continue_after_a_resume(tmp_path, kind):
     whole = fit(tmp_path / "whole", 5, kind=kind)
     fit(tmp_path / "stopped", 2, kind=kind)
@@ -297,6 +300,7 @@ def test_privacy_refuses_uploads_that_replace_each_other():
         run_privately(Systems(take_first=2))
 
 
+@pytest.mark.slow
 def test_private_rounds_keep_their_denominator_and_noise_if_clients_are_late():
     """A late client is a zero upload: ε is that of a run in which all clients answer."""
     late = run_privately(Systems(speed=1e-3, deadline=1.0, policy="drop"))

@@ -21,6 +21,7 @@ def outcome(words, monkeypatch=None):
         return str(error)
 
 
+@pytest.mark.slow
 def test_a_shared_parser_gives_what_a_new_one_gives(monkeypatch):
     order = [DITTO, UNKNOWN, FEDAVG, WRONG, LOGGED, DITTO, FEDAVG, LOGGED]
     shared = [outcome(words) for words in order]

@@ -49,6 +49,7 @@ def study(axes, seeds=2, leave_out=()):
 
 
 @given(AXES.filter(lambda axes: not {"seed", "status", "cell"} & axes.keys()), st.integers(1, 3))
+@pytest.mark.slow
 def test_cells_are_all_combinations(axes, seeds):
     cells = expand(study(axes, seeds))
     combinations = itertools.product(*axes.values(), range(seeds))
@@ -81,6 +82,7 @@ def test_cell_with_a_long_path_can_be_locked(tmp_path):
 
 
 @given(AXES.filter(lambda axes: axes and not {"seed", "status", "cell"} & axes.keys()), st.data())
+@pytest.mark.slow
 def test_leave_out_and_only_are_complements(axes, data):
     chosen = {
         name: data.draw(st.lists(st.sampled_from(labels), min_size=1, unique=True))

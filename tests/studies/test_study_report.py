@@ -168,6 +168,7 @@ def test_worst_case_is_the_worst_mean_over_conditions(tmp_path):
     assert worst.mean == pytest.approx(0.63)
 
 
+@pytest.mark.slow
 def test_a_diverged_run_gives_no_mean_no_test_and_the_last_rank(tmp_path):
     study = make_study(tmp_path, status={("Ditto", "labels", 1): "diverged"})
     comparison = compare(study)
@@ -190,6 +191,7 @@ def test_a_diverged_run_gives_no_mean_no_test_and_the_last_rank(tmp_path):
     assert (cell["algorithm"], cell["seed"], cell["status"]) == ("Ditto", "1", "diverged")
 
 
+@pytest.mark.slow
 def test_a_missing_seed_is_counted_and_leaves_pairs_that_both_have(tmp_path):
     study = make_study(tmp_path, status={("FedAvg", "none", 0): "missing"})
     comparison = compare(study)
@@ -303,6 +305,7 @@ def test_default_metrics_are_accuracy_and_its_worst_clients(tmp_path):
     assert choose_metrics(None, [{**row, "status": "done"}])[0] == "test/personal/f1"
 
 
+@pytest.mark.slow
 def test_folders_win_over_an_earlier_table(tmp_path):
     study = make_study(tmp_path)
     cell = study.cells[0]
@@ -324,6 +327,7 @@ def test_folders_win_over_an_earlier_table(tmp_path):
     assert failed["error"] == "out of memory"
 
 
+@pytest.mark.slow
 def test_all_files_are_written_and_replaced(tmp_path):
     study = make_study(tmp_path)
     (tmp_path / "report/tables").mkdir(parents=True)
@@ -376,6 +380,7 @@ def test_the_table_of_tests_has_each_comparison(tmp_path):
     assert second[3:] == ("diverged on 1 seed", "–", "–", "–")
 
 
+@pytest.mark.slow
 def test_csv_files_hold_the_numbers_of_the_comparison(tmp_path):
     study = make_study(tmp_path)
     study.report()
@@ -393,6 +398,7 @@ def test_csv_files_hold_the_numbers_of_the_comparison(tmp_path):
         assert row["verdict"] == item.verdict
 
 
+@pytest.mark.slow
 def test_comparisons_of_a_single_method_are_a_header(tmp_path):
     study = make_study(tmp_path / "one", {("Ditto", "none"): [0.9, 0.8]}, baseline=None)
     study.report()
@@ -416,6 +422,7 @@ def test_a_metric_over_trained_clients_is_that_over_all_if_each_took_part(tmp_pa
     assert (entry.values, entry.unfinished) == ({"0": 0.95}, {"1": "no value"})
 
 
+@pytest.mark.slow
 def test_the_page_reads_alone_and_runs_one_script(tmp_path):
     text = make_study(tmp_path).report().read_text(encoding="utf-8")
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', text)
@@ -439,6 +446,7 @@ def test_the_page_reads_alone_and_runs_one_script(tmp_path):
 
 
 @pytest.mark.parametrize("private", [0, 1, 2, 3])
+@pytest.mark.slow
 def test_budgets_of_private_runs_add_up(tmp_path, private):
     """The page gave accuracies of private cells, and no guarantee of them together."""
     study = make_study(tmp_path)
@@ -464,6 +472,7 @@ def test_labels_cannot_add_markup(tmp_path):
     assert "&lt;script&gt;x" in text
 
 
+@pytest.mark.slow
 def test_tuning_is_reported_with_budgets_choices_and_edges(tmp_path):
     pytest.importorskip("optuna", reason="`tune` of a study uses it")
     plan = {
@@ -619,6 +628,7 @@ def test_a_metric_twice_is_refused(tmp_path):
 
 
 @table_test("label", ["worst case", "rank", "all", "diverged"])
+@pytest.mark.slow
 def test_labels_that_are_words_of_the_report(tmp_path, label):
     values = {
         (m, c): [0.5 + 0.1 * place, 0.6] for place, m in enumerate("abc") for c in ("x", label)
@@ -679,6 +689,7 @@ def test_latex_rows_that_begin_with_brackets_or_stars_are_text(tmp_path):
     assert not any(row.startswith(("[", "*")) for row in rows)
 
 
+@pytest.mark.slow
 def test_rows_of_two_methods_are_hidden_with_both_alone(tmp_path):
     """Without a baseline, a method may be the second one in all its comparisons."""
     text = make_study(tmp_path, baseline=None).report().read_text(encoding="utf-8")
@@ -829,6 +840,7 @@ def test_labels_survive_the_table(tmp_path):
     assert [row["algorithm"] for row in rows[::2]] == ["=1+1", "'quoted", "-x", "b"]
 
 
+@pytest.mark.slow
 def test_a_table_of_another_tuning_is_left_out(tmp_path):
     pytest.importorskip("optuna", reason="`tune` of a study uses it")
     plan = {
@@ -844,6 +856,7 @@ def test_a_table_of_another_tuning_is_left_out(tmp_path):
     assert "no tuning.csv of all its arguments yet" in text
 
 
+@pytest.mark.slow
 def test_a_grid_has_as_many_trials_as_combinations(tmp_path):
     plan = {
         "per": "algorithm",
@@ -912,6 +925,7 @@ def test_points_without_a_worst_tenth_are_counted(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_each_column_of_panels_has_numbers_below_it(tmp_path):
     values = {("a", f"c{c}"): [0.5 + 0.01 * c, 0.6] for c in range(8)}
     study = make_study(tmp_path, values, baseline="a")

@@ -146,6 +146,7 @@ def test_best_mean_score_is_chosen_and_final_cells_have_its_values(tmp_path, mon
 
 
 @pytest.mark.parametrize("stop", [1, 9, 25, 47])
+@pytest.mark.slow
 def test_interrupted_tuning_goes_on_to_the_same_table(tmp_path, monkeypatch, stop):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     Runs(monkeypatch)
@@ -189,6 +190,7 @@ def test_dry_run_tells_of_the_runs_of_the_tuning(tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out.splitlines()[-1].startswith(last)
 
 
+@pytest.mark.slow
 def test_tpe_learns_from_scores(tmp_path, monkeypatch):
     """Later trials are nearer to the best values than random ones."""
     Runs(monkeypatch)

@@ -223,6 +223,7 @@ def test_evaluations_and_predictions_for_every_input_structure(net, options, arr
         assert len(predicted["prediction"]) == len(predicted["target"]) == len(index)
 
 
+@pytest.mark.slow
 def test_lambda_is_chosen_by_validation_data_of_several_tensors():
     data = shared_out(sentences(), batch_size=3, val_fraction=0.3)
     client = DittoGreedy(seeded(Sentences), min_validation=1)

@@ -222,6 +222,7 @@ def test_lambda_star_minimises_the_variance_over_devices(setting):
 
 
 @every_setting
+@pytest.mark.slow
 def test_least_variance_of_the_error_of_a_device_is_two_sigma_to_the_fourth(setting):
     """Lemmas 8 and 12."""
     assert best_factor(lambda errors: errors.var(dim=1).mean(), setting) == 1.0
