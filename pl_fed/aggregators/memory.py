@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pl_fed.nets.fingerprints import package_of
+from pl_fed.nets.fingerprints import is_by_user
 from pl_fed.random import fork_all_generators, key
 from pl_fed.types import RoundContext
 
@@ -32,7 +32,7 @@ class Memory(nn.Module):
 
     def __call__(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Any:
         """Call ``forward``; draws of a user's class from global generators have a key."""
-        if package_of(self) == "pl_fed":
+        if not is_by_user(self):
             return super().__call__(uploads, weights, context)
         with fork_all_generators(uploads.device) as seed:
             seed(key(context.seed, type(self).__name__, context.round, context.center))

@@ -86,7 +86,7 @@ class AttackerTraining:
 
 
 def list_trained(net: nn.Module, context: RoundContext) -> list[nn.Parameter]:
-    """Return the parameters of a net that clients train: without frozen ones as FedBABU's head."""
+    """Return the parameters that clients train: all but frozen ones, such as FedBABU's head."""
     parameters = trainable_parameters(net).items()
     return [parameter for name, parameter in parameters if name not in context.frozen]
 

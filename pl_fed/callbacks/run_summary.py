@@ -101,7 +101,9 @@ class RunSummary(Callback):
         if folder is None:
             return
         rounds, history = find_evaluated_round(trainer), read_history(folder / "metrics.csv")
-        _forget_partial_sums(history, rounds)
+        has_all_rounds = history["timed"] == [*range(max(rounds, len(history["timed"])))]
+        if not has_all_rounds:  # sums would be those of a part
+            history |= {"uploads": {}, "attack": {}, "small_cohorts": None}
         summary = {
             "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
             "stage": stage,
@@ -109,7 +111,7 @@ class RunSummary(Callback):
             "metrics": _add_undefined(history, trainer.callback_metrics),
             "attack": self._summarize_attack(history),
             "counts": self._counts(rounds, history),
-            "seconds": self._seconds(history["seconds"], history["is_complete"]),
+            "seconds": self._seconds(history["seconds"], has_all_rounds),
             "seeds": self._seeds(),
             "config": next((name for name in _CONFIGS if (folder / name).is_file()), None),
             "classes": self._classes(),
@@ -164,12 +166,12 @@ class RunSummary(Callback):
         held_out = self.federation.session.held_out
         return {} if held_out is None else {"held_out": held_out.states.loaded.num_clients}
 
-    def _seconds(self, round_times: list[float], is_complete: bool) -> dict[str, float | None]:
+    def _seconds(self, round_times: list[float], has_all_rounds: bool) -> dict[str, float | None]:
         rounds = math.fsum(round_times)
         return {
             "total": time.monotonic() - self._created,
             "start_up": self._start_up,
-            "rounds": rounds if round_times and is_complete else None,
+            "rounds": rounds if round_times and has_all_rounds else None,
             "per_round": rounds / len(round_times) if round_times else None,
         }
 
@@ -228,19 +230,6 @@ def read_history(path: Path) -> dict[str, Any]:
             history["seconds"].append(row["time/round"])
             history["timed"].append(int(row["round"]))
     return history
-
-
-def _forget_partial_sums(history: dict[str, Any], rounds: int) -> None:
-    """Remove sums over all rounds from a history that lacks rows of rounds; note ``is_complete``.
-
-    Args:
-        history: The result of :func:`read_history`.
-        rounds: The number of rounds behind the models.
-    """
-    timed = history["timed"]
-    history["is_complete"] = len(timed) >= rounds and timed == [*range(len(timed))]
-    if not history["is_complete"]:
-        history |= {"uploads": {}, "attack": {}, "small_cohorts": None}
 
 
 def summarize_attack(rounds: Mapping[str, list[float]]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from pl_fed.clients.base import Client
-from pl_fed.nets.fingerprints import package_of
+from pl_fed.nets.fingerprints import is_by_user, package_of
 from pl_fed.nets.kept_values import Part, ValueGuard, join_names
 from pl_fed.tasks import LightningTask
 
@@ -128,7 +128,7 @@ def _task_object(client: Client) -> list[Part]:
     """Return the task as a part, unless it is a module of the algorithm."""
     if isinstance(client.task, nn.Module):
         return []
-    return [Part("task", client.task, None if package_of(client.task) == "pl_fed" else _TASK)]
+    return [Part("task", client.task, _TASK if is_by_user(client.task) else None)]
 
 
 def module_parts(module: nn.Module, name: str = "") -> list[Part]:

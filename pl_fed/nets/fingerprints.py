@@ -184,6 +184,11 @@ def package_of(value: Any) -> str:
     return type(value).__module__.partition(".")[0]
 
 
+def is_by_user(value: Any) -> bool:
+    """Return whether the class of a value belongs to a user, and not to pl_fed."""
+    return package_of(value) != "pl_fed"
+
+
 def read_values(value: Any) -> Hashable:
     """Return a fingerprint of all attributes of an object."""
     return Fingerprints({}).compute(dict(vars(value)))

@@ -25,7 +25,7 @@ from pl_fed.devices import is_out_of_memory
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.metrics.named import metric_arguments
 from pl_fed.nets.calls import Net, reads_own_weights
-from pl_fed.nets.fingerprints import package_of
+from pl_fed.nets.fingerprints import is_by_user
 from pl_fed.nets.modes import evaluation_mode, mixes_samples, training_mode
 from pl_fed.preflight.explanations import call_or_explain, list_shapes
 from pl_fed.preflight.module_trial import find_module_facts
@@ -430,8 +430,11 @@ def _find_mixed_samples(trial: Trial) -> bool:
     inputs = trial.load(spread).inputs
 
     def compute(positions: list[int]) -> list[Tensor]:
-        same_draws, same_state = fork_all_generators(client.device), restore_values(client)
-        with same_draws, same_state, client.draws.without_key():
+        with (
+            fork_all_generators(client.device),  # equal draws in all batches
+            restore_values(client),
+            client.draws.without_key(),
+        ):
             outputs = client.task.predict(client.global_model, select(inputs, positions))
         return [leaf for leaf in leaves(outputs) if leaf.is_floating_point()]
 
@@ -529,7 +532,7 @@ def _try_metrics(client: Client, outputs: Tree, targets: Tree) -> None:
         )
         pair = call_or_explain(expected, lambda: client.task.metric_inputs(outputs, targets))
         _check_pair(name, pair)
-        if package_of(client.task) != "pl_fed" and all(isinstance(v, Tensor) for v in pair):
+        if is_by_user(client.task) and all(isinstance(v, Tensor) for v in pair):
             expected = (
                 f"Expected the metric `{key}` of the task {name} to take outputs of shape"
                 f" {list_shapes(pair[0])} and targets of shape {list_shapes(pair[1])}, as its"

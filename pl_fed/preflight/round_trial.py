@@ -14,7 +14,7 @@ from pl_fed.clients.kept_parts import kept_parts, restore_values
 from pl_fed.clients.round_rules import StepRows
 from pl_fed.devices import is_out_of_memory
 from pl_fed.engine.base import as_outputs
-from pl_fed.nets.fingerprints import package_of
+from pl_fed.nets.fingerprints import is_by_user
 from pl_fed.nets.kept_values import KeptValues
 from pl_fed.preflight.explanations import explain_step
 from pl_fed.preflight.memory_trial import check_hooks, read_generators
@@ -57,11 +57,11 @@ def try_round(trial: Trial) -> None:
         torch.enable_grad(),
     ):
         copied.client.eval()
-        parts, is_by_user = kept_parts(copied.client), package_of(trial.client) != "pl_fed"
-        before = KeptValues.record(parts if is_by_user else [])
+        parts = kept_parts(copied.client) if is_by_user(trial.client) else []
+        before = KeptValues.record(parts)
         try:
             draws = _run(copied, int(clients[0]))
-            changed = before.changes(KeptValues.record(parts if is_by_user else []))
+            changed = before.changes(KeptValues.record(parts))
         except Exception as error:  # the algorithm may need a state that only a fit provides
             if is_out_of_memory(error):
                 raise
@@ -69,7 +69,7 @@ def try_round(trial: Trial) -> None:
                 raise
             return
     names = changed.attributes | changed.outside
-    if is_by_user and (names or draws):
+    if is_by_user(trial.client) and (names or draws):
         check_hooks(trial, int(clients[0]), names)
 
 

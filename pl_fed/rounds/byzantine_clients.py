@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pl_fed.attacks import Attack, Combined
 from pl_fed.attacks.adversary import Adversary
 from pl_fed.attacks.base import apply_attacks
-from pl_fed.nets.fingerprints import package_of, read_values
+from pl_fed.nets.fingerprints import is_by_user, read_values
 from pl_fed.nets.rows import usable_rows
 from pl_fed.preflight.memory_trial import check_attack_memory
 from pl_fed.random import fork_all_generators, generator, key
@@ -318,7 +318,7 @@ class ByzantineClients:
             ValueError: If a checkpoint lacks a part of the attack's memory.
         """
         attack = cast(Attack, self.attack)
-        if not _is_by_user(attack):
+        if not _has_user_code(attack):
             return attack.forge(honest, own, context)
 
         def forge(attack: Attack) -> Tensor:
@@ -345,11 +345,11 @@ def _copy(attack: Attack) -> Attack | None:
     return None if copied is attack else copied
 
 
-def _is_by_user(attack: Attack) -> bool:
+def _has_user_code(attack: Attack) -> bool:
     """Return whether an attack, or one that is combined in it, is of a user's own class."""
     if isinstance(attack, Combined):
-        return any(map(_is_by_user, attack.attacks))
-    return package_of(attack) != "pl_fed"
+        return any(map(_has_user_code, attack.attacks))
+    return is_by_user(attack)
 
 
 def _key_by_position(batch: Batch, poison: Callable[[Batch], Batch], own: Tensor) -> Batch:

@@ -297,7 +297,7 @@ class ClientStates:
 def read_frozen_values(
     client: Client, data: ClientData, number: int, server_states: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return values of frozen parameters in local steps, if not the broadcast's, by name.
+    """Return the values of frozen parameters that are not the broadcast's, by name.
 
     Args:
         client: The algorithm.

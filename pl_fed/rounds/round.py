@@ -18,7 +18,7 @@ from pl_fed.engine import EngineChoice
 from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.functional.aggregation import row_norm
-from pl_fed.nets.fingerprints import package_of, read_values
+from pl_fed.nets.fingerprints import is_by_user, read_values
 from pl_fed.preflight.aggregator_trial import try_aggregator, try_buckets
 from pl_fed.random import fork_all_generators, generator, key
 from pl_fed.rounds.attack_measures import AttackMeasures
@@ -345,7 +345,7 @@ class RoundRunner:
         sizes = self.datamodule.clients.train.sizes
         seed = self.seed if self.privacy is None else self.privacy.noise_seed
         draw, number = generator(seed, "cohort", round), len(sizes)
-        if package_of(self.sampler) == "pl_fed":
+        if not is_by_user(self.sampler):
             return self.sampler.draw_round(round, number, sizes, draw)
         attributes = None if self._has_drawn else read_values(self.sampler)
         with fork_all_generators() as seed_all:
