@@ -15,26 +15,18 @@ from torch import Tensor, nn
 from pl_fed.aggregators import Aggregator
 from pl_fed.attacks import Attack
 from pl_fed.clients.kept_parts import restore_values
-from pl_fed.engine.base import as_outputs
 from pl_fed.nets.kept_values import KeptValues, Part
-from pl_fed.preflight.trial import Trial
-from pl_fed.random import fork_all_generators, read_global_state
+from pl_fed.preflight.trial import Trial, TrialRound
+from pl_fed.random import fork_all_generators
 from pl_fed.types import RoundContext
-
-_NUM_SAMPLES = 2
-
-
-def read_generators() -> tuple[bytes, Any]:
-    """Return the states of the CPU's global generators of torch, Python and NumPy."""
-    return bytes(torch.get_rng_state().numpy()), read_global_state()
 
 
 def check_hooks(trial: Trial, number: int, changed: Collection[str]) -> None:
     """Check if the hooks of a user's algorithm pass values to their next call unsaved.
 
-    ``begin``, ``training_step`` and ``end_round`` run three times on one copy, with equal rows:
-    twice under equal seeds of the global generators, and then under another one. A warning tells of
-    hooks that draw from these.
+    ``begin``, a preparation, ``training_step`` and ``end_round`` run three times on one copy, with
+    equal rows: twice under equal seeds of the global generators, and then under another one. A
+    warning tells of hooks that draw from these.
 
     Args:
         trial: The algorithm and its samples.
@@ -79,24 +71,17 @@ def check_hooks(trial: Trial, number: int, changed: Collection[str]) -> None:
 
 
 def _run_hooks(trial: Trial, number: int) -> list[Tensor]:
-    """Run the hooks of one client's round on moved models, and return what they wrote."""
-    client, round = trial.client, trial.new_round(number)
-    client.run_begin(round)
+    """Run the hooks of one client's round, and return what they wrote."""
+    run = TrialRound(trial, number)
+    round = run.round
+    run.begin()
+    run.prepare()
+    run.end_preparation()
     written = [rows.parameters for rows in round.models.values()]
     written += [*round.extra.values(), *round.states.values()]
     written = [row.detach().clone() for row in written]
-    generators = torch.get_rng_state()
-    batch = trial.load_minibatch(trial.data.train.samples(number)[:_NUM_SAMPLES])
-    with client.reading(round.client_rows(0)):
-        outputs = as_outputs(client.objective.step(batch, 0))
-    torch.set_rng_state(generators)  # engines seed the draws of local steps
-    example = round.broadcast.parameters
-    for position, model in enumerate(client.trained):
-        rows = round.models[model] = round.models[model].clone()
-        rows.parameters = rows.parameters + 0.01 * (1 + position)
-    round.step_means = {name: out.detach().reshape(1).to(example) for name, out in outputs.items()}
-    round.validation_losses = {name: example.new_ones(1) for name in client.validated}
-    upload, states = client.run_end_round(round)
+    run.train()
+    upload, states = run.end()
     written += [*states.values(), *round.proposals.values()]
     return [*written, *([] if upload is None else [upload])]
 

@@ -11,17 +11,13 @@ from torch import Tensor
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
 from pl_fed.clients.kept_parts import kept_parts, restore_values
-from pl_fed.clients.round_rules import StepRows
 from pl_fed.devices import is_out_of_memory
-from pl_fed.engine.base import as_outputs
 from pl_fed.nets.fingerprints import is_by_user
 from pl_fed.nets.kept_values import KeptValues
 from pl_fed.preflight.explanations import explain_step
-from pl_fed.preflight.memory_trial import check_hooks, read_generators
-from pl_fed.preflight.trial import Trial
+from pl_fed.preflight.memory_trial import check_hooks
+from pl_fed.preflight.trial import Trial, TrialRound
 from pl_fed.random import fork_torch_rng
-
-_NUM_SAMPLES = 2
 
 
 def try_round(trial: Trial) -> None:
@@ -77,40 +73,26 @@ def _run(trial: Trial, number: int) -> bool:
     """Run a round of one client on a copy of the algorithm, and check its results.
 
     Returns:
-        Whether ``begin`` or ``end_round`` draws from a global generator.
+        Whether a hook draws from a global generator.
     """
     client = trial.client
-    batch = trial.load_minibatch(trial.data.train.samples(number)[:_NUM_SAMPLES])
     lengths = {name: len(row) for name, row in client.state_defaults().items()}
+    run = TrialRound(trial, number)
+    round = run.round
     with _note_errors(number, "begin"):
-        round = trial.new_round(number)
-        planned, generators = StepRows(round.steps), read_generators()
-        planned.read_changed(client.run_begin(round))
-        draws = read_generators() != generators
+        run.begin()
         _check_names("begin", client, round)
         numel = client.row("global").layout.numel
         for name, model in round.models.items():
             _check_row("begin", f"the parameters of model `{name}`", model.parameters, numel)
-    if client.preparation is not None:
-        with _note_errors(number, "preparation"), client.reading(round.client_rows(0)):
-            as_outputs(client.preparation.step(batch, 0))
-        with _note_errors(number, "end_preparation"):
-            client.run_end_preparation(round)
-    with (
-        _note_errors(number, "training_step"),
-        explain_step(),
-        client.reading(round.client_rows(0)),
-    ):
-        outputs = as_outputs(client.objective.step(batch, 0))
-    for name in client.trained:
-        round.models[name] = round.models[name].clone()
-    example = round.broadcast.parameters
-    round.step_means = {name: out.detach().reshape(1).to(example) for name, out in outputs.items()}
-    round.validation_losses = {name: example.new_zeros(1) for name in client.validated}
+    with _note_errors(number, "preparation"):
+        run.prepare()
+    with _note_errors(number, "end_preparation"):
+        run.end_preparation()
+    with _note_errors(number, "training_step"), explain_step():
+        run.train()
     with _note_errors(number, "end_round"):
-        generators = read_generators()
-        upload, states = client.run_end_round(round)
-        draws |= read_generators() != generators
+        upload, states = run.end()
         _check_names("end_round", client, round)
         _check_upload(client, upload)
         for name, length in lengths.items():
@@ -126,7 +108,7 @@ def _run(trial: Trial, number: int) -> bool:
             _check_row("end_round", f"the proposal of `{name}`", proposal, length)
     if not client.predicts_by_net:
         _try_predict(trial, number)
-    return draws
+    return run.draws
 
 
 def _try_predict(trial: Trial, number: int) -> None:

@@ -1,8 +1,8 @@
 """The input of a trial before training: an algorithm, and samples as its local steps get them."""
 
 import copy
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,15 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.contract import ClientRound
+from pl_fed.clients.contract import ClientRound, Objective
 from pl_fed.clients.features import compute_batch_features
+from pl_fed.clients.round_rules import StepRows
 from pl_fed.data.client_data import ClientData, integers_to_floats
-from pl_fed.engine.base import LocalSettings
+from pl_fed.engine.base import LocalSettings, as_outputs
 from pl_fed.engine.own_samples import OwnSamples
 from pl_fed.preflight.explanations import call_or_explain, list_shapes
+from pl_fed.random import fork_torch_rng, read_global_state
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
+_MINIBATCH = 2  # samples of the local step of a trial
 _SPREAD = 64  # samples of a trial of evaluation steps
 _OWN_SAMPLES = 3  # of a client in a pass over its own samples
 _SPREAD_OWN = 8  # of batches of the data set's own, which may be large
@@ -123,6 +126,80 @@ class Trial:
             round.validation_inputs = tree_map(lambda leaf: leaf.flatten()[None], batch.inputs)
             round.validation_targets = tree_map(lambda leaf: leaf.flatten()[None], batch.targets)
         return round
+
+
+class TrialRound:
+    """Round of one client on a few of its samples, hook after hook, without an optimizer step.
+
+    Engines seed local steps by a key of round and client, so the steps of all trials draw the same.
+
+    Args:
+        trial: The algorithm and its samples.
+        number: The id of a client with samples.
+
+    Attributes:
+        round: The client's values, as the hooks change them.
+        draws: Whether a hook has drawn from a global generator.
+    """
+
+    def __init__(self, trial: Trial, number: int) -> None:
+        self.round, self.draws = trial.new_round(number), False
+        self._trial = trial
+        self._index = trial.data.train.samples(number)[:_MINIBATCH]
+
+    def begin(self) -> None:
+        """Run ``begin``, and check the steps and learning rates that it asks for."""
+        planned = StepRows(self.round.steps)
+        with self._noting_draws():
+            planned.read_changed(self._trial.client.run_begin(self.round))
+
+    def prepare(self) -> None:
+        """Run a step of the preparation, if the algorithm has one."""
+        if self._trial.client.preparation is not None:
+            self._step(self._trial.client.preparation)
+
+    def end_preparation(self) -> None:
+        """Run ``end_preparation``, if the algorithm has a preparation."""
+        if self._trial.client.preparation is not None:
+            with self._noting_draws():
+                self._trial.client.run_end_preparation(self.round)
+
+    def train(self) -> None:
+        """Run ``training_step``, and move each trained model by a constant of its own."""
+        client, round = self._trial.client, self.round
+        outputs = self._step(client.objective)
+        for position, name in enumerate(client.trained):
+            model = round.models[name] = round.models[name].clone()
+            model.parameters = model.parameters + 0.01 * (1 + position)
+        example = round.broadcast.parameters
+        round.step_means = {
+            name: output.detach().reshape(1).to(example) for name, output in outputs.items()
+        }
+        round.validation_losses = {name: example.new_ones(1) for name in client.validated}
+
+    def end(self) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Run ``end_round``, and return the upload and the states."""
+        with self._noting_draws():
+            return self._trial.client.run_end_round(self.round)
+
+    @contextmanager
+    def _noting_draws(self) -> Iterator[None]:
+        """Note if a hook draws from a global generator."""
+        before = _read_generators()
+        yield
+        self.draws |= _read_generators() != before
+
+    def _step(self, objective: Objective) -> dict[str, Tensor]:
+        """Return the outputs of an objective for the client's minibatch."""
+        client = self._trial.client
+        with fork_torch_rng(client.device) as seed, client.reading(self.round.client_rows(0)):
+            seed(0)
+            return as_outputs(objective.step(self._trial.load_minibatch(self._index), 0))
+
+
+def _read_generators() -> tuple[bytes, Any]:
+    """Return the states of the CPU's global generators of torch, Python and NumPy."""
+    return bytes(torch.get_rng_state().numpy()), read_global_state()
 
 
 def lend_optimizer(

@@ -10,7 +10,7 @@ from small_federations import classes, mlp, seeded, sgd, shared_out
 from pl_fed import Adversary, Federation
 from pl_fed.aggregators import Aggregator
 from pl_fed.attacks import Attack, Combined, RandomLabels
-from pl_fed.clients import FedAvg
+from pl_fed.clients import Client, FedAvg, Model, Objective
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.samplers import All, Uniform
 from pl_fed.types import RoundContext
@@ -41,6 +41,39 @@ class PerClient(Own):
             row += self.seen.get(number, 0.0)
             self.seen[number] = row.clone()
         return upload
+
+
+class Preparing(Client):
+    """Counts rounds in the hook after a preparation."""
+
+    def __init__(self):
+        models = {"global": Model(), "ready": Model(trained=False, kept=False)}
+        super().__init__(seeded(mlp), models=models, optimizer=sgd(0.1))
+        self.add_state("sum", self.zero_row)
+        self.preparation = Objective(self.prepare_step, {"ready": Model()}, sgd(0.1))
+        self.rounds = 0
+
+    def prepare_step(self, batch, batch_idx):
+        return self.loss("ready", batch)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss("global", batch)
+
+    def end_preparation(self, client):
+        self.rounds += 1
+        client.states["sum"] += self.rounds
+
+
+class LossKeeping(Own):
+    """Keeps a loss with noise of a step, which engines seed, and a count for a log."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + torch.rand(())
+
+    def end_round(self, client):
+        self.rounds += 1
+        client.states["sum"] += client.step_means["loss"][:, None]
+        return super().end_round(client)
 
 
 class Declared(Own):
@@ -110,6 +143,11 @@ def test_hooks_that_keep_values_in_attributes_are_refused(kind, name):
         set_up(kind())
 
 
+def test_hooks_of_a_preparation_that_keep_values_in_attributes_are_refused():
+    with pytest.raises(ValueError, match=r"to give the same .* by `rounds`: .*add_state"):
+        set_up(Preparing())
+
+
 def draw_by_torch(_, upload):
     return upload + torch.randn_like(upload)
 
@@ -122,6 +160,11 @@ def draw_by_python_and_numpy(_, upload):
 def test_a_warning_tells_of_hooks_that_draw_without_a_key(draw):
     with pytest.warns(match="`begin` or `end_round` of Own draws from a global generator"):
         set_up(Own(draw))
+
+
+def test_draws_of_a_step_are_no_draws_of_the_hooks(recwarn):
+    set_up(LossKeeping())
+    assert not [warned for warned in recwarn if "draws" in str(warned.message)]
 
 
 def test_declared_states_caches_and_counters_of_a_log_are_accepted(recwarn):
