@@ -5,7 +5,8 @@ several calls. So a class must give the same numbers with its declared memory al
 """
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from pl_fed.nets.kept_values import KeptValues, Part
 from pl_fed.preflight.trial import Trial, TrialRound
 from pl_fed.random import fork_all_generators
 from pl_fed.types import RoundContext
+
+_ROUNDING = 1e-3  # of the largest number of a row, between one client and two in a call
 
 
 def check_hooks(trial: Trial, number: int, changed: Collection[str]) -> None:
@@ -38,15 +41,8 @@ def check_hooks(trial: Trial, number: int, changed: Collection[str]) -> None:
     """
     name = type(trial.client).__name__
     try:
-        copied, results = trial.copy(), []
-        with (
-            restore_values(trial.client),
-            fork_all_generators(trial.client.device) as seed,
-            trial.settings.autocast(),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
-            copied.client.eval()
+        results = []
+        with _lend_copy(trial) as (copied, seed):
             for draw in (0, 0, 1):
                 seed(draw)
                 results.append(_run_hooks(copied, number))
@@ -70,20 +66,79 @@ def check_hooks(trial: Trial, number: int, changed: Collection[str]) -> None:
         )
 
 
+def check_rows(trial: Trial, number: int) -> None:
+    """Check if ``end_round`` of a user's algorithm computes the rows of each client by themselves.
+
+    The round of a client ends twice, alone and beside another client with another model. A hook
+    that draws from a global generator is not checked.
+
+    Args:
+        trial: The algorithm and its samples.
+        number: The id of a client with samples.
+
+    Raises:
+        ValueError: If the rows of the client differ by more than rounding.
+    """
+    try:
+        with _lend_copy(trial) as (copied, seed):
+            seed(0)
+            run = TrialRound(copied, number)
+            run.start()
+            beside = run.repeat(2)
+            rows, rows_beside = _end(run), _end(beside)
+            if run.draws or beside.draws:
+                return
+        is_own = all(_are_close(row, two[:1]) for row, two in zip(rows, rows_beside, strict=True))
+    except Exception:  # a real error appears in the first round
+        return
+    if not is_own:
+        raise ValueError(
+            f"Expected `end_round` of {type(trial.client).__name__} to compute the upload, states"
+            " and proposals of a client from its own rows but got others beside another client: the"
+            " clients of a round are shared among several calls, in chunks that depend on the"
+            " engine, so compute row by row, as by `upload.norm(dim=1, keepdim=True)`."
+        )
+
+
+@contextmanager
+def _lend_copy(trial: Trial) -> Iterator[tuple[Trial, Callable[[int], None]]]:
+    """Yield a copy of a trial for its hooks, and a function that seeds the global generators."""
+    copied = trial.copy()
+    with (
+        restore_values(trial.client),
+        fork_all_generators(trial.client.device) as seed,
+        trial.settings.autocast(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        copied.client.eval()
+        yield copied, seed
+
+
 def _run_hooks(trial: Trial, number: int) -> list[Tensor]:
     """Run the hooks of one client's round, and return what they wrote."""
     run = TrialRound(trial, number)
+    run.start()
     round = run.round
-    run.begin()
-    run.prepare()
-    run.end_preparation()
     written = [rows.parameters for rows in round.models.values()]
     written += [*round.extra.values(), *round.states.values()]
     written = [row.detach().clone() for row in written]
-    run.train()
+    return [*written, *_end(run)]
+
+
+def _end(run: TrialRound) -> list[Tensor]:
+    """Return the rows that ``end_round`` writes."""
     upload, states = run.end()
-    written += [*states.values(), *round.proposals.values()]
+    written = [*states.values(), *run.round.proposals.values()]
     return [*written, *([] if upload is None else [upload])]
+
+
+def _are_close(row: Tensor, other: Tensor) -> bool:
+    """Return whether two rows are equal but for rounding; also if they are not finite."""
+    if not row.numel():
+        return True
+    difference, largest = (row - other).double().abs(), row.double().abs().max()
+    return not bool((difference > _ROUNDING * largest).any())
 
 
 def read_attributes(module: nn.Module) -> Mapping[str, Hashable]:

@@ -15,7 +15,7 @@ from pl_fed.devices import is_out_of_memory
 from pl_fed.nets.fingerprints import is_by_user
 from pl_fed.nets.kept_values import KeptValues
 from pl_fed.preflight.explanations import explain_step
-from pl_fed.preflight.memory_trial import check_hooks
+from pl_fed.preflight.memory_trial import check_hooks, check_rows
 from pl_fed.preflight.trial import Trial, TrialRound
 from pl_fed.random import fork_torch_rng
 
@@ -67,6 +67,8 @@ def try_round(trial: Trial) -> None:
     names = changed.attributes | changed.outside
     if is_by_user(trial.client) and (names or draws):
         check_hooks(trial, int(clients[0]), names)
+    if not type(trial.client).end_round.__module__.startswith("pl_fed."):
+        check_rows(trial, int(clients[0]))
 
 
 def _run(trial: Trial, number: int) -> bool:

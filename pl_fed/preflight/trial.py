@@ -144,7 +144,7 @@ class TrialRound:
 
     def __init__(self, trial: Trial, number: int) -> None:
         self.round, self.draws = trial.new_round(number), False
-        self._trial = trial
+        self._trial, self._outputs = trial, dict[str, Tensor]()
         self._index = trial.data.train.samples(number)[:_MINIBATCH]
 
     def begin(self) -> None:
@@ -165,22 +165,39 @@ class TrialRound:
                 self._trial.client.run_end_preparation(self.round)
 
     def train(self) -> None:
-        """Run ``training_step``, and move each trained model by a constant of its own."""
-        client, round = self._trial.client, self.round
-        outputs = self._step(client.objective)
-        for position, name in enumerate(client.trained):
-            model = round.models[name] = round.models[name].clone()
-            model.parameters = model.parameters + 0.01 * (1 + position)
-        example = round.broadcast.parameters
-        round.step_means = {
-            name: output.detach().reshape(1).to(example) for name, output in outputs.items()
-        }
-        round.validation_losses = {name: example.new_ones(1) for name in client.validated}
+        """Run ``training_step``."""
+        self._outputs = self._step(self._trial.client.objective)
+
+    def start(self) -> None:
+        """Run all hooks before ``end_round``."""
+        self.begin()
+        self.prepare()
+        self.end_preparation()
+        self.train()
+
+    def repeat(self, clients: int) -> "TrialRound":
+        """Return the round of several such clients, before its end."""
+        repeated = copy.copy(self)
+        repeated.round = self.round.select(torch.zeros(clients, dtype=torch.int64))
+        return repeated
 
     def end(self) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Run ``end_round``, and return the upload and the states."""
+        """Run ``end_round`` on moved models, and return the upload and the states.
+
+        Each trained model of each client moves by a constant of its own.
+        """
+        client, round, example = self._trial.client, self.round, self.round.broadcast.parameters
+        moves = 0.01 * torch.arange(1, 1 + len(round), device=example.device)[:, None] ** 2
+        for position, name in enumerate(client.trained):
+            model = round.models[name] = round.models[name].clone()
+            model.parameters = model.parameters + moves.to(model.parameters) * (1 + position)
+        round.step_means = {
+            name: output.detach().to(example).repeat(len(round))
+            for name, output in self._outputs.items()
+        }
+        round.validation_losses = {name: example.new_ones(len(round)) for name in client.validated}
         with self._noting_draws():
-            return self._trial.client.run_end_round(self.round)
+            return client.run_end_round(round)
 
     @contextmanager
     def _noting_draws(self) -> Iterator[None]:

@@ -167,6 +167,30 @@ def test_draws_of_a_step_are_no_draws_of_the_hooks(recwarn):
     assert not [warned for warned in recwarn if "draws" in str(warned.message)]
 
 
+def scale_all(_, upload):
+    return upload / upload.norm()
+
+
+def center(_, upload):
+    return upload - upload.mean(0)
+
+
+def scale_each(_, upload):
+    return upload / upload.norm(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("change", [scale_all, center])
+def test_uploads_that_read_other_clients_of_a_chunk_are_refused(change):
+    """They depended on the number of clients in a chunk, and on other clients' data."""
+    expected = "`end_round` of Own to compute the upload, states and proposals .* row by row"
+    with pytest.raises(ValueError, match=expected):
+        set_up(Own(change))
+
+
+def test_uploads_of_own_rows_are_accepted():
+    set_up(Own(scale_each))
+
+
 def test_declared_states_caches_and_counters_of_a_log_are_accepted(recwarn):
     set_up(Declared(), Last(declared=True))
     assert not [str(w.message) for w in recwarn if "draws from" in str(w.message)]
