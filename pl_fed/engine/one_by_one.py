@@ -127,6 +127,7 @@ class OneByOne(Engine):
                 chunk.add_note(error, [position], step)
                 raise
             models.own_buffers.adopt()  # those that a step has replaced
+            models.restore_completed(trained, step, position)
             if outputs:
                 taken += 1
                 is_waiting = True
@@ -247,8 +248,8 @@ class _WorkingModels:
             after = ModelRows(allocate_rows(before.parameters), allocate_rows(before.statistics))
             own = ModelRows(client.row(model).data, client.statistics(model).data)
             self.rows += [
-                _WorkingRow(model, own.parameters, before.parameters, after.parameters),
-                _WorkingRow(model, own.statistics, before.statistics, after.statistics),
+                _WorkingRow(model, own.parameters, before.parameters, after.parameters, False),
+                _WorkingRow(model, own.statistics, before.statistics, after.statistics, True),
             ]
             self.trained[model] = after
         # no row contains these buffers, such as BatchNorm's number of batches or a criterion's
@@ -287,6 +288,19 @@ class _WorkingModels:
                     if row.model == model.name:
                         row.after[position].copy_(row.own)
 
+    def restore_completed(
+        self, trained: list[_TrainedModel], num_steps: int, position: int
+    ) -> None:
+        """Restore the buffers of the models that train for at most this number of steps.
+
+        The steps of other models may call them, in training mode.
+        """
+        for model in trained:
+            if model.steps <= num_steps:
+                for row in self.rows:
+                    if row.model == model.name and row.is_statistics:
+                        row.own.copy_(row.after[position])
+
     def hand_over(self) -> None:
         """Replace the chunk's models by the trained models."""
         self.models.update(self.trained)
@@ -301,9 +315,11 @@ class _WorkingRow:
         own: The row in the client's own modules.
         before: The clients' rows before the local steps.
         after: The clients' rows after the local steps.
+        is_statistics: Whether the row has the model's running statistics, and no parameters.
     """
 
     model: str
     own: Tensor
     before: Tensor
     after: Tensor
+    is_statistics: bool

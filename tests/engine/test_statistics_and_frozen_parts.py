@@ -340,3 +340,37 @@ def test_buffer_outside_the_state_dict_is_not_passed_to_other_clients(engine, un
         for cohort in ((0, 1), (1,))
     )
     assert torch.equal(both.v[1], alone.v[1])
+
+
+class Ticking(nn.Module):
+    """A net that returns the number of its forward passes in training mode, a saved buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.register_buffer("ticks", torch.tensor(0.0))
+
+    def forward(self, x):
+        if self.training:
+            self.ticks.add_(1)
+        return self.weight + self.ticks.clone() + 0 * x.sum(1, keepdim=True)
+
+
+class Watching(Ditto):
+    """A client whose steps report the outputs of the global model."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        with torch.no_grad():
+            weight = self.parameters_of("global")["weight"]
+            seen = (self.outputs_of("global", batch) - weight).mean()
+        return {"loss": loss, "seen": seen}
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "one_by_one_compiled"])
+def test_steps_of_other_models_read_a_completed_model_as_it_was(engine, uncompiled):
+    """The global model takes one step of three: two calls in it, and two in each later step."""
+    client = Watching(Ticking(), optimizer=sgd(), local_steps=1, personal_steps=3)
+    data = shared_out(classes([4]))
+    report = run_rounds(client, data, rounds=1, engine=engine).reports[0]
+    assert float(report["train/seen"]) == pytest.approx((2 + 4 + 4) / 3)
