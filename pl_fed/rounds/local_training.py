@@ -298,10 +298,17 @@ class LocalTraining:
     def _choose_engine(self, work: CohortWork, cohort: Tensor) -> None:
         """Let all processes choose one engine, also those without a client that runs.
 
+        Clients without a local step, as those below ``data.min_batch``, can try no engine. A later
+        round chooses if the cohort has no others.
+
         Args:
             work: The round.
             cohort: The ids of the clients on which this process tries an engine; may be empty.
         """
+        if len(cohort) and not self.engine.is_settled:
+            has_steps = torch.tensor(self._max_steps(self.count_steps(cohort, work.round))) > 0
+            others = cohort[~has_steps] if has_steps.any() else cohort[:0]
+            cohort = torch.cat([cohort[has_steps], others])
         self.engine.choose(
             Workload(
                 client=self.client,

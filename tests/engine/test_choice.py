@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import Cohorts, classes, mlp, run_rounds, seeded, sgd, shared_out
 from tables import table_test
 from torch import nn
 
@@ -197,3 +197,15 @@ def test_a_client_too_large_for_the_device_is_an_error(monkeypatch):
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
     with pytest.raises(torch.OutOfMemoryError):
         run_rounds(client, shared_out(classes([4] * 4)), engine="stacked")
+
+
+@pytest.mark.parametrize("cohorts", [[(0, 1, 2)], [(0,), (1,)]])
+def test_clients_without_a_step_are_no_reason_against_a_stack(calls, recwarn, cohorts):
+    """Client 0 leaves its one sample out; the trial takes one client."""
+    data = shared_out(classes([1, 4, 4]), min_batch=2)
+    client = FedAvg(seeded(mlp), optimizer=sgd())
+    sampler = Cohorts(*cohorts)
+    run_rounds(client, data, sampler=sampler, engine="stacked", chunk_size=1)
+    assert calls["StackedRunner"]
+    assert not calls["OneByOne"]
+    assert not [entry for entry in recwarn if "run one by one" in str(entry.message)]
