@@ -382,28 +382,37 @@ class PreparedStep:
             state = clone(self.buffers.state)
             versions = read_versions(state["leaves"])
             gradients, outputs = self.step.gradients(state, inputs)
-            if self.step.compiled and self.step.size is None:
-                if self.ends_early and read_versions(state["leaves"]) != versions:
-                    raise CannotCompileError(
-                        "a step changes trained parameters in place, also those of a model that has"
-                        " completed its steps"
-                    )
-                seed(0)
-                expected = self.step.backward_gradients(clone(self.buffers.state), inputs)
-                if not have_same_gradients(gradients, expected):
-                    raise CannotCompileError(
-                        "`loss.backward()` has other gradients than torch.autograd.grad, as for"
-                        " activation checkpoints with use_reentrant=True"
-                    )
-                seed(0)
-                if self.step.reads_own_weights(self.buffers.state, inputs):
-                    raise CannotCompileError(READS_OWN_WEIGHTS)
         if changed:
             raise CannotCompileError(f"training changes a buffer of the net ({changed[0]})")
+        if self.step.compiled and self.step.size is None:
+            if self.ends_early and read_versions(state["leaves"]) != versions:
+                raise CannotCompileError(
+                    "a step changes trained parameters in place, also those of a model that has"
+                    " completed its steps"
+                )
+            self._compare_gradients(gradients, inputs)
         # later eager steps may read other rows; in mixed precision it has been traced with all rows
         if self.step.compiled and not self.step.casts:
             self.buffers.drop_unread_rows()
         self.buffers.prepare(gradients, outputs)
+
+    def _compare_gradients(self, gradients: Tensors, inputs: dict[str, Any]) -> None:
+        """Refuse a step whose gradients a graph would not give.
+
+        Raises:
+            CannotCompileError: With the reason.
+        """
+        with restore_buffers(self.client), fork_torch_rng(self.client.device) as seed:
+            seed(0)
+            expected = self.step.backward_gradients(clone(self.buffers.state), inputs)
+            if not have_same_gradients(gradients, expected):
+                raise CannotCompileError(
+                    "`loss.backward()` has other gradients than torch.autograd.grad, as for"
+                    " activation checkpoints with use_reentrant=True"
+                )
+            seed(0)
+            if self.step.reads_own_weights(self.buffers.state, inputs):
+                raise CannotCompileError(READS_OWN_WEIGHTS)
 
     def _compile(self, inputs: dict[str, Any]) -> Any:
         from pl_fed.engine.compiled import CompiledStep

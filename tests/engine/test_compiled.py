@@ -318,6 +318,13 @@ def test_refused_step_is_reported_once_and_runs_eagerly(uncompiled, engine, case
     assert torch.equal(torch.random.get_rng_state(), generator_state)
 
 
+def test_reason_of_a_step_that_reads_the_buffer_that_it_changes_is_this_buffer():
+    client = client_with(lambda c, loss, i: loss * c.power.add_(1.0))
+    reason = rf"{RUN_EAGERLY}: training changes a buffer .*\(power\)"
+    with pytest.warns(UserWarning, match=reason):
+        run_rounds(client, shared_out(classes([4])), rounds=1, engine="one_by_one_compiled")
+
+
 def test_error_in_the_objective_is_raised():
     def broken(client, loss, batch_idx):
         raise KeyError("mistake")
