@@ -86,13 +86,20 @@ class SampleEntries:
     kind: Callable[..., Any] | None = None
 
     def join(self, inputs: Tree, targets: Tree) -> Tree:
-        """Return a batch as the data set's dict or tuple; it lacks unused entries."""
+        """Return a batch as the data set's dict or tuple; it lacks unused entries.
+
+        An entry that is both an input and the target has the values of the input, which may be
+        normalized or augmented; those of the target if it is one number for each sample, which
+        attacks on labels change.
+        """
         entries = {self.inputs[0]: inputs}
         if len(self.inputs) > 1 and isinstance(inputs, dict):
             entries = {name: inputs[name] for name in self.inputs}
         elif len(self.inputs) > 1:
             entries = dict(zip(self.inputs, inputs, strict=True))
-        entries[self.target] = targets
+        is_label = isinstance(targets, Tensor) and targets.dim() == 1
+        if self.target not in entries or is_label:
+            entries[self.target] = targets
         if self.kind is not None:
             names = list(inspect.signature(self.kind).parameters)
             keys = names if isinstance(self.target, str) else range(len(names))

@@ -94,8 +94,8 @@ class BatchRoles:
             )
             raise (ValueError if has_rows else UnstackableError)(
                 "Expected each sample to have inputs and a target, as (x, y) or a dict, but got"
-                f" {_describe_entries(batch)}: name them by `inputs` and `target`, or return (x, x)"
-                " from a data set without targets."
+                f" {_describe_entries(batch)}: name them by `inputs` and `target`, which may be one"
+                " entry, or return (x, x) from a data set without targets."
             )
         entries = {name: _to_tree(name, batch[name]) for name in (*inputs, target, *labels)}
         joined: Tree = tuple(entries[name] for name in inputs)

@@ -48,7 +48,8 @@ class Samples:
             trees = {str(name): inputs[name] for name in names}
         elif len(names) > 1:
             trees = {str(name): tree for name, tree in zip(names, inputs)}
-        trees[str(self.entries.target)] = self.targets
+        target = str(self.entries.target)
+        trees[f"{target} as target" if target in trees else target] = self.targets
         return trees if self.labels is None else {**trees, "labels for partitioners": self.labels}
 
     @property

@@ -28,6 +28,7 @@ import pl_fed
 from pl_fed.clients import FedAvg
 from pl_fed.data import FederatedData, TorchDataset
 from pl_fed.partitioners import IID, Dirichlet
+from pl_fed.types import SampleEntries
 
 COUNT = 300  # more than are read at once
 
@@ -165,6 +166,23 @@ def test_entries_by_position():
     arrays = TorchDataset(dataset, client=-3, inputs=[0]).load()
     assert torch.equal(arrays.inputs, x)
     assert arrays.client.tolist() == [5, 5, 5, 6, 6, 6, 7, 7, 7]
+
+
+def test_an_entry_is_an_input_and_the_target():
+    x, n = torch.arange(6.0).view(3, 2), torch.arange(3)
+    dataset = [{"x": x[k], "n": n[k]} for k in range(3)]
+    arrays = TorchDataset(dataset, inputs=["x"], target="x").load()
+    assert torch.equal(arrays.inputs, x)
+    assert torch.equal(arrays.targets, x)
+    arrays = TorchDataset(dataset, inputs=["x", "n"], target="n", labels="n").load()
+    assert torch.equal(arrays.inputs["x"], x)
+    assert all(torch.equal(ids, n) for ids in (arrays.inputs["n"], arrays.targets, arrays.labels))
+
+
+def test_a_step_gets_the_changed_values_of_an_entry_with_both_roles():
+    entries = SampleEntries(("x",), "x")
+    assert entries.join(torch.ones(3, 2), torch.zeros(3, 2))["x"].sum() == 6  # normalized inputs
+    assert entries.join(torch.ones(3), torch.zeros(3))["x"].sum() == 0  # poisoned labels
 
 
 @pytest.mark.parametrize(
