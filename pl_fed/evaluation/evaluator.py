@@ -362,7 +362,7 @@ class Evaluator:
 
         Returns:
             For each client a dict with ``client`` (id), ``sample`` (ids in the data set),
-            ``target`` (0 for batches of the data set's own), and the task's predictions:
+            ``target`` (not for batches of the data set's own), and the task's predictions:
             ``prediction``, and for classes ``probability`` of the predicted class. Predictions
             without classes have the shape of ``target`` if it fits.
         """
@@ -387,20 +387,22 @@ class Evaluator:
         table: dict[str, Any] = {
             "client": client,
             "sample": samples if data.ids is None else data.ids[samples],
-            "target": tree_map(Tensor.cpu, select(data.targets, index)),
         }
+        targets = tree_map(Tensor.cpu, select(data.targets, index))
+        if data.own_batches is None:
+            table["target"] = targets
         if outputs is None:
-            table["prediction"] = select(table["target"], slice(0, 0))
+            table["prediction"] = select(targets, slice(0, 0))
             table["probability"] = torch.empty(0)
             return table
         if isinstance(outputs, PerSample):
             table["prediction"] = PerSample(tree_map(Tensor.cpu, entry) for entry in outputs)
             return table
         table |= self.client.task.predictions(tree_map(Tensor.cpu, outputs))
-        prediction, target = table["prediction"], table["target"]
-        fits = isinstance(prediction, Tensor) and isinstance(target, Tensor)
-        if fits and prediction.numel() == target.numel():  # outputs [samples, 1]
-            table["prediction"] = prediction.reshape(target.shape)
+        prediction = table["prediction"]
+        fits = isinstance(prediction, Tensor) and isinstance(targets, Tensor)
+        if fits and prediction.numel() == targets.numel():  # outputs [samples, 1]
+            table["prediction"] = prediction.reshape(targets.shape)
         return table
 
     # Evaluation by the steps of a LightningModule

@@ -416,19 +416,22 @@ class LightningTask(Task):
             ValueError: If ``predict_step`` returns ``None``, or the module has none and refuses the
                 inputs.
         """
-        has_step = "predict_step" in list_hooks(module)
-        if not has_step and not isinstance(self.entries, OwnBatches):
+        is_own = isinstance(self.entries, OwnBatches)
+        if "predict_step" in list_hooks(module):
+            outputs = self._call(module, "predict_step", batch, batch_idx)
+        else:
             try:
-                return self.predict(module, batch.inputs)
+                if not is_own:
+                    return self.predict(module, batch.inputs)
+                outputs = self._call(module, "predict_step", batch, batch_idx)
             except (TypeError, RuntimeError, AttributeError, LookupError) as error:
                 if is_out_of_memory(error):
                     raise
+                inputs = "its batches" if is_own else f"inputs {describe(batch.inputs)}"
                 raise ValueError(
-                    f"Expected {type(module).__name__} to have a `predict_step`, or to take inputs"
-                    f" {describe(batch.inputs)}, but that failed ({first_line(error)}): define"
-                    " `predict_step`."
+                    f"Expected {type(module).__name__} to have a `predict_step`, or to take"
+                    f" {inputs}, but that failed ({first_line(error)}): define `predict_step`."
                 ) from error
-        outputs = self._call(module, "predict_step", batch, batch_idx)
         if outputs is None:
             raise ValueError(
                 f"Expected `predict_step` of {type(module).__name__} to return the predictions for"

@@ -30,7 +30,7 @@ def join_predictions(predictions: Sequence[Any], sizes: Sequence[int], are_own: 
             entry for each output.
 
     Raises:
-        ValueError: If a result is neither.
+        ValueError: If a result is neither, or rows of two batches have other shapes.
 
     Example:
         >>> batches = [{"score": torch.ones(2), "name": ["a", "b"]}]
@@ -42,6 +42,7 @@ def join_predictions(predictions: Sequence[Any], sizes: Sequence[int], are_own: 
     if all(isinstance(value, np.ndarray) and value.dtype != object for value in predictions):
         predictions = [torch.as_tensor(value) for value in predictions]
     if all(_has_rows(value, size) for value, size in zip(predictions, sizes)):
+        _check_equal_rows(predictions)
         return torch.cat([*predictions])
     if all(isinstance(value, dict) and value.keys() == first.keys() for value in predictions):
         columns = {name: [value[name] for value in predictions] for name in first}
@@ -59,6 +60,17 @@ def join_predictions(predictions: Sequence[Any], sizes: Sequence[int], are_own: 
         "Expected `predict_step` to return tensors with a row for each sample of its batch, or a"
         f" list with an entry for each, but got {_describe(first)}."
     )
+
+
+def _check_equal_rows(tensors: Sequence[Tensor]) -> None:
+    """Refuse tensors with rows of several shapes, as those of batches with their own padding."""
+    shapes = [*dict.fromkeys(tensor.shape[1:] for tensor in tensors)]
+    if len(shapes) > 1:
+        raise ValueError(
+            "Expected `predict_step` to return rows of one shape for all batches of a client but"
+            f" got {list(shapes[0])} and {list(shapes[1])}: define one that returns a list with an"
+            " entry for each sample, without padding."
+        )
 
 
 def _has_rows(value: Any, size: int) -> bool:

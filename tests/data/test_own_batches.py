@@ -329,6 +329,15 @@ class PredictingNothing(SetNet):
         return self(batch).argmax(1).sum()[None]
 
 
+class RefusingBatches(SetNet):
+    """Refuses the batch in ``forward``, as Lightning's own ``predict_step`` calls it."""
+
+    def forward(self, batch):
+        if self.trainer.predicting:
+            raise TypeError("expected points")
+        return super().forward(batch)
+
+
 def test_predictions_may_be_a_list_with_an_entry_for_each_sample(tmp_path):
     source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
     client, trainer, _ = fit(seeded(Predicting), source, rounds=1, folder=tmp_path)
@@ -336,12 +345,16 @@ def test_predictions_may_be_a_list_with_an_entry_for_each_sample(tmp_path):
     for table in tables:
         samples = table["sample"].tolist()
         assert len(table["prediction"]) == len(samples) > 1
+        assert "target" not in table  # only the step knows it
         for sample, prediction in zip(samples, table["prediction"], strict=True):
             single = join_sets([Sets()[sample]])
             side = client.global_model(single).argmax()
             assert prediction["side"] == side
     client = FedAvg(seeded(PredictingNothing))
     with pytest.raises(ValueError, match="Expected `predict_step` to return tensors with a row"):
+        trainer.predict(client, trainer.datamodule)
+    client = FedAvg(seeded(RefusingBatches))
+    with pytest.raises(ValueError, match=r"RefusingBatches to have .* or to take its batches, but"):
         trainer.predict(client, trainer.datamodule)
 
 

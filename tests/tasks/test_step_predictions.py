@@ -38,6 +38,7 @@ def test_arrays_and_lists_of_all_batches_are_joined():
         ([{"x": 2}, {"x": 1}], "int"),
         ([["a"], ["b", "c"]], "list"),
         ([{1}, {1}], "set"),
+        ([torch.ones(2, 5), torch.ones(1, 4)], r"\[5\] and \[4\]: define one that returns a list"),
     ],
 )
 def test_predictions_without_an_entry_for_each_sample_are_refused(batches, words):
