@@ -24,6 +24,7 @@ Departs from the paper and the authors' code:
 - Their code may store a random part of a client's samples; here it stores all.
 - FL-bench mixes the shares with logits in place of probabilities, and its capacity counts
   minibatches.
+- Of stored samples as near as the k-th, the first ones of the client count; the paper names none.
 - Probabilities below 1e-30 count as 1e-30, so that losses are finite.
 """
 
@@ -42,6 +43,7 @@ from pl_fed.nets.rows import trainable_parameters
 from pl_fed.types import Batch
 
 _SMALLEST = 1e-30  # the smallest probability in a loss
+_ULPS = 16  # differences of distances up to so many units of rounding are 0
 
 
 class KNNPer(Client):
@@ -159,6 +161,8 @@ def neighbor_shares(
 ) -> Tensor:
     """Return the shares of the classes among the nearest stored features, weighted by exp(−d).
 
+    Of entries as far away as the last neighbour, but for rounding, the first ones count.
+
     Args:
         queries: Features of samples, [batch, F].
         features: The stored features, [entries, F].
@@ -179,8 +183,14 @@ def neighbor_shares(
     # not by a matrix product, whose rounding depends on the number of models that run at once
     distances = torch.cdist(queries, features, compute_mode="donot_use_mm_for_euclid_dist")
     distances = torch.where(is_stored, distances, torch.inf)
-    nearest = distances.topk(min(neighbors, len(features)), dim=1, largest=False)
-    weights = torch.where(nearest.values < torch.inf, (-nearest.values).softmax(1), 0)
+    count = min(neighbors, len(features))
+    limit = distances.topk(count, dim=1, largest=False).values[:, -1:]
+    scale = torch.linalg.vector_norm(queries, dim=1, keepdim=True) + limit
+    rounding = torch.where(limit < torch.inf, _ULPS * torch.finfo(limit.dtype).eps * scale, 0)
+    distances = torch.where((distances - limit).abs() <= rounding, limit, distances)
+    ordered = distances.sort(dim=1, stable=True)  # topk takes others of equal ones with padding
+    nearest, indices = ordered.values[:, :count], ordered.indices[:, :count]
+    weights = torch.where(nearest < torch.inf, (-nearest).softmax(1), 0)
     classes = torch.arange(num_classes, device=labels.device)
-    is_class = labels[nearest.indices][:, :, None] == classes
+    is_class = labels[indices][:, :, None] == classes
     return (weights[:, :, None] * is_class).sum(1)

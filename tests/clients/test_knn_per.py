@@ -129,6 +129,28 @@ def test_shares_have_the_values_by_hand():
     torch.testing.assert_close(far.sum(1), torch.ones(1, dtype=torch.float64))
 
 
+def test_of_equally_near_samples_the_first_count_for_any_padding():
+    """Features of whole numbers have many ties; a stack pads a client to the largest one."""
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randint(2, (40, 3), generator=draw).float()
+    labels, queries = torch.randint(3, (40,), generator=draw), features[:8] + 0.25
+    squares = (queries[:, None] - features).square().sum(2)
+    nearest = np.argsort(squares.numpy().round(6), axis=1, kind="stable")[:, :5]
+    weights = np.exp(-np.sqrt(np.take_along_axis(squares.numpy(), nearest, 1)))
+    expected = np.stack([(weights * (labels.numpy()[nearest] == c)).sum(1) for c in range(3)], 1)
+    expected /= expected.sum(1, keepdims=True)
+    for padding in (0, 1, 24, 1000):
+        shares = neighbor_shares(
+            queries,
+            torch.cat([features, torch.zeros(padding, 3)]),
+            torch.cat([labels, torch.zeros(padding, dtype=torch.int64)]),
+            is_stored=torch.arange(40 + padding) < 40,
+            neighbors=5,
+            num_classes=3,
+        )
+        np.testing.assert_allclose(shares.numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.slow
 def test_global_model_is_that_of_fedavg_and_lambda_0_predicts_by_it():
     data = local_rules()
