@@ -106,7 +106,8 @@ def read_table(
     """Return the ended cells of a table of results by their labels, with the seed.
 
     The columns up to ``seed`` are labels, ``status`` and ``config_digest`` are texts, and all
-    others are numbers. Cells that were missing, running or stopped are left out.
+    others are numbers. The seed of a row is an integer, as in the row of a folder. Cells that were
+    missing, running or stopped are left out.
 
     Args:
         path: The table; without the file there are no rows.
@@ -151,7 +152,8 @@ def read_table(
                 " put the original back, or remove it."
             ) from error
         if status in _ENDED:
-            row = {**labels, "status": str(status), **digests, **numbers}
+            seed = {SEED: _read_seed(line[SEED])}
+            row = {**labels, **seed, "status": str(status), **digests, **numbers}
             key = frozenset(labels.items())
             rows[key] = _choose_row(rows.get(key, row), row, name, path)
     return rows
@@ -174,6 +176,11 @@ def _choose_row(
         f"Expected {name} to have one row for each cell but got two that differ for {cell} in"
         f" {path}: remove one of them."
     )
+
+
+def _read_seed(text: str) -> int | str:
+    """Return a seed; a text that is none, which is that of no cell, as it is."""
+    return int(text) if text.isdecimal() else text
 
 
 def _read_number(text: str) -> float:

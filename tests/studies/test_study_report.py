@@ -777,6 +777,7 @@ def test_rows_of_a_table_without_folders_are_written_again_with_the_same_bytes(t
     study = make_table_with_digests(tmp_path)
     before = (tmp_path / "results.csv").read_bytes()
     assert [row["test/round"] for row in study.rows()] == [7] * 4
+    assert [row["seed"] for row in study.rows()] == [0, 1] * 2, "integers, as those of folders"
     write_results(tmp_path, study.rows())
     assert (tmp_path / "results.csv").read_bytes() == before
 
