@@ -35,6 +35,7 @@ from pl_fed.studies.tables import (
     make_tuning_table,
     name_files,
 )
+from pl_fed.studies.trials import TUNING
 from pl_fed.studies.tuning import TABLE
 from pl_fed.text import format_csv, read_csv
 
@@ -118,11 +119,19 @@ def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None
 
 
 def _read_tuning(study: Study) -> list[Table]:
-    """Return the table of the tuning; none without trials of this plan."""
-    path, plan = study.folder / TABLE, study.spec.tune
-    if plan is None or not path.is_file():
+    """Return the table of the tuning; none without trials of this plan.
+
+    Trials with a folder are read from their folders: ``tuning.csv`` may be that of an earlier plan
+    or base.
+    """
+    path, plan, tuner = study.folder / TABLE, study.spec.tune, study.tuner
+    if plan is None or tuner is None:
         return []
-    trials = read_csv(path)
+    if any((study.folder / TUNING).glob("*/trial=*")):
+        tuner.read()
+        trials = [{n: "" if v is None else str(v) for n, v in row.items()} for row in tuner.rows()]
+    else:
+        trials = read_csv(path) if path.is_file() else []
     columns = {name for trial in trials for name in trial}
     arguments = {argument for space in plan.space.values() for argument in space}
     if not {plan.per, plan.metric, *arguments} <= columns:  # of another plan, or a part of it

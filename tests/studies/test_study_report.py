@@ -879,6 +879,25 @@ def test_a_grid_has_as_many_trials_as_combinations(tmp_path):
     assert read_csv(tmp_path / "report/tables/tuned.csv")[1]["trials"] == "0 of 2"
 
 
+def test_trials_of_another_space_are_no_trials_of_the_plan(tmp_path):
+    """The table named the new space beside the trials and the choice of the old one."""
+    plan = {
+        "per": "algorithm",
+        "budget": 2,
+        "sampler": "grid",
+        "space": {"Ditto": {"model.lam": [3, 4]}},  # 1 and 2 in tuning.csv
+        "metric": "val/personal/accuracy",
+    }
+    study = make_study(tmp_path, tune=plan)
+    lines = ["algorithm,trial,status,val/personal/accuracy,is_chosen,model.lam"]
+    lines += [f"Ditto,{n},done,0.{n + 1},{n},{n + 1}" for n in range(2)]
+    (tmp_path / "tuning.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (tmp_path / "tuning" / "algorithm=Ditto" / "trial=000").mkdir(parents=True)
+    study.report()
+    (row,) = read_csv(tmp_path / "report/tables/tuned.csv")
+    assert (row["trials"], row["chosen"]) == ("0 of 2", "nothing yet")
+
+
 # Pictures
 
 
