@@ -34,7 +34,8 @@ class FinishedRunError(Exception):
     def __init__(self, folder: Path) -> None:
         super().__init__(
             f"{folder} is already finished under this config: nothing is left to train, and its"
-            " files stay as they are. Raise `trainer.max_epochs` to train on."
+            " files stay as they are. To train on, raise the limit that ended it, such as"
+            " `trainer.max_epochs` or `trainer.max_time`."
         )
         self.folder = folder
 

@@ -227,6 +227,7 @@ def test_repeated_commands_continue_the_run_of_the_first(tmp_path, monkeypatch, 
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     main(["fit", *QUICKSTART, *short(tmp_path), *command])
     assert f"{run} is already finished" in caplog.text
+    assert "`trainer.max_time`" in caplog.text, "max_epochs would train no round after a time limit"
     assert read_files(run) == before
     unfinish(run)
     (run / "per_client.csv").unlink()
