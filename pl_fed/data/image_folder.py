@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageOps
 
 from pl_fed.arguments import check_integers
-from pl_fed.data.columns import PARTS
+from pl_fed.data.columns import PARTS, find_two_forms
 from pl_fed.data.folders import data_root, missing_files_error
 from pl_fed.data.reading import report_read_errors
 from pl_fed.data.source import Arrays, DataSource
@@ -75,13 +75,20 @@ class ImageFolder(DataSource):
 
         Raises:
             FileNotFoundError: If there are no images.
-            ValueError: If a folder has no images, an image is broken or has 32 bits a pixel, or
-                images have several sizes and ``size`` is not set.
+            ValueError: If a folder has no images, an image is broken or has 32 bits a pixel,
+                images have several sizes and ``size`` is not set, or two folders have names that
+                differ by their form in Unicode only.
         """
         folder = self.root / self.folder
         parts = _find_parts(folder)
         names = sorted({path.name for _, path in parts})
         classes = names if self.classes is None else self.classes
+        if forms := find_two_forms([*names, *classes]):
+            raise ValueError(
+                f"Expected {folder} to hold folders with one name for each class but got"
+                f" {forms[0]!a} and {forms[1]!a}, two forms of one name in Unicode: name the"
+                " folders of all parts, and `data.dataset.classes`, alike."
+            )
         if unknown := [name for name in names if name not in classes]:
             raise ValueError(
                 f"Expected argument `classes` to name all folders of classes in {folder} but it"

@@ -18,6 +18,7 @@ from pl_fed.data.augmentation import Augmentation
 from pl_fed.data.central import CentralParts, check_central
 from pl_fed.data.client_data import ClientData, Part, scale_images
 from pl_fed.data.client_split import ClientSplit
+from pl_fed.data.columns import find_two_forms
 from pl_fed.data.fingerprint import fingerprint_of
 from pl_fed.data.held_out import HeldOut, check_held_out, mark_held_out
 from pl_fed.data.normalization import Normalization
@@ -679,7 +680,21 @@ def _load(source: DataSource) -> Arrays:
             f"Expected `load` of {type(source).__name__} to return Arrays but got"
             f" {type(arrays).__name__}."
         )
+    if source.columns is None:  # the columns of tables have warnings of their own
+        _warn_of_two_forms(arrays)
     return arrays
+
+
+def _warn_of_two_forms(arrays: Arrays) -> None:
+    """Say that owners, classes or groups have names that differ by their form in Unicode only."""
+    for kind in ("names", "class_names", "group_names"):
+        if forms := find_two_forms(list(map(str, getattr(arrays, kind) or ()))):
+            owners = {"names": "clients", "class_names": "classes", "group_names": "groups"}[kind]
+            rank_zero_warn(
+                f"pl_fed takes {forms[0]!a} and {forms[1]!a} for two {owners}, because their"
+                " letters have two forms in Unicode: write all names by"
+                " unicodedata.normalize('NFC', name)."
+            )
 
 
 def _convert(leaf: Tensor, real: torch.dtype | None) -> Tensor:

@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 import struct
+import unicodedata
 
 import numpy as np
 import pytest
@@ -220,6 +221,18 @@ def test_folders_of_parts_are_official_parts(tmp_path, val):
     rows = zip(arrays.inputs[:, 0, 0, 0].tolist(), arrays.targets.tolist(), arrays.split.tolist())
     assert sorted(rows) == [(0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 1, 2), (4, 2, 2), (5, 0, 1)]
     assert arrays.num_classes == 3
+
+
+@pytest.mark.parametrize("classes", [None, ["cat", "Löwe"]], ids=str)
+def test_folders_of_one_class_in_two_forms_of_unicode_are_refused(tmp_path, classes):
+    """Its test images, as unpacked on another system, were those of a class without training."""
+    parts = ("train", "test") if classes is None else ("test",)
+    for part in parts:
+        name = unicodedata.normalize("NFC" if part == "train" else "NFD", "Löwe")
+        write_images(tmp_path / "zoo", f"{part}/{name}/a.png", f"{part}/cat/b.png")
+    words = r"got '(L\\xf6we|Lo\\u0308we)' and '(L\\xf6we|Lo\\u0308we)', two forms of one name"
+    with pytest.raises(ValueError, match=f"^Expected .*{words}"):
+        ImageFolder("zoo", root=str(tmp_path), classes=classes).load()
 
 
 def test_classes_called_like_parts_stay_classes(tmp_path):

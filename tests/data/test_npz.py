@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,14 @@ def write_npz(tmp_path):
         return str(path)
 
     return write
+
+
+def test_two_forms_of_an_owner_in_unicode_are_reported(write_npz):
+    owners = [unicodedata.normalize(form, "Genève") for form in ("NFC", "NFD")] * 2
+    words = r"takes 'Gene\\u0300ve' and 'Gen\\xe8ve' for two clients, because their letters"
+    data = FederatedData(Npz(write_npz(client=np.array(owners))), test_fraction=0.0)
+    with pytest.warns(UserWarning, match=words):
+        assert data.clients.num_clients == 2
 
 
 def test_all_arrays_are_read(write_npz):
