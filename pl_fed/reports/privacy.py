@@ -26,12 +26,17 @@ def describe_guarantees(runs: Sequence[Run]) -> Iterator[str]:
 
 
 class _PrivateRun(NamedTuple):
-    """Private run: its guarantee, and the name of its noise, as far as it is known."""
+    """Private run: its guarantee, and the name of its noise, as far as it is known.
+
+    ``replaces`` is whether neighbouring federations replace a client's data; otherwise one client
+    sends nothing.
+    """
 
     epsilon: float
     delta: float
     noise_seed: float | None
     noise: str | None
+    replaces: bool
 
 
 def describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
@@ -39,8 +44,8 @@ def describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
 
     All runs together have Σ ε and Σ δ as guarantee. This basic composition (C. Dwork and A. Roth,
     "The Algorithmic Foundations of Differential Privacy", 2014, theorem 3.16) holds for all
-    mechanisms; the runs' noise and cohorts must be independent, so that no two runs may have one
-    ``noise_seed``, or resume one checkpoint.
+    mechanisms with the same neighbours; the runs' noise and cohorts must be independent, so that no
+    two runs may have one ``noise_seed``, or resume one checkpoint.
     """
     by_dataset: dict[str, list[_PrivateRun]] = {}
     for run in runs:
@@ -48,7 +53,7 @@ def describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
         if epsilon is not None and delta is not None:
             seed, noise = _read_option(run, "noise_seed"), run.summary.get("noise")
             noise = noise if isinstance(noise, str) else None
-            own = _PrivateRun(epsilon, delta, seed, noise)
+            own = _PrivateRun(epsilon, delta, seed, noise, _replaces_clients(run))
             by_dataset.setdefault(_name_dataset(run), []).append(own)
     for group in by_dataset.values():
         if len(group) < 2:
@@ -67,6 +72,15 @@ def describe_compositions(runs: Sequence[Run]) -> Iterator[str]:
                 " guarantee, unless one only continues the other; publish one of them."
             )
             continue
+        replacing = sum(run.replaces for run in group)
+        if 0 < replacing < len(group):
+            yield (
+                f"{len(group)} private runs read one data set, {len(group) - replacing} of them for"
+                f" neighbours in which one client sends nothing, and {replacing} for neighbours in"
+                " which one client's data are replaced: ε of the two kinds do not add up; publish"
+                " runs of one kind."
+            )
+            continue
         epsilon, delta = sum(run.epsilon for run in group), sum(run.delta for run in group)
         yield (
             f"{len(group)} private runs read one data set, and may have trained the same"
@@ -82,12 +96,25 @@ def _list_repeated(values: Sequence[Any]) -> list[Any]:
     return [value for value, count in counts.items() if count > 1]
 
 
+def _replaces_clients(run: Run) -> bool:
+    """Return whether neighbouring federations of a run's guarantee replace a client's data."""
+    flat = configs.flatten(run.config)
+    sampler = configs.ClassPath(flat.get("federation.sampler") or "Uniform").short
+    is_amplified = _find_option(run, "amplification") is not False
+    return sampler == "Uniform" and is_amplified and _find_option(run, "min_separation") is None
+
+
 def _read_option(run: Run, name: str) -> float | None:
     """Return a number of ``federation.privacy`` in the run's config, if it has one."""
+    number = _find_option(run, name)
+    return float(number) if isinstance(number, int | float) else None
+
+
+def _find_option(run: Run, name: str) -> Any:
+    """Return an option of ``federation.privacy`` in the run's config; ``None`` without it."""
     flat = configs.flatten(run.config)
     keys = (f"federation.privacy.{name}", f"federation.privacy.init_args.{name}")
-    number = next((flat[key] for key in keys if key in flat), None)
-    return float(number) if isinstance(number, int | float) else None
+    return next((flat[key] for key in keys if key in flat), None)
 
 
 def _name_dataset(run: Run) -> str:

@@ -48,6 +48,24 @@ def test_runs_that_resumed_one_checkpoint_have_no_sum(tmp_path, names):
     assert (words in composed) == (names == ("a", "a"))
 
 
+POISSON = {"class_path": "pl_fed.samplers.Poisson", "init_args": {"rate": 0.5}}
+UNAMPLIFIED = {"federation.privacy": {"delta": 1e-2, "amplification": False}}
+
+
+@pytest.mark.parametrize(
+    ("other", "adds_up"),
+    [({"federation.sampler": POISSON}, False), (UNAMPLIFIED, False), ({}, True)],
+    ids=["Poisson", "no amplification", "Uniform"],
+)
+def test_runs_with_other_neighbours_have_no_sum(tmp_path, other, adds_up):
+    """Replacing a client's data is another change than leaving the client out."""
+    runs = [(1.0, 1e-2, DIGITS), (2.0, 1e-2, {**DIGITS, **other}), (4.0, 1e-2, DIGITS)]
+    *_, composed = describe(tmp_path, runs)
+    assert ("ε = 7 at" in composed) == adds_up
+    words = "1 of them for neighbours in which one client sends nothing, and 2 for neighbours in"
+    assert (words in composed) != adds_up
+
+
 def test_sums_are_rounded_up(tmp_path):
     *_, composed = describe(tmp_path, [(19.6412, 0.1, DIGITS), (0.0, 0.2, DIGITS)])
     assert "ε = 19.65 at δ = 0.3," in composed
