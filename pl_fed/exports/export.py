@@ -77,10 +77,12 @@ class Export:
         session = self.federation.session
         data, row = session.datamodule.clients, session.client.row("global").data
         names = [name for name in self.request.formats if not FORMATS[name].takes_trees]
-        if names and not isinstance(data.inputs, Tensor):
+        has_own_batches = data.own_batches is not None
+        if names and (has_own_batches or not isinstance(data.inputs, Tensor)):
+            got = "batches of any type" if has_own_batches else describe(data.inputs)
             raise ValueError(
                 f"Expected inputs to be one tensor for export as {', '.join(names)} but got"
-                f" {describe(data.inputs)}: use `--format state_dict`, or load the run's checkpoint"
+                f" {got}: use `--format state_dict`, or load the run's checkpoint"
                 " by pl_fed instead."
             )
         casts_integers = not self.federation.client.takes_integers
@@ -168,7 +170,7 @@ class Export:
         federation = self.federation
         client, data = federation.client, federation.session.datamodule
         net = client.global_model
-        inputs = tree_map(_describe_leaf, example)
+        inputs = {} if data.clients.own_batches else tree_map(_describe_leaf, example)
         if isinstance(inputs, tuple | list):
             inputs = {str(place): leaf for place, leaf in enumerate(inputs)}
         return {

@@ -1,6 +1,7 @@
 """Own batches: a step gets what the data set's collate function makes of its client's samples."""
 
 import copy
+import json
 import os
 import re
 import warnings
@@ -26,6 +27,7 @@ from pl_fed import Adversary, EngineOptions, Federation
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Ditto, FedAvg, FedTilt
 from pl_fed.data import FederatedData, LightningData, TorchDataset
+from pl_fed.exports import Export, Request
 from pl_fed.partitioners import Shards
 from pl_fed.samplers import All
 from pl_fed.tasks import OwnBatches
@@ -356,6 +358,22 @@ def test_predictions_may_be_a_list_with_an_entry_for_each_sample(tmp_path):
     client = FedAvg(seeded(RefusingBatches))
     with pytest.raises(ValueError, match=r"RefusingBatches to have .* or to take its batches, but"):
         trainer.predict(client, trainer.datamodule)
+
+
+def test_an_export_has_no_shape_of_batches_of_any_type(tmp_path):
+    """It had that of positions of samples, with which a net was traced."""
+    source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
+    client, trainer, _ = fit(seeded(SetNet), source, rounds=1, folder=tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    for word in ("torch_export", "state_dict"):
+        request = Request(checkpoint, (), True, "personal", (word,), tmp_path / word, (), ())
+        export = Export(trainer.federation, request, torch.tensor([], dtype=torch.int64), client)
+        if word == "torch_export":
+            with pytest.raises(ValueError, match=r"one tensor .* but got batches of any"):
+                export.write()
+            continue
+        manifest = json.loads((export.write() / "manifest.json").read_text())
+        assert "shape" not in manifest["inputs"]
 
 
 class Hooked(SetNet):
