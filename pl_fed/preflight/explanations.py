@@ -11,6 +11,11 @@ from pl_fed.text import find_code_line
 from pl_fed.trees import Tree, leaves
 from pl_fed.types import Batch
 
+_EXPLAINED = (
+    *(RuntimeError, ValueError, LookupError, TypeError, AttributeError),
+    MisconfigurationException,
+)
+
 
 def call_or_explain(
     expected: str,
@@ -32,7 +37,7 @@ def call_or_explain(
     """
     try:
         return call()
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except _EXPLAINED as error:
         if is_out_of_memory(error) or (not explains_own and _is_own(error)):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -44,6 +44,12 @@ from pl_fed.tasks.trainer_stages import trainer_stage
 from pl_fed.trees import describe, read_versions
 from pl_fed.types import Batch
 
+_FOREIGN_LOG = (
+    ": pl_fed records `self.log` of the module that it calls, not a method kept from `__init__` or"
+    " that of a LightningModule within: log in the steps of the outer module"
+)
+"""The end of an error of Lightning about a log outside of a step."""
+
 
 def find_module_facts(
     trial: Trial, task: LightningTask, optimizer: torch.optim.Optimizer
@@ -290,6 +296,7 @@ def _try_step(
     return call_or_explain(
         f"Expected `{step}` of {type(net).__name__} to take {takes} but that",
         call,
+        {"`self.log()`": _FOREIGN_LOG},
         explains_own=False,
     )
 

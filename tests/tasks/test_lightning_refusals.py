@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lit_federations import (
     images,
     numbers,
@@ -44,6 +45,13 @@ def build_plateau_schedule(module):
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "val_loss"}
+
+
+def log_elsewhere(module, batch, batch_idx):
+    """Fail as Lightning's ``log`` does outside of a step that the trainer calls."""
+    raise MisconfigurationException(
+        "You are trying to `self.log()` but it is not managed by the `Trainer` control flow"
+    )
 
 
 def fedavg_round(net, arrays=numbers, **settings):
@@ -124,6 +132,10 @@ REFUSED = {
     "another batch": (
         lambda: fedavg_round(LitImages()),
         r"`training_step` of LitImages to take inputs \[4\] .* but that failed:",
+    ),
+    "a log of another module": (
+        lambda: fedavg_round(make_module(training_step=log_elsewhere)),
+        r"that failed: You are trying .* flow: pl_fed records `self.log` of the module that it cal",
     ),
     "no loss": (
         lambda: fedavg_round(make_module(training_step=lambda self, batch, batch_idx: "no")),
