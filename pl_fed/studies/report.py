@@ -104,7 +104,7 @@ def read_rows(study: Study) -> tuple[list[dict[str, Any]], dict[str, bool | None
     results need no folders. The numbers are those of such rows, and of rows of another config.
     """
     statuses = study.inspect()
-    earlier = read_table(study.folder / RESULTS, "the study's results.csv")
+    earlier = read_table(study.folder / RESULTS, study.spec.axes, "the study's results.csv")
     directions: dict[str, bool | None] = {}
     rows, from_table = [], 0
     for status in statuses:

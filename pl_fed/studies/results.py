@@ -7,10 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pl_fed.studies.axes import Axis
 from pl_fed.studies.cell_folder import State, iterate_numbers, write_text
 from pl_fed.studies.inspection import CellStatus, RecordedRows
 from pl_fed.studies.readers import StudyError
-from pl_fed.studies.selection import SEED
+from pl_fed.studies.selection import SEED, match_label
 from pl_fed.text import format_csv, read_csv
 
 RESULTS = "results.csv"
@@ -101,7 +102,7 @@ def copy_aside(folder: Path) -> None:
 
 
 def read_table(
-    path: Path, name: str = "argument `options.recorded`"
+    path: Path, axes: Sequence[Axis] = (), name: str = "argument `options.recorded`"
 ) -> dict[frozenset[tuple[str, str]], dict[str, Any]]:
     """Return the ended cells of a table of results by their labels, with the seed.
 
@@ -111,6 +112,7 @@ def read_table(
 
     Args:
         path: The table; without the file there are no rows.
+        axes: The axes of the study; a number in the table, such as 1.0, is also the label 1.
         name: The name of the table in messages.
 
     Raises:
@@ -137,11 +139,12 @@ def read_table(
             f"Expected {name} to have {len(columns)} cells in each row but got {len(cells[cut[0]])}"
             f" in row {cut[0]} of {path}: put the original back, or remove it."
         )
-    axes = columns[: columns.index(SEED) + 1]
+    names = columns[: columns.index(SEED) + 1]
+    own = {axis.name: axis.labels for axis in axes}
     rows: dict[frozenset[tuple[str, str]], dict[str, Any]] = {}
     for line in lines:
-        labels = {axis: line[axis] for axis in axes}
-        texts = {column: line[column] for column in columns if column not in axes and line[column]}
+        labels = {axis: match_label(line[axis], own.get(axis, ())) for axis in names}
+        texts = {column: line[column] for column in columns if column not in names and line[column]}
         try:
             status = State(texts.pop("status", ""))
             digests = {DIGEST: texts.pop(DIGEST)} if DIGEST in texts else {}

@@ -88,6 +88,24 @@ def _is_equal(label: str, number: float) -> bool:
         return False
 
 
+def match_label(text: str, labels: Sequence[str]) -> str:
+    """Return the label that a text of a table stands for, else the text.
+
+    Programs for tables write numbers in other forms.
+
+    Example:
+        >>> match_label("1.0", ["0.1", "1"]), match_label("Ditto", ["0.1", "1"])
+        ('1', 'Ditto')
+    """
+    if text in labels:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return next((label for label in labels if _is_equal(label, number)), text)
+
+
 def read_only(words: Sequence[str], axes: Sequence[Axis]) -> Selection:
     """Return the selection of words such as ``algorithm=ditto``; the same axis twice means either.
 

@@ -213,7 +213,7 @@ class Study:
         path = self.spec.options.recorded
         if path is not None and not Path(path).is_file():
             refuse("options.recorded", "be a table of results", path, "there is no such file")
-        recorded = None if path is None else read_table(Path(path))
+        recorded = None if path is None else read_table(Path(path), self.spec.axes)
         return read_states(self.folder, self.select(only), recorded)
 
     def inspect(self, only: Sequence[str] = ()) -> list[CellStatus]:
@@ -272,7 +272,7 @@ class Study:
 
     def _read_earlier(self) -> RecordedRows:
         """Return the rows of the table of results in the study's folder, if there is one."""
-        return read_table(self.folder / RESULTS, "the study's results.csv")
+        return read_table(self.folder / RESULTS, self.spec.axes, "the study's results.csv")
 
     def _remove_checkpoints(self, statuses: Sequence[CellStatus]) -> None:
         """Remove the checkpoints of finished runs that an earlier, killed start left behind."""

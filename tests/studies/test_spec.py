@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from pl_fed.studies.axes import SHORT_NAMES
+from pl_fed.studies.axes import SHORT_NAMES, read_axes
 from pl_fed.studies.cells import expand
 from pl_fed.studies.metrics import find_direction
 from pl_fed.studies.plans import Choices, Interval
@@ -309,6 +309,14 @@ def test_a_table_of_a_spreadsheet_begins_with_a_mark(tmp_path):
     table = tmp_path / "results.csv"
     table.write_text("algorithm,seed,status\nDitto,0,done\n", encoding="utf-8-sig")
     assert list(read_table(table)) == [{("algorithm", "Ditto"), ("seed", "0")}]
+
+
+def test_numbers_of_a_table_are_labels_in_another_form(tmp_path):
+    """pandas writes 1 and 0.10 as 1.0 and 0.1: their cells counted as missing, and ran again."""
+    table, axes = tmp_path / "results.csv", read_axes({"model.lam": [1, "0.10", "0.5"]})
+    table.write_text("model.lam,seed,status\n1.0,0,done\n0.1,0,done\n0.5,0,done\n0.7,0,done\n")
+    labels = [row["model.lam"] for row in read_table(table, axes).values()]
+    assert labels == ["1", "0.10", "0.5", "0.7"]
 
 
 @pytest.mark.parametrize(
