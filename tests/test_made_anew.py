@@ -1,5 +1,7 @@
 """Recreated data, trainers and federations: states of clients are neither lost nor mixed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
@@ -20,8 +22,9 @@ TRAINER_OPTIONS = {
 TRAINER_OPTIONS |= {"limit_val_batches": 0}
 
 
-def make_data(sizes=(19, 17, 15, 20), seed=0):
-    return shared_out(classes(list(sizes), seed=seed), test_fraction=0.3)
+def make_data(sizes=(19, 17, 15, 20), seed=0, names=None):
+    arrays = replace(classes(list(sizes), seed=seed), names=names)
+    return shared_out(arrays, test_fraction=0.3)
 
 
 def fit_client(folder, kind=Ditto, rounds=3, momentum=0.0):
@@ -113,6 +116,14 @@ def test_refused_evaluation_on_other_clients_keeps_the_results(tmp_path):
     with pytest.raises(ValueError, match=match):
         results(trainer, client, make_data((19, 17, 15)))
     assert results(trainer, client, make_data()) == before
+
+
+@pytest.mark.parametrize("names", [["0", "1", "3", "2"], ["a", "b", "c", "d"]], ids="".join)
+def test_evaluation_on_clients_of_other_owners_is_refused(tmp_path, names):
+    """As many samples of each: every client was evaluated with another one's personal model."""
+    trainer, client = fit_client(tmp_path, rounds=1)
+    with pytest.raises(ValueError, match="the data on which Ditto was fitted, because its clients"):
+        results(trainer, client, make_data(names=names))
 
 
 def test_global_model_is_evaluated_on_other_clients(tmp_path):

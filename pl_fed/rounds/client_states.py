@@ -142,12 +142,17 @@ class ClientStates:
         return self._store
 
     def belong_to(self, client: Client, data: ClientData, seed: int) -> bool:
-        """Return whether the states belong to a client and data; the data may be loaded again."""
+        """Return whether the states belong to a client and data; the data may be loaded again.
+
+        Data of other owners, or of the same ones in another order, have other clients.
+        """
         if client is not self.client:
             return False
-        if data is self.loaded:
+        loaded = self.loaded
+        if data is loaded:
             return True
-        return states_identity(client, data, seed) == states_identity(client, self.loaded, seed)
+        is_equal = states_identity(client, data, seed) == states_identity(client, loaded, seed)
+        return is_equal and [*data.owners] == [*loaded.owners]
 
     def check_replaceable(self, client: Client) -> None:
         """Refuse to evaluate an algorithm on other data if this would discard its clients' states.
