@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
@@ -60,23 +60,58 @@ def loosen_views(graph: GraphModule) -> GraphModule:
 
 
 def plain_attributes(client: Client) -> Iterator[object]:
-    """Yield the values that Python code of the client and its modules may read besides tensors.
+    """Yield the values that Python code of the client, its modules and its task may read.
 
-    These are numbers and strings, the identities of tensors that are neither parameters nor
-    buffers, the printed form of other values, such as a list or a dataclass, and the classes of the
-    modules, since a callback may replace one.
+    These are numbers and strings, the identities of tensors, the printed form of other values, such
+    as a list or a dataclass, and the classes of the modules, since a callback may replace one. The
+    rows of trained models are inputs of a step; new numbers in other tensors reach its graph.
     """
-    for module in client.modules():
-        yield type(module)
-        for name, value in vars(module).items():
-            if name in _IGNORED_ATTRIBUTES:
+    rows = (row(model) for row in (client.row, client.statistics) for model in client.trained)
+    inputs = {id(tensor) for row in rows for tensor in row.tensors.values()}
+    for part in _list_parts(client):
+        yield type(part)
+        for name, value in vars(part).items():
+            if name in ("_parameters", "_buffers"):
+                for key, tensor in value.items():
+                    if id(tensor) not in inputs:
+                        yield key, _Same(tensor)
+            elif name in _IGNORED_ATTRIBUTES:
                 continue
-            if type(value) in _PLAIN:
+            elif type(value) in _PLAIN:
                 yield name, value
             elif isinstance(value, Tensor):
-                yield name, id(value)
+                yield name, _Same(value)
             else:
                 yield name, repr(value)
+
+
+def _list_parts(client: Client) -> list[Any]:
+    """Return the modules of a client, its task, and the modules of the task.
+
+    The task of a LightningModule is pl_fed's own, with values that steps change.
+    """
+    parts: list[Any] = [*client.modules()]
+    if not client.task.runs_steps:
+        parts.append(client.task)
+        for value in vars(client.task).values():
+            if isinstance(value, nn.Module) and value not in parts:
+                parts += value.modules()
+    return parts
+
+
+class _Same:
+    """Same: a value that equals itself alone, and stays in memory: its id names no other."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from pl_fed.engine import LocalSettings, compiled
 from pl_fed.engine.choice import COMPILED, STACKED
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Uniform
+from pl_fed.tasks import Task
 
 pytestmark = pytest.mark.slow
 
@@ -418,6 +419,49 @@ def test_step_that_changes_once_is_compiled_again(uncompiled, engine):
     with assert_engine_warnings():
         row, current = run_changing_rounds(client_with(step), engine, change, rounds=5)
     assert (len(uncompiled), current) == (2, engine)
+    assert (row - expected).abs().max() <= 1e-10
+
+
+class Tempered(Task):
+    """A task of one's own whose temperature may change."""
+
+    def __init__(self, temperature=1.0):
+        self.temperature = temperature
+
+    def losses(self, outputs, targets):
+        return F.cross_entropy(outputs / self.temperature, targets, reduction="none")
+
+
+def replace_weights(client, round):
+    client.criterion.weight = torch.tensor([1.0, 1.0 + (round > 1), 2.0], dtype=torch.float64)
+
+
+def replace_buffer(client, round):
+    client.power = torch.tensor(1.0 + (round > 1), dtype=torch.float64)
+
+
+def change_task(client, round):
+    client.task.temperature = 1.0 + (round > 1)
+
+
+REPLACED = {
+    "the weights of classes": (lambda: client_with(identity), replace_weights),
+    "a buffer": (lambda: client_with(lambda c, loss, i: loss * c.power), replace_buffer),
+    "a value of a task": (
+        lambda: FedAvg(seeded(mlp), optimizer=sgd(0.1), task=Tempered(), local_steps=2),
+        change_task,
+    ),
+}
+
+
+@pytest.mark.parametrize(("case", "engine"), covering(REPLACED, COMPILED))
+def test_step_follows_tensors_that_a_callback_replaces(uncompiled, engine, case):
+    make, change = REPLACED[case]
+    expected, _ = run_changing_rounds(make(), "one_by_one", change, rounds=3)
+    with assert_engine_warnings():
+        row, current = run_changing_rounds(make(), engine, change, rounds=3)
+    assert current == engine
+    assert len(uncompiled) <= 3
     assert (row - expected).abs().max() <= 1e-10
 
 
