@@ -88,17 +88,17 @@ class SampleEntries:
     def join(self, inputs: Tree, targets: Tree) -> Tree:
         """Return a batch as the data set's dict or tuple; it lacks unused entries.
 
-        An entry that is both an input and the target has the values of the input, which may be
-        normalized or augmented; those of the target if it is one number for each sample, which
-        attacks on labels change.
+        An entry that is both an input and the target has the values of the input if these are
+        real numbers [batch, ...], which may be normalized or augmented. Tokens keep the type of
+        the target, and attacks on labels change the target.
         """
         entries = {self.inputs[0]: inputs}
         if len(self.inputs) > 1 and isinstance(inputs, dict):
             entries = {name: inputs[name] for name in self.inputs}
         elif len(self.inputs) > 1:
             entries = dict(zip(self.inputs, inputs, strict=True))
-        is_label = isinstance(targets, Tensor) and targets.dim() == 1
-        if self.target not in entries or is_label:
+        own = entries.get(self.target)
+        if not (isinstance(own, Tensor) and own.is_floating_point() and own.dim() > 1):
             entries[self.target] = targets
         if self.kind is not None:
             names = list(inspect.signature(self.kind).parameters)

@@ -183,6 +183,8 @@ def test_a_step_gets_the_changed_values_of_an_entry_with_both_roles():
     entries = SampleEntries(("x",), "x")
     assert entries.join(torch.ones(3, 2), torch.zeros(3, 2))["x"].sum() == 6  # normalized inputs
     assert entries.join(torch.ones(3), torch.zeros(3))["x"].sum() == 0  # poisoned labels
+    tokens = torch.ones(3, 2, dtype=torch.int32)  # as of a Hugging Face data set
+    assert entries.join(tokens, tokens.long())["x"].dtype == torch.int64
 
 
 @pytest.mark.parametrize(
