@@ -128,6 +128,11 @@ class _StepSchedule(LocalSchedule):
         self._rates = [[float(group["lr"]) for group in groups]]  # after each step, of each group
         super().__init__(optimizer)
 
+    @property
+    def name(self) -> str:
+        """The name of the module's schedule in messages."""
+        return f"{type(self._schedule).__name__} with `interval: step`"
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state; the module's schedule is stepped anew after a resume."""
         own = ("_schedule", "_sources", "_frequency", "_module", "_initial", "_rates")

@@ -50,6 +50,11 @@ class LocalSchedule(LRScheduler):
             group: The position of the parameter group in the optimizer.
         """
 
+    @property
+    def name(self) -> str:
+        """The name of the schedule in messages."""
+        return type(self).__name__
+
     def check_length(self, rounds: float, steps: int) -> None:
         """Refuse a schedule that ends before a run does; by default, none ends.
 

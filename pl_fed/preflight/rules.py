@@ -242,7 +242,7 @@ def check_local_schedule(client: Client, batches_per_step: int) -> None:
     """
     if client.local_schedule is None:
         return
-    name = type(client.local_schedule).__name__
+    name = client.local_schedule.name
     if client.reads_rates:
         raise ValueError(
             f"Expected argument `model.lr_scheduler` to be a schedule of rounds for"

@@ -228,6 +228,8 @@ def test_a_schedule_that_a_step_reads_is_refused():
     client = FedAvg(seeded(mlp), optimizer=sgd(), lr_scheduler=LocalCosine)
     with pytest.raises(ValueError, match="`accumulate_grad_batches` to be 1 for LocalCosine, whi"):
         run_by_trainer(client, accumulate_grad_batches=2)
+    with pytest.raises(ValueError, match="to be 1 for LambdaLR with `interval: step`, which give"):
+        run_by_trainer(FedAvg(Steps(warm_up)), accumulate_grad_batches=2)
 
 
 # Modules
