@@ -67,6 +67,21 @@ def list_foreign(statuses: Sequence[CellStatus], earlier: RecordedRows) -> list[
     return [row for labels, row in earlier.items() if labels not in own]
 
 
+def list_lost(
+    rows: Sequence[Mapping[str, Any]], statuses: Sequence[CellStatus], earlier: RecordedRows
+) -> list[Mapping[str, Any]]:
+    """Return the results of an earlier table whose cells have no result now.
+
+    Args:
+        rows: The rows of all cells.
+        statuses: Their states.
+        earlier: The rows of the earlier table.
+    """
+    open_cells = [s.cell for row, s in zip(rows, statuses) if not State(row["status"]).is_result]
+    found = [earlier.get(frozenset(cell.labels.items())) for cell in open_cells]
+    return [row for row in found if row is not None and State(row["status"]).is_result]
+
+
 def _find_earlier(status: CellStatus, earlier: RecordedRows) -> Mapping[str, Any] | None:
     """Return the row of a missing cell in an earlier table; ``None`` if it has a folder."""
     row = earlier.get(frozenset(status.cell.labels.items()))

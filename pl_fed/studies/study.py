@@ -27,7 +27,7 @@ from pl_fed.studies.results import (
     RESULTS,
     copy_aside,
     list_foreign,
-    list_outdated,
+    list_lost,
     make_row,
     read_table,
     write_results,
@@ -265,7 +265,7 @@ class Study:
         earlier = self._read_earlier()
         statuses = self.inspect()
         rows = [make_row(status, earlier) for status in statuses]
-        if list_outdated(statuses, earlier) or list_foreign(statuses, earlier):
+        if list_lost(rows, statuses, earlier) or list_foreign(statuses, earlier):
             copy_aside(self.folder)
         write_results(self.folder, rows)
         return rows

@@ -773,6 +773,20 @@ def test_a_run_copies_rows_of_removed_labels_aside(tmp_path):
         assert aside.read_bytes() == earlier
 
 
+def test_the_result_of_a_cell_that_a_kill_left_unfinished_stays_beside_the_study(tmp_path):
+    """The row of a committed table was replaced by one without numbers, and no copy was kept."""
+    folder, cells = tmp_path / "study", "algorithm,seed,status,loss\nDitto,0,done,0.5\n"
+    axes = {"algorithm": {"Ditto": {"model": "Ditto"}, "FedAvg": {"model": "FedAvg"}}}
+    options = {"folder": str(folder), "recorded": str(tmp_path / "recorded.csv")}
+    (tmp_path / "recorded.csv").write_text(cells)
+    (folder / "algorithm=FedAvg" / "seed=0").mkdir(parents=True)
+    (folder / "results.csv").write_text(f"{cells}FedAvg,0,done,0.25\n")
+    Study("table", ["quickstart"], axes, 1, options=options).run(only=["algorithm=Ditto"])
+    assert "FedAvg,0,missing,\n" in (folder / "results.csv").read_text()
+    (aside,) = (tmp_path / "study_aside").iterdir()
+    assert "FedAvg,0,done,0.25\n" in aside.read_text()
+
+
 def test_rows_of_a_table_without_folders_are_written_again_with_the_same_bytes(tmp_path):
     study = make_table_with_digests(tmp_path)
     before = (tmp_path / "results.csv").read_bytes()
