@@ -1,7 +1,7 @@
 """Check that clients can be stacked, by types and by a trial on their first minibatches."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest import mock
 
@@ -15,7 +15,7 @@ from pl_fed.engine.step import have_same_gradients
 from pl_fed.nets.calls import READS_OWN_WEIGHTS
 from pl_fed.nets.modes import BATCH_NORMS
 from pl_fed.optimizers import BoxSGD
-from pl_fed.random import fork_torch_rng
+from pl_fed.random import fork_all_generators, fork_torch_rng, read_global_state
 from pl_fed.text import describe_error
 from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch
@@ -37,6 +37,7 @@ ELEMENTWISE = (
 """Optimizers that update each number independently, so that stacked clients do not mix."""
 
 _OTHER_WEIGHTS = 0.75  # factor of the weights at which gradients are compared
+_MANY_ROUNDS = 1000  # of a run without a number of rounds
 
 
 def check_stackable(
@@ -70,18 +71,74 @@ def check_stackable(
             " and the clients' minibatches have several sizes"
         )
     try:
-        runner = StackedRunner(settings, len(chunk.clients))
-        forked, noted = fork_torch_rng(client.device), _note_autocast()
-        with forked, restore_buffers(client) as changed, noted as casts:
-            loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
-            reads_own = _reads_own_weights(client, optimizer, chunk, runner)
-            agrees = settings.casts(client.device) or _agrees_with_one(
-                client, optimizer, chunk, runner
-            )
-    except torch.OutOfMemoryError:
+        with _note_rounds(client) as reads:
+            _try_stack(client, optimizer, chunk, settings)
+    except (CannotStackError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # an error with another cause will occur again one by one
         raise CannotStackError(describe_error(error)) from error
+    if not reads:
+        return
+    with fork_all_generators(client.device), _note_rounds(client, pretends_last=True):
+        drawn = read_global_state()
+        try:  # a step may have a part for later rounds
+            _try_stack(client, optimizer, chunk, settings)
+        except torch.OutOfMemoryError:
+            raise
+        except CannotStackError:
+            if read_global_state() == drawn:  # other draws have other gradients, and a late warning
+                raise
+        except Exception:  # such a round may need what earlier ones leave
+            return
+
+
+@contextmanager
+def _note_rounds(client: Client, pretends_last: bool = False) -> Iterator[list[str]]:
+    """Yield a list that grows with each step within the context that reads the round.
+
+    Args:
+        client: The algorithm.
+        pretends_last: Whether the steps read the number of the last round.
+    """
+    reads: list[str] = []
+
+    def lend(name: str, number: int) -> property:
+        """Return a counter of a trainer."""
+
+        def read(_: Any) -> int:
+            """Note a read."""
+            reads.append(name)
+            return number
+
+        return property(read)
+
+    with ExitStack() as patches:
+        with suppress(RuntimeError):  # the client has no trainer
+            trainer = client.trainer
+            rounds = trainer.max_epochs or _MANY_ROUNDS
+            last = (rounds if rounds > 0 else _MANY_ROUNDS) - 1
+            for name in ("current_epoch", "global_step"):
+                number = last if pretends_last else getattr(trainer, name)
+                patch = mock.patch.object(type(trainer), name, lend(name, number))
+                patches.enter_context(patch)
+        yield reads
+
+
+def _try_stack(
+    client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, settings: LocalSettings
+) -> None:
+    """Try a step of a stack.
+
+    Raises:
+        CannotStackError: If it computes something else than the steps of single clients.
+        Exception: If it fails.
+    """
+    runner = StackedRunner(settings, len(chunk.clients))
+    forked, noted = fork_torch_rng(client.device), _note_autocast()
+    with forked, restore_buffers(client) as changed, noted as casts:
+        loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
+        reads_own = _reads_own_weights(client, optimizer, chunk, runner)
+        agrees = settings.casts(client.device) or _agrees_with_one(client, optimizer, chunk, runner)
     if changed:
         raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
     if not all(torch.allclose(loss, other, rtol=1e-3, equal_nan=True) for other in other_losses):
