@@ -60,6 +60,7 @@ class Moving(Backdoor):
         return own
 
 
+@pytest.mark.slow
 def test_second_fit_is_tested_with_its_own_trigger():
     data = shared_out(classes([9, 8, 7]), test_fraction=0.3)
     attack = Moving(1, size=1, value=4.0)

@@ -635,6 +635,7 @@ def test_every_aggregator_merges_the_valid_uploads(kind, arguments):
 
 
 @quiet
+@pytest.mark.slow
 def test_attackers_do_not_see_broken_uploads():
     """And the round equals the one without the client that breaks."""
 

@@ -152,6 +152,7 @@ TRAINING = [
 END = ["on_train_epoch_end", "state_dict", "on_save_checkpoint"]
 
 
+@pytest.mark.slow
 def test_callback_hooks_are_called_in_order(tmp_path):
     recorder = Recorder()
     fit(
@@ -188,6 +189,7 @@ def test_hooks_of_a_resumed_run_are_called_in_order(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_hooks_of_a_client_are_called_in_order(tmp_path):
     """The client's hooks run in Lightning's order."""
     seen = []
@@ -212,6 +214,7 @@ def test_hooks_of_a_client_are_called_in_order(tmp_path):
     assert seen == expected
 
 
+@pytest.mark.slow
 def test_round_calls_no_empty_hooks(tmp_path):
     """A round calls the hooks that a callback, or the client, overrides: also on the instance."""
     called = []
@@ -248,6 +251,7 @@ def test_exception_calls_on_exception(tmp_path):
     assert recorder.seen[-2:] == ["on_train_batch_start", "on_exception"]
 
 
+@pytest.mark.slow
 def test_training_hooks_get_cohort_step_and_outputs(tmp_path):
     """The batch of a round holds the ids of the cohort. The optimizer step is the server's."""
     observed = []
@@ -273,6 +277,7 @@ def test_training_hooks_get_cohort_step_and_outputs(tmp_path):
     assert observed == [(0, 0, 0), (1, 2, 3), (1, 1, 0), (2, 2, 3)]
 
 
+@pytest.mark.slow
 def test_round_writes_one_row_with_all_metrics(tmp_path):
     fit(tmp_path, max_epochs=2)
     assert [row["round"] for row in rows(tmp_path)] == ["0", "1"]
@@ -313,6 +318,7 @@ def test_log_every_n_steps_0_logs_no_training(tmp_path):
     assert len(column(tmp_path, "val/global/loss")) == 3
 
 
+@pytest.mark.slow
 def test_skipping_a_round_is_refused(tmp_path):
     class Skips(FedAvg):
         def on_train_batch_start(self, batch, batch_idx):
@@ -331,6 +337,7 @@ def test_log_in_training_step_is_refused(tmp_path):
         fit(tmp_path, make_client(Logs))
 
 
+@pytest.mark.slow
 def test_exhausted_iterators_do_not_end_loops(tmp_path):
     """Lightning takes StopIteration for the end of the data, and goes on without a word."""
     values, samples = iter([1.0, 2.0]), iter(range(1))
@@ -1264,6 +1271,7 @@ def test_unlogged_monitor_beside_own_callbacks_is_announced(tmp_path, check_val_
         fit(tmp_path, callbacks=[Stop("val/personel/loss")], **options)
 
 
+@pytest.mark.slow
 def test_logged_or_lenient_monitor_is_accepted(tmp_path):
     names = ["val/hybrid/accuracy_worst10", "train/loss", "round", "epoch"]
     watching = [

@@ -145,6 +145,7 @@ def test_rows_are_written_every_n_rounds_and_at_the_end(tmp_path, every, writes)
     assert logger.saves == len(set(writes)) + 2, "Lightning saves at the beginning and at the end"
 
 
+@pytest.mark.slow
 def test_rows_are_written_before_a_validation_and_at_the_end(tmp_path):
     written = {}
 
@@ -398,6 +399,7 @@ def test_metrics_csv_writes_waiting_rows_first(tmp_path):
     assert (tmp_path / "metrics.csv").read_text() == "round,a,b\n0,0.5,\n1,,2\n"
 
 
+@pytest.mark.slow
 def test_loggers_and_engine_file_report_the_engine(tmp_path):
     """The report is written after the first round, and again when the engine changes."""
     recording, engines = Recording(), []

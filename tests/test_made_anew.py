@@ -109,6 +109,7 @@ def test_refused_fit_keeps_the_parts_of_the_earlier_one(tmp_path):
     assert all(torch.equal(*pair) for pair in zip(*rows))
 
 
+@pytest.mark.slow
 def test_refused_evaluation_on_other_clients_keeps_the_results(tmp_path):
     trainer, client = fit_client(tmp_path)
     before = results(trainer, client, make_data())
@@ -191,6 +192,7 @@ def test_callback_of_another_run_is_refused_and_replaces_no_checkpoint(tmp_path,
     fit("first", max_epochs=2)  # the same run goes on
 
 
+@pytest.mark.slow
 def test_net_that_another_algorithm_has_trained_gets_a_warning(tmp_path, recwarn):
     trainer, first = fit_client(tmp_path, FedAvg, rounds=1)
     trainer.fit(first, make_data())  # goes on with its own weights

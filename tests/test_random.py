@@ -85,6 +85,7 @@ def test_normals_equal_the_box_muller_formula():
     assert normals(3, torch.tensor([7])).item() == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_normals_are_finite():
     numbers = normals(key(0, "test"), torch.arange(2_000_000))
     assert numbers.isfinite().all()

@@ -616,6 +616,7 @@ def test_checkpoint_holds_only_tensors_and_plain_values(tmp_path):
 # Refused checkpoints
 
 
+@pytest.mark.slow
 def test_checkpoint_of_weights_alone_is_refused_in_one_sentence(tmp_path):
     trainer, client = make(tmp_path / "run", client=FedAvg, max_epochs=1)
     trainer.fit(client, digits())

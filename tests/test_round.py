@@ -91,6 +91,7 @@ def test_cohort_is_drawn_once(tmp_path):
     assert torch.equal(client.row("global").data, unchanged.row("global").data)
 
 
+@pytest.mark.slow
 def test_other_data_have_other_cohorts():
     client, federation = make_client_and_federation(Ditto)
     federation.setup(client, shared_out(classes([5, 6, 7, 8])), "fit")

@@ -31,6 +31,7 @@ def test_escaped_text_is_encodable_for_the_terminal(text):
 
 
 @given(st.text(alphabet="=+-@\t\r'1a. " + string.digits))
+@pytest.mark.slow
 def test_cell_is_no_formula_and_keeps_its_text(text):
     cell = csv_cell(text)
     if cell[:1] in tuple("=+-@\t\r"):

@@ -44,6 +44,7 @@ def test_weights_equal_hand_computed_ones(lr, shares):
         assert afl.mixture.shares.tolist() == pytest.approx(shares, abs=1e-15)
 
 
+@pytest.mark.slow
 def test_rounds_equal_the_formula():
     """Cohorts, both orders; λ of absent clients changes by the projection only."""
     for seed in range(20):

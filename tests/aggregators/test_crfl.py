@@ -92,6 +92,7 @@ def run(aggregator, rounds=3, **settings):
     return norms
 
 
+@pytest.mark.slow
 def test_models_of_a_federation_have_the_bounded_norm_and_the_last_one_has_no_noise():
     norms = run(CRFL(start=0.2, growth=0.0, std=0.001))
     assert norms == pytest.approx([0.2] * 3, rel=0.05)

@@ -163,6 +163,7 @@ def test_result_does_not_depend_on_the_order_of_rows_or_on_batches():
     assert_close(merged, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_hostile_models_give_finite_results():
     model = Model()
     for value in (1e30, -1e38, 1e300, 0.0):
@@ -173,6 +174,7 @@ def test_hostile_models_give_finite_results():
         assert merged.norm() <= uploads[:12].norm(dim=1).max()
 
 
+@pytest.mark.slow
 def test_small_cohorts_and_equal_rows():
     model = Model()
     for n in (1, 2, 3, 4, 9):
@@ -184,6 +186,7 @@ def test_small_cohorts_and_equal_rows():
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg, FedRep])
+@pytest.mark.slow
 def test_rounds_of_a_federation(algorithm):
     client = algorithm(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
     data = shared_out(classes([9, 8, 7, 9, 8, 7]))

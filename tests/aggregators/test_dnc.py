@@ -124,6 +124,7 @@ def test_no_byzantine_client_gives_the_mean():
     assert_close(DnC(num_byzantine=0)(rows, torch.ones(10), context(10, 3)), rows.mean(0))
 
 
+@pytest.mark.slow
 def test_most_frequently_good_uploads_count_if_none_is_always_good():
     """Each upload is an outlier on another coordinate; an iteration draws one coordinate."""
     rows, rounds = 100 * torch.eye(4, dtype=torch.float64), 0

@@ -46,6 +46,7 @@ tilt_values = st.floats(0.01, 5) | st.floats(-5, -0.01)
 
 @quick
 @given(upload_tables)
+@pytest.mark.slow
 def test_zero_tilt_equals_the_mean_bit_for_bit(uploads):
     expected = merge(Mean(), uploads)
     for aggregator in (TiltedMean(q=0.0), Term(t=0.0), QFFL(q=0.0)):
@@ -157,6 +158,7 @@ def test_afl_puts_all_weight_on_the_worst_client():
 
 @quick
 @given(upload_tables, st.floats(0.01, 6), st.floats(0.1, 100), st.integers(0, 99))
+@pytest.mark.slow
 def test_q_ffl_equals_its_formula(uploads, q, lipschitz, seed):
     """Algorithm 2, in the paper's signs."""
     draw = torch.Generator().manual_seed(seed)
@@ -196,6 +198,7 @@ def test_negative_losses_are_refused_by_q_ffl():
 
 @quick
 @given(upload_tables)
+@pytest.mark.slow
 def test_fedmgda_with_epsilon_zero_equals_the_mean_of_the_directions(uploads):
     expected = F.normalize(uploads).mean(0)
     assert_close(merge(FedMGDA(0.0), uploads), expected, rtol=1e-10, atol=1e-12)

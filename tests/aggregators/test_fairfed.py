@@ -267,6 +267,7 @@ COHORTS = [[0, 1, 4], [4, 2, 0], [2, 3, 1], [1, 4, 2]]
         ("demographic_parity", 2, COHORTS),
     ],
 )
+@pytest.mark.slow
 def test_rounds_equal_numpy(engine, metric, num_classes, cohorts):
     """Whole rounds with full gradients, and a client of one group."""
     data = make_data(num_classes, batch_size=100)
@@ -280,6 +281,7 @@ def test_rounds_equal_numpy(engine, metric, num_classes, cohorts):
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.slow
 def test_zero_step_equals_the_mean_by_samples_exactly(engine):
     client = FedAvg(seeded(linear), optimizer=sgd(0.1), local_steps=3)
     data, settings = make_data(), {"rounds": 3, "sampler": Uniform(3), "engine": engine}
@@ -288,6 +290,7 @@ def test_zero_step_equals_the_mean_by_samples_exactly(engine):
     assert run_rounds(client, data, aggregator=FairFed(0.5), **settings).distance(expected) > 0
 
 
+@pytest.mark.slow
 def test_zero_step_averages_running_statistics_by_samples():
     client = FedAvg(
         seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))),
@@ -435,6 +438,7 @@ class Steps(pl.LightningModule):
         ),
     ],
 )
+@pytest.mark.slow
 def test_unfit_data_are_refused_before_training(tmp_path, words, changes):
     with pytest.raises(ValueError, match=f"^Expected .*{words}"):
         fit(tmp_path, 1, **changes)

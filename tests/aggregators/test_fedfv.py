@@ -47,6 +47,7 @@ class Reference:
         return merged / np.linalg.norm(merged) * np.linalg.norm(np.mean(gradients, 0))
 
 
+@pytest.mark.slow
 def test_rounds_equal_the_algorithms():
     projections = 0
     for seed in range(30):

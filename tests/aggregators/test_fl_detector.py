@@ -180,6 +180,7 @@ def test_singular_systems_have_no_estimate():
 
 
 @pytest.mark.parametrize("cohort", [None, 7])
+@pytest.mark.slow
 def test_distances_and_detection_equal_the_paper(cohort):
     detections = 0
     for seed in range(4):
@@ -197,6 +198,7 @@ def test_distances_and_detection_equal_the_paper(cohort):
     assert detections >= 3
 
 
+@pytest.mark.slow
 def test_restart_goes_back_to_the_first_model_without_the_detected_clients():
     """After the detection, the rounds are those of a new aggregator for the other clients."""
     world, first = Quadratics(), torch.linspace(-1, 1, 15, dtype=torch.float64)

@@ -62,6 +62,7 @@ def test_frequencies_equal_the_definition():
 
 
 @pytest.mark.parametrize("transform", ["matrix", "row"])
+@pytest.mark.slow
 def test_result_equals_hdbscan_on_the_frequencies(transform):
     dropped = 0
     for seed in range(40):

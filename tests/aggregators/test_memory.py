@@ -80,6 +80,7 @@ def test_memory_of_any_shape_resumes_bit_for_bit(tmp_path, make):
     assert torch.equal(fit(tmp_path / "b", 6, make(), "last"), expected)
 
 
+@pytest.mark.slow
 def test_undeclared_memory_has_a_remedy(tmp_path):
     fit(tmp_path, 2, Undeclared())
     with pytest.raises(

@@ -106,6 +106,7 @@ def test_gap_of_gradients():
 
 
 @table_test("alignment", ["distance", "cosine"])
+@pytest.mark.slow
 def test_stamp_of_pfedba_equals_numpy_with_second_order_gradients(alignment):
     for seed in range(5):
         context = make_round(seeded(make_linear, seed))
@@ -164,6 +165,7 @@ def test_pool_has_few_samples_of_each_class_of_all_attackers():
 
 
 @table_test("kind", [PFedBA, A3FL])
+@pytest.mark.slow
 def test_pixels_stay_in_the_range_of_the_samples(kind):
     context = make_round(seeded(make_linear))
     attack = kind(TARGET, size=2, trigger_lr=5.0)

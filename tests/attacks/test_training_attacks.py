@@ -635,6 +635,7 @@ def test_engines_give_equal_models_for_every_attack_and_algorithm(name, algorith
     assert reference.distance(run("one_by_one", start_round=9)) > 1e-3, "the attack acts"
 
 
+@pytest.mark.slow
 def test_attackers_of_a_cluster_train_its_center():
     class Spy(TrainingAttack):
         def begin_training(self, training):
@@ -765,6 +766,7 @@ class Growing(Attack):
 versions = []
 
 
+@pytest.mark.slow
 def test_samples_with_a_trigger_are_made_anew_when_it_changes(tmp_path):
     versions.clear()
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))

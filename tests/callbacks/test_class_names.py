@@ -52,6 +52,7 @@ def folder(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_tables_name_classes_and_owners(folder):
     names = {"0": "home", "1": "readmit"}
     rows = read(folder / "predictions.csv")

@@ -36,6 +36,7 @@ def name_relatively(folder):
 
 @pytest.mark.parametrize("change", [move, copy, name_relatively], ids=lambda f: f.__name__)
 @pytest.mark.filterwarnings("error:The dirpath has changed")
+@pytest.mark.slow
 def test_run_under_another_path_knows_its_best_rounds(tmp_path, change):
     fit(tmp_path / "run", 3)
     folder = change(tmp_path / "run")
@@ -51,6 +52,7 @@ def test_run_under_another_path_knows_its_best_rounds(tmp_path, change):
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.slow
 def test_run_in_a_new_folder_leaves_the_files_of_the_earlier_run(tmp_path):
     fit(tmp_path / "run", 3)
     best = fit(tmp_path / "new", 5, ckpt_path=tmp_path / "run" / "checkpoints" / "last.ckpt")

@@ -37,6 +37,7 @@ def fit_and_test(folder, data, outputs, **federation):
     return trainer, client, data
 
 
+@pytest.mark.slow
 def test_per_class_has_a_row_for_each_tested_class_of_each_client(tmp_path):
     """The table equals a loop over the samples."""
     attack = {"attack": RandomLabels(), "ids": [2]}
@@ -73,6 +74,7 @@ def test_hits_of_classes_add_up_to_those_of_clients(tmp_path, model):
         assert hits / int(client["test_samples"]) == pytest.approx(share)
 
 
+@pytest.mark.slow
 def test_owner_names_are_utf8_and_no_formulas(tmp_path):
     names = ["=1+1", "é☃", "-2+3", "-2"]
     fit_and_test(tmp_path, replace(classes(SIZES), names=names), 3)
@@ -80,6 +82,7 @@ def test_owner_names_are_utf8_and_no_formulas(tmp_path):
     assert [row["owner"] for row in table] == ["'=1+1", "é☃", "'-2+3", "-2"]
 
 
+@pytest.mark.slow
 def test_real_valued_targets_have_no_classes(tmp_path):
     owner = torch.arange(3).repeat_interleave(20)
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)).double()
@@ -89,6 +92,7 @@ def test_real_valued_targets_have_no_classes(tmp_path):
     assert not (tmp_path / "per_class.csv").exists()
 
 
+@pytest.mark.slow
 def test_validation_writes_its_own_table(tmp_path):
     trainer, client, data = fit_and_test(tmp_path, classes(SIZES), 3)
     file = tmp_path / "per_client_validation.csv"

@@ -74,6 +74,7 @@ def test_reports_label_algorithms_and_group_seeds(tmp_path):
     assert groups[0].runs[0].planned_rounds == 1
 
 
+@pytest.mark.slow
 def test_config_describes_all_sections(tmp_path):
     run(tmp_path, lam=0.5)
     config = yaml.safe_load((tmp_path / FILE).read_text(encoding="utf-8"))
@@ -102,6 +103,7 @@ def test_resumed_run_with_other_arguments_keeps_the_earlier_config(tmp_path, lam
 
 
 @pytest.mark.parametrize("content", ["model: {class_path: [", "", "\0", "- model"])
+@pytest.mark.slow
 def test_run_with_a_damaged_config_resumes_without_a_comparison(tmp_path, content, monkeypatch):
     run(tmp_path)
     (tmp_path / FILE).write_text(content, encoding="utf-8")

@@ -118,6 +118,7 @@ def test_round_with_an_empty_cohort_counts():
     assert progress.display.finished == 1
 
 
+@pytest.mark.slow
 def test_fit_without_a_terminal_prints_a_line_per_validation(tmp_path, capsys):
     fit(tmp_path, rounds=4, check_val_every_n_epoch=2)
     printed = capsys.readouterr().out.splitlines()
@@ -176,6 +177,7 @@ def test_error_ends_the_bar(tmp_path, capsys):
     assert "\x1b[?25h" in capsys.readouterr().out, "the cursor is visible again"
 
 
+@pytest.mark.slow
 def test_users_bar_and_no_bar_replace_it(tmp_path):
     bar = TQDMProgressBar()
     trainer = fit(tmp_path / "users", rounds=1, callbacks=[bar])
@@ -188,6 +190,7 @@ def test_users_bar_and_no_bar_replace_it(tmp_path):
 
 
 @pytest.mark.usefixtures("terminal")
+@pytest.mark.slow
 def test_bar_of_a_test_vanishes_and_a_disabled_bar_shows_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pl_fed.callbacks.round_progress._PATIENCE", -1.0)
     trainer = fit(tmp_path, rounds=1)

@@ -138,6 +138,7 @@ def test_undefined_numbers_are_null(tmp_path):
     assert read(tmp_path) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
 
 
+@pytest.mark.slow
 def test_metrics_that_are_nan_in_the_last_evaluation_are_null(tmp_path):
     """``metrics.csv`` lacks them, and an earlier value is not the present one."""
     trainer, client, data = fit(tmp_path)
@@ -154,6 +155,7 @@ def test_metrics_that_are_nan_in_the_last_evaluation_are_null(tmp_path):
     assert "test/global/loss" not in dict(iterate_numbers({"test": test}))
 
 
+@pytest.mark.slow
 def test_variance_that_is_too_large_for_float32(tmp_path):
     """Targets of 2^61 and 2^62 and a net of zeros have losses of 2^122 and 2^124."""
     owner = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -176,6 +178,7 @@ def test_variance_that_is_too_large_for_float32(tmp_path):
         assert read(tmp_path)["metrics"]["test"][f"global/{name}"] == pytest.approx(value, rel=1e-8)
 
 
+@pytest.mark.slow
 def test_dry_run_writes_no_summary(tmp_path):
     client = Ditto(mlp(), optimizer=sgd())
     trainer = pl_fed.Trainer(
@@ -262,6 +265,7 @@ def test_commit_of_a_checkout(tmp_path):
     read_commit.cache_clear()
 
 
+@pytest.mark.slow
 def test_readme_of_reports_names_all_files_columns_and_keys(tmp_path):
     text = (Path(reports.__file__).parent / "README.md").read_text(encoding="utf-8")
     trainer, client, data = fit(tmp_path, attack=RandomLabels(), ids=[1])
@@ -279,6 +283,7 @@ def test_readme_of_reports_names_all_files_columns_and_keys(tmp_path):
 # pl_fed.read_run
 
 
+@pytest.mark.slow
 def test_run_is_read_as_arrays(tmp_path):
     trainer, client, data = fit(tmp_path)
     trainer.test(client, data, verbose=False)
@@ -322,6 +327,7 @@ def test_a_finished_run_that_goes_on_is_unfinished_before_its_test_is_removed(
     assert stages == [False]
 
 
+@pytest.mark.slow
 def test_run_without_a_test_has_no_clients(tmp_path):
     fit(tmp_path)
     (tmp_path / "summary.json").unlink()

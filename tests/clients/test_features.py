@@ -76,6 +76,7 @@ def test_rounds_with_stored_features_equal_rounds_without(kind, engine, dtype, l
     assert plain.reports[0]["train/loss"] != plain.reports[3]["train/loss"]
 
 
+@pytest.mark.slow
 def test_body_runs_once_per_sample_and_inputs_are_unchanged():
     data = make_data(val_fraction=0.3)
     client = Ditto(seeded(lambda: Transfer(True)), optimizer=sgd(0.1)).double()

@@ -82,6 +82,7 @@ def test_one_client_with_one_full_batch_step_equals_gradient_descent(tmp_path, e
     )
 
 
+@pytest.mark.slow
 def test_clients_of_equal_size_equal_centralised_descent(tmp_path):
     """Where each takes one full-batch step: the mean of the gradients is that of the whole."""
     net, arrays = seeded(mlp), classes([6] * 5)

@@ -115,6 +115,7 @@ def test_running_mean_equals_numpy(weights, momentum):
     check_rounds(weights, 20.0, momentum, ["one_by_one"])
 
 
+@pytest.mark.slow
 def test_running_mean_lets_clients_run_one_by_one():
     client = FedDBE(seeded(net), mean_momentum=0.5, optimizer=sgd(0.1), local_steps=3)
     data = shared_out(classes([9, 7]))
@@ -159,6 +160,7 @@ class Frozen(torch.optim.SGD):
         super().step(closure)
 
 
+@pytest.mark.slow
 def test_without_translations_and_pull_it_is_fedavg():
     data, settings = shared_out(classes([7, 3, 10])), {"local_epochs": 2}
     client = FedDBE(

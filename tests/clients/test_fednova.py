@@ -129,6 +129,7 @@ def test_fixed_point_is_the_minimum_where_fedavg_has_another():
 @exhaustive_but("uniform-one_by_one", "samples-stacked")
 @all_engines
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.slow
 def test_equal_steps_are_fedavg_bit_for_bit(engine, weighting):
     data = shared_out(classes([7, 5, 8]))
     options = {"optimizer": sgd(0.1, momentum=0.9), "local_steps": 3}
@@ -153,6 +154,7 @@ def test_broken_uploads_count_in_no_mean():
     assert float(result.w) == pytest.approx(1.5 * (0.5 / 1 + 2.25 / 2) / 2, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_forged_uploads_and_other_aggregators_are_normalised_too():
     data = shared_out(points([1.0], [3.0], [4.0]))
     options = {"optimizer": sgd(0.5), "criterion": HalfSquares(), "local_steps": 1}

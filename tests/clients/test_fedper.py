@@ -126,6 +126,7 @@ def test_own_parts_never_leave_the_client(own, is_own):
     assert not torch.equal(client.row("global").data[~mask], first[~mask])
 
 
+@pytest.mark.slow
 def test_no_personal_part_equals_fedavg():
     settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
     result = run_rounds(FedPer(seeded(mlp), [], **settings), make_data())

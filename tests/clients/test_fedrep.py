@@ -105,6 +105,7 @@ def run_alone():
     return by_hand.row(by_hand.trained(net, batches, 1, lambda n: belongs(n, ["2"]), adam))
 
 
+@pytest.mark.slow
 def test_no_head_equals_fedavg():
     settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
     client = FedRep(seeded(mlp), [], head_epochs=3, **settings)
@@ -112,12 +113,14 @@ def test_no_head_equals_fedavg():
     assert torch.equal(result.w, run_rounds(FedAvg(seeded(mlp), **settings), make_data()).w)
 
 
+@pytest.mark.slow
 def test_rounds_differ_from_fedper():
     settings = {"optimizer": sgd(0.1), "local_steps": 2}
     outcome = run_rounds(FedRep(seeded(mlp), **settings), make_data())
     assert outcome.distance(run_rounds(FedPer(seeded(mlp), **settings), make_data())) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_head_never_leaves_the_client():
     client = FedRep(seeded(mlp), optimizer=sgd(0.1), head_epochs=2)
     federation = Federation(Only(1, 2), seed=0, engine=EngineOptions("stacked"))

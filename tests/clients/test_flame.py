@@ -224,6 +224,7 @@ def test_momentum_and_weight_decay_equal_those_of_the_optimizer():
     close(after(client, DATA, 3)["w"], w)
 
 
+@pytest.mark.slow
 def test_robust_rules_merge_messages_or_their_changes():
     """Full participation: the next w is the median of the u_i, else w moves by the changes'."""
     for sampler in (All(), Only(0, 2, 3)):

@@ -40,6 +40,7 @@ def test_rounds_are_algorithm_1_by_hand(edges, edge_rounds):
     assert_close(got.v, models[edge_of])
 
 
+@pytest.mark.slow
 def test_cloud_rounds_of_equal_edges_are_federated_averaging():
     data = shared_out(classes([12] * 6))
     expected = run_rounds(FedAvg(seeded(mlp), **OPTIONS), data, rounds=3)

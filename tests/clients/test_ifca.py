@@ -108,6 +108,7 @@ class ByLosses(Mean):
         return None
 
 
+@pytest.mark.slow
 def test_aggregators_read_the_losses_of_each_clients_center():
     data = shared_out(classes(SIZES))
     first = run_rounds(make(), data, rounds=1, shuffle=False)

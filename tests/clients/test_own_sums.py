@@ -141,6 +141,7 @@ def test_a_function_that_cannot_be_stacked_runs_one_by_one():
     assert result.distance(expected) < 1e-10
 
 
+@pytest.mark.slow
 def test_dropout_does_not_change_a_pass():
     def make():
         return nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Tanh(), nn.Linear(5, 3))

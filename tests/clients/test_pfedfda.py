@@ -193,6 +193,7 @@ def test_without_evidence_for_own_moments_it_is_fedbabu():
     torch.testing.assert_close(outcome.v, babu.v, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_clients_with_few_or_equal_samples_have_finite_heads():
     """A covariance of zeros has no inverse, so β₂ = 1 loses."""
     arrays = classes([1, 6, 8, 2])

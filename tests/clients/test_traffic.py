@@ -89,6 +89,7 @@ class Tenth(PreAggregator):
         return PreparedUploads(uploads, weights, context)
 
 
+@pytest.mark.slow
 def test_a_round_reports_its_bytes(tmp_path):
     client = FedAvg(mlp(), optimizer=sgd())
     federation = pl_fed.Federation(All(), pre_aggregators=[Tenth()])

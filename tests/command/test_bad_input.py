@@ -561,6 +561,7 @@ def test_missing_argument_is_named(config_folder, get_refusal, section):
     assert get_refusal() == f"Expected argument `{short_section}` to be set but got none."
 
 
+@pytest.mark.slow
 def test_all_missing_arguments_are_named(config_folder, get_refusal):
     (config_folder / "tiny.yaml").write_text("{}")
     assert get_refusal() == "Expected argument `data.dataset` and `model` to be set but got none."
@@ -582,6 +583,7 @@ def test_missing_dataset_prints_a_hint(config_folder, capsys, arguments):
     assert hint.endswith("--config quickstart")
 
 
+@pytest.mark.slow
 def test_second_config_with_only_an_empty_model_is_refused(config_folder, get_refusal):
     (config_folder / "empty.yaml").write_text("model:\n")
     assert get_refusal("--config=empty.yaml") == (
@@ -1067,6 +1069,7 @@ def test_optimizer_options_must_be_finite(tmp_path, option, value):
         trainer.fit(FedAvg(MLP(64, [4], 10), optimizer=build), DIGITS(IID()))
 
 
+@pytest.mark.slow
 def test_learning_rates_of_a_schedule_must_be_finite(tmp_path):
     schedule = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda _: math.nan)
     trainer = Trainer(Federation(Uniform(3)), default_root_dir=tmp_path, logger=False)
@@ -1074,6 +1077,7 @@ def test_learning_rates_of_a_schedule_must_be_finite(tmp_path):
         trainer.fit(FedAvg(MLP(64, [4], 10), lr_scheduler=schedule), DIGITS(IID()))
 
 
+@pytest.mark.slow
 def test_arguments_of_trainer_and_federation_are_checked(tmp_path):
     federation, client, data = Federation(Uniform(3)), FedAvg(MLP(64, [4], 10)), DIGITS(IID())
     options = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}

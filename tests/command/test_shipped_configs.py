@@ -73,6 +73,7 @@ def test_project_has_the_version_and_the_console_script():
 
 
 @given(st.lists(st.sampled_from(["--config", "--config=b", "-c", "a", "--model", "--x=1"])))
+@pytest.mark.slow
 def test_configs_come_first_in_their_order(words):
     words = ["fit", *words]
     arranged = put_configs_first(words)
@@ -94,6 +95,7 @@ def test_options_before_a_config_win_over_it(capsys):
     assert config["model"]["class_path"] == "pl_fed.clients.FedAvg"
 
 
+@pytest.mark.slow
 def test_options_of_the_sampler_need_no_class(capsys):
     with pytest.raises(SystemExit):
         main(["fit", "--config=fedavg", "--federation.sampler.cohort_size", "7", "--print_config"])

@@ -130,6 +130,7 @@ def test_wrong_command_is_refused_in_two_lines(arguments, words, capsys):
     assert words in error
 
 
+@pytest.mark.slow
 def test_list_takes_other_names_of_a_kind(capsys):
     print_list(["aggregators"])
     by_other_name = capsys.readouterr().out

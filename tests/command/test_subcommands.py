@@ -49,6 +49,7 @@ def test_command_line_without_a_subcommand_knows_all_of_them(parsers, capsys, ar
             assert subcommand in output.out + output.err
 
 
+@pytest.mark.slow
 def test_export_builds_one_parser(parsers, tmp_path):
     (tmp_path / "config.yaml").write_text("{}")
     torch.save({"federation": {"format": CHECKPOINT_FORMAT}}, tmp_path / "last.ckpt")

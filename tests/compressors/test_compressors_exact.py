@@ -122,6 +122,7 @@ def test_sign_sgd_leaves_out_the_part_of_its_formula(row):
 
 
 @given(st.floats(2.0**-90, 2.0**90, width=32))
+@pytest.mark.slow
 def test_natural_compression_is_unbiased_between_powers_of_two(number):
     """p 2^(a+1) + (1 − p) 2^a = x, and the variance is at most x²/8."""
     lower = 2.0 ** (math.frexp(number)[1] - 1)

@@ -94,6 +94,7 @@ def test_stack_augments_all_clients_by_one_call():
     assert counts[2] == counts[6]
 
 
+@pytest.mark.slow
 def test_a_module_without_keys_beside_it_is_called_for_each_client():
     mixed = Augmentation([RandomFlip(), nn.Identity()])
     assert not mixed.is_keyed

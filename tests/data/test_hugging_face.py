@@ -87,6 +87,7 @@ def test_inputs_on_disk_are_those_in_memory():
         assert torch.equal(on_disk.inputs[name], rows)
 
 
+@pytest.mark.slow
 def test_single_input_column_is_a_tensor():
     arrays = HuggingFace(make_dataset(), inputs=["pixels"]).load()
     assert arrays.inputs.dtype == torch.uint8
@@ -94,6 +95,7 @@ def test_single_input_column_is_a_tensor():
     assert HuggingFace(make_dataset(), inputs=["pixels"], num_classes=9).load().num_classes == 9
 
 
+@pytest.mark.slow
 def test_all_columns_without_text_are_inputs():
     source = HuggingFace(make_dataset(), "user", padding=0)
     arrays = source.load()

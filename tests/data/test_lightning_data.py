@@ -77,6 +77,7 @@ def test_dataloaders_are_the_official_parts():
     assert clients.num_clients == 7
 
 
+@pytest.mark.slow
 def test_evaluation_steps_get_batches_of_the_own_dataloaders(tmp_path):
     class Sizes(LightningModule):
         def __init__(self):

@@ -145,6 +145,7 @@ def test_a_dict_of_unnamed_entries_without_rows_is_an_own_batch():
         TorchDataset(Sets(), client=OWNERS, collate_fn=join_labels).load()
 
 
+@pytest.mark.slow
 def test_batches_of_another_type_equal_fedavg_by_hand(tmp_path):
     module = seeded(SetNet)
     expected = average_by_hand(copy.deepcopy(module), 3)
@@ -340,6 +341,7 @@ class RefusingBatches(SetNet):
         return super().forward(batch)
 
 
+@pytest.mark.slow
 def test_predictions_may_be_a_list_with_an_entry_for_each_sample(tmp_path):
     source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
     client, trainer, _ = fit(seeded(Predicting), source, rounds=1, folder=tmp_path)
@@ -394,6 +396,7 @@ class Hooked(SetNet):
         return batch
 
 
+@pytest.mark.slow
 def test_batch_hooks_run_in_lightnings_order(tmp_path):
     module = seeded(Hooked)
     module.calls = []
@@ -402,6 +405,7 @@ def test_batch_hooks_run_in_lightnings_order(tmp_path):
     assert 0 <= metrics["test/global/acc"] <= 1
 
 
+@pytest.mark.slow
 def test_batches_take_the_type_of_the_module(tmp_path):
     source = TorchDataset(Pairs(), client=OWNERS, batches="own")
     BATCHES.clear()
@@ -494,6 +498,7 @@ class Parted(SetNet):
         super().test_step(batch[1], batch_idx)
 
 
+@pytest.mark.slow
 def test_each_part_is_joined_by_its_own_function(tmp_path):
     source = LightningData(Parts(), client=[*OWNERS] * 3)
     *_, metrics = fit(seeded(Parted), source, rounds=1, folder=tmp_path)
@@ -508,6 +513,7 @@ class SetModule(LightningDataModule):
         return DataLoader(Sets(), batch_size=4, collate_fn=join_sets)
 
 
+@pytest.mark.slow
 def test_data_module_with_batches_of_another_type(tmp_path):
     source = LightningData(SetModule(), client=[*OWNERS, *OWNERS])
     _, trainer, metrics = fit(seeded(SetNet), source, rounds=1, folder=tmp_path)
@@ -836,6 +842,7 @@ class Counting(SetNet):
         self.log("test_half", results["half"] * 1)
 
 
+@pytest.mark.slow
 def test_entry_of_a_metric_s_results_has_its_direction(tmp_path):
     source = TorchDataset(Sets(), client=OWNERS, collate_fn=join_sets)
     _, trainer, metrics = fit(seeded(Counting), source, rounds=1, folder=tmp_path)
@@ -846,6 +853,7 @@ def test_entry_of_a_metric_s_results_has_its_direction(tmp_path):
     assert "test/global/half_worst10" not in metrics, "computed from an entry: unknown"
 
 
+@pytest.mark.slow
 def test_mean_average_precision_of_clients(tmp_path):
     pytest.importorskip("pycocotools")
     from torchmetrics.detection import MeanAveragePrecision

@@ -50,6 +50,7 @@ def count_resident_bytes(leaf):
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's smaps")
+@pytest.mark.slow
 def test_rows_are_mapped_when_the_thread_ends(tmp_path):
     leaf = make_map(tmp_path / "x.npy", 4000, PAGE)
     before = count_resident_bytes(leaf)

@@ -576,6 +576,7 @@ class DividesBy255(LightningModule):
         return nn.functional.cross_entropy(self.net(inputs.float() / 255), labels)
 
 
+@pytest.mark.slow
 def test_scaled_images_are_reported_to_steps_that_may_scale_them():
     inputs = torch.randint(256, (12, 2), dtype=torch.uint8, generator=torch.Generator())
     samples = [(row, k % 3) for k, row in enumerate(inputs)]

@@ -82,6 +82,7 @@ def test_pooling_with_ties_gives_equal_results_in_both_layouts(
     bias=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
+@pytest.mark.slow
 def test_convolution_gives_equal_results_in_both_layouts(shape, filters, stride, bias):
     x, weight = torch.randn(shape), torch.randn(filters, shape[1], 3, 3)
     tensors = [x, weight, torch.randn(filters)] if bias else [x, weight]

@@ -91,6 +91,7 @@ def test_large_clients_are_loaded_in_chunks_of_eight_megabytes():
         assert EngineChoice().clients_at_a_time("one_by_one", work) == expected
 
 
+@pytest.mark.slow
 def test_clients_that_do_not_stack_use_the_chunk_size_of_one_by_one(monkeypatch):
     client = FedAvg(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), optimizer=sgd())
     data, federation = (
@@ -150,6 +151,7 @@ class Mean(nn.Module):
         return x.tanh().mean(-1)[:, :3]
 
 
+@pytest.mark.slow
 def test_a_stack_counts_what_a_step_keeps_for_its_backward_pass(monkeypatch):
     """A sample has 4 inputs and 20,000 activations: tanh and mean keep 80 kB of it."""
     client = FedAvg(seeded(wide_net), optimizer=sgd())

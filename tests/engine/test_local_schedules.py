@@ -117,6 +117,7 @@ SCHEDULES = {
 
 
 @table_test("name", SCHEDULES)
+@pytest.mark.slow
 def test_federated_averaging_equals_loops_by_hand(name):
     data, schedule = data_of(), SCHEDULES[name]
     client = FedAvg(seeded(mlp), optimizer=sgd(0.3, momentum=0.5), lr_scheduler=schedule)
@@ -219,6 +220,7 @@ def test_control_variates_divide_by_the_sum_of_the_rates():
     assert_close(got.states[name][0], (start - got.w) / length)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_a_step_reads_is_refused():
     client = DittoGreedy(seeded(mlp), optimizer=sgd(), lr_scheduler=LocalCosine)
     with pytest.raises(
@@ -288,6 +290,7 @@ def run_by_trainer(
 
 
 @table_test("frequency", [1, 3])
+@pytest.mark.slow
 def test_a_schedule_of_steps_goes_on_over_rounds(frequency, tmp_path):
     """One client, no shuffling: federated averaging is the loop of Lightning, momentum aside."""
     folder = tmp_path / str(frequency)

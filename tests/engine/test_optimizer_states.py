@@ -123,6 +123,7 @@ def test_momentum_continues_for_the_clients_of_a_cohort_only():
     assert states[2].tolist() == [0.0] * 17
 
 
+@pytest.mark.slow
 def test_state_of_a_broken_client_stays_as_before_the_round():
     class Diverging(FedAvg):
         """Client 1 diverges from round 1 on."""
@@ -275,6 +276,7 @@ def test_option_is_a_boolean():
         sections(keep_optimizer_state="yes")
 
 
+@pytest.mark.slow
 def test_checkpoint_of_another_choice_is_refused():
     data = shared_out(classes([4, 4]))
 
@@ -293,6 +295,7 @@ def test_checkpoint_of_another_choice_is_refused():
     kept.load_state_dict(kept.state_dict())
 
 
+@pytest.mark.slow
 def test_evaluation_neither_reads_nor_needs_kept_states():
     client = FedAvg(seeded(mlp), OPTIMIZERS["Adam"]).double()
     federation = Federation(All(), seed=0, **sections(keep_optimizer_state=True))

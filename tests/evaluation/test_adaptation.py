@@ -163,6 +163,7 @@ def test_resumed_run_with_adaptation_equals_uninterrupted_run(tmp_path):
     assert metrics == run_fits(tmp_path / "resumed", module, 1, 3)[0]
 
 
+@pytest.mark.slow
 def test_evaluation_of_a_checkpoint_adapts_as_the_run_does(tmp_path):
     """Clipping and limits of the trainer apply without a fit."""
     module = shared_out(classes([12, 9]), test_fraction=0.5)  # and nothing to validate with

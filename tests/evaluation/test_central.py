@@ -254,6 +254,7 @@ def test_tables_with_columns_in_another_order_or_with_other_ids_are_refused(tmp_
 # The metrics
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_the_global_model_on_all_central_samples(tmp_path):
     data, auroc = data_of(), MulticlassAUROC(3)
     trainer = fit(tmp_path, data, federation={"metrics": [auroc]})
@@ -278,6 +279,7 @@ def test_metrics_are_those_of_the_global_model_on_all_central_samples(tmp_path):
         assert got == pytest.approx({n: float(v) for n, v in expected.items()}, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_and_without_own_central_samples(tmp_path):
     rows = []
     for name, central in (("with", Given(unparted())), ("without", None)):
@@ -311,6 +313,7 @@ def test_algorithm_without_a_global_model_has_no_central_metrics(tmp_path, capfd
     assert trainer.federation.session.central is None
 
 
+@pytest.mark.slow
 def test_backdoor_is_measured_on_central_samples(tmp_path):
     arrays = parted(inputs=torch.rand(sum(SIZES), 1, 4, 4))
     backdoor = Backdoor(1, size=2)
@@ -374,6 +377,7 @@ def data_of_lists(central):
     return FederatedData(source, central=central, batch_size=4, seed=0)
 
 
+@pytest.mark.slow
 def test_steps_of_a_module_log_central_metrics(tmp_path):
     data = data_of()
     trainer = fit(tmp_path, data, FedAvg(seeded(Steps), optimizer=SGD, local_steps=3))
@@ -383,6 +387,7 @@ def test_steps_of_a_module_log_central_metrics(tmp_path):
     assert central_numbers(trainer, "val")["acc"] == pytest.approx(float(is_correct.float().mean()))
 
 
+@pytest.mark.slow
 def test_batches_of_the_data_set_itself_give_central_metrics(tmp_path):
     data = data_of_lists("official")
     trainer = fit(tmp_path, data, FedAvg(seeded(ListSteps), optimizer=SGD, local_steps=3))

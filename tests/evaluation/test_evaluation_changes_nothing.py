@@ -325,6 +325,7 @@ class CountInTrainer(Validated):
         return self.trainer.seen
 
 
+@pytest.mark.slow
 def test_values_that_an_evaluation_leaves_in_the_trainer_are_removed(tmp_path):
     trainer, _, _ = fit(CountInTrainer, tmp_path, 1)
     assert not hasattr(trainer, "seen")

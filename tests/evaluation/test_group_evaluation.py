@@ -97,6 +97,7 @@ def measure_by_loops(samples):
     }
 
 
+@pytest.mark.slow
 def test_gaps_of_a_run_equal_loops_over_its_samples(tmp_path):
     attack = {"attack": RandomLabels(), "ids": [1]}
     _, client, data = fit_and_test(tmp_path, make_arrays(), FedAvg, **attack)
@@ -178,6 +179,7 @@ def test_counts_of_another_shape_are_refused():
         metric.update(torch.tensor([0]), ones, ones, torch.ones(1))
 
 
+@pytest.mark.slow
 def test_held_out_clients_have_gaps_of_their_own(tmp_path):
     fit_and_test(tmp_path, make_arrays(), FedAvg, held_out_clients=2)
     metrics, rows = read_metrics(tmp_path), read_rows(tmp_path / "per_client.csv")
@@ -193,6 +195,7 @@ def test_data_without_groups_have_neither_gaps_nor_a_table(tmp_path):
     assert not (tmp_path / "per_group.csv").exists()
 
 
+@pytest.mark.slow
 def test_groups_of_real_valued_targets_are_named_as_unused(tmp_path, caplog):
     arrays = reals(torch.randn(24, 4), torch.randn(24, 1), [0] * 12 + [1] * 12)
     arrays = replace(arrays, groups=torch.arange(24) % 2)

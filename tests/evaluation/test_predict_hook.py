@@ -50,6 +50,7 @@ def outputs_by_hand(client, data, k, part):
 
 
 @pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.slow
 def test_metrics_and_predictions_read_the_outputs_of_the_algorithm(tmp_path, stacked):
     fractions = {"val_fraction": 0.2, "test_fraction": 0.4}
     datamodule = shared_out(classes(SIZES, seed=3), **fractions)

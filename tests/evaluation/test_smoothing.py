@@ -80,6 +80,7 @@ def test_accuracy_is_that_of_the_majority_of_copies_by_hand():
     assert metrics["test/smoothed/accuracy"] != metrics["test/global/accuracy"]
 
 
+@pytest.mark.slow
 def test_run_without_votes_is_unchanged_by_them():
     plain = run(FedAvg(seeded(linear), optimizer=sgd(0.1)), images(), aggregator=CRFL())[1]
     settings = {"aggregator": CRFL(), "smoothing": Smoothing(num_models=5)}

@@ -206,6 +206,7 @@ def test_differences_leave_out_what_is_missing():
     assert differences([1.0, None, 3.0], [0.5, 1.0, None]) == [0.5]
 
 
+@pytest.mark.slow
 def test_results_of_unfinished_studies_are_no_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.attack_board.results.TABLE", tmp_path / "results.csv")
     monkeypatch.chdir(tmp_path)

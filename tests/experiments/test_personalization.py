@@ -41,6 +41,7 @@ def rows(shift=0.0, **options):
 
 
 @pytest.mark.parametrize("board", mark_others(BOARDS, "labels_small", "topics", "roles"))
+@pytest.mark.slow
 def test_each_board_builds_with_all_methods(board):
     cells = results.open_study(board).cells
     methods = list(dict.fromkeys(cell.values["method"] for cell in cells))
@@ -51,6 +52,7 @@ def test_each_board_builds_with_all_methods(board):
         check_config(cell.arguments)
 
 
+@pytest.mark.slow
 def test_defaults_are_the_same_study_without_tuning(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a tuning in runs/ would change the cells
     tuned, plain = (results.open_study("vehicle", tuning) for tuning in (TUNED, DEFAULTS))

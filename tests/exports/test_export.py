@@ -388,6 +388,7 @@ def test_manifest_describes_scale_normalization_and_transforms(tmp_path):
     assert {path.name for path in out.iterdir()} == {"client_1.pt2", "manifest.json"}
 
 
+@pytest.mark.slow
 def test_program_has_no_samples_of_clients(tmp_path):
     """``torch.export`` writes the inputs of its trace into the file, unless they are removed."""
     example, net = torch.rand(2, 3), torch.nn.Linear(3, 1)

@@ -53,6 +53,7 @@ class Plain(pl.LightningModule):
 
 
 @table_test("make", [lambda: Module(width=4, lr=0.5), Plain])
+@pytest.mark.slow
 def test_lightning_loads_the_checkpoint_by_the_users_class(make, tmp_path):
     module = make().eval()
     LightningCheckpoint(X).write(module, tmp_path / "client_1.ckpt")

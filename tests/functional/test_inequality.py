@@ -52,6 +52,7 @@ def test_worked_example(figure, expected):
 
 @several
 @given(values=results)
+@pytest.mark.slow
 def test_against_independent_formulas(values):
     a = np.array(values)
     if not a.any():
@@ -72,6 +73,7 @@ def test_against_independent_formulas(values):
 
 @several
 @given(values=results, percent=st.integers(1, 100))
+@pytest.mark.slow
 def test_tails_and_quantiles(values, percent):
     a = np.array(values)
     assert tail_mean(a, percent) == pytest.approx(
@@ -100,6 +102,7 @@ def test_shares_of_values_that_are_no_shares_are_undefined(values):
 
 
 @given(values=st.lists(st.floats(-10, 10), min_size=1, max_size=20), percent=st.integers(0, 100))
+@pytest.mark.slow
 def test_quantiles_against_numpy_and_with_infinite_values(values, percent):
     a = np.array(values)
     assert quantile(a, percent) == pytest.approx(np.quantile(a, percent / 100), abs=1e-12)

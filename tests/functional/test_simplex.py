@@ -15,6 +15,7 @@ numbers = st.lists(st.floats(-50, 50), min_size=1, max_size=9)
 
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(numbers)
+@pytest.mark.slow
 def test_projection_equals_bisection_on_the_threshold(values):
     array = np.array(values)
     theta = brentq(

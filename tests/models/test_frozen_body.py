@@ -16,6 +16,7 @@ def net():
     return FrozenBody("resnet18", num_classes=7)
 
 
+@pytest.mark.slow
 def test_only_the_head_is_trained(net):
     trainable = {name: p.numel() for name, p in net.named_parameters() if p.requires_grad}
     assert trainable == {"head.weight": 512 * 7, "head.bias": 7}
@@ -23,6 +24,7 @@ def test_only_the_head_is_trained(net):
     assert all((p.grad is not None) == p.requires_grad for p in net.parameters())
 
 
+@pytest.mark.slow
 def test_one_channel_is_repeated(net):
     image = torch.randn(2, 1, 32, 32)
     torch.testing.assert_close(net(image), net(image.expand(-1, 3, -1, -1)))

@@ -224,6 +224,7 @@ def test_parametrized_nets_are_copied():
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.slow
 def test_weight_norm_by_a_hook_equals_the_parametrization(engine):
     data, outcomes = shared_out(classes([8, 8, 8])), []
     for normalize in (nn.utils.weight_norm, parametrizations.weight_norm):

@@ -145,6 +145,7 @@ def test_federation_from_a_file_equals_one_whose_net_has_the_weights(kind, tmp_p
         assert_equal(*({"rows": torch.cat(list(store[name]["rows"]))} for store in stores))
 
 
+@pytest.mark.slow
 def test_global_model_of_a_checkpoint_of_pl_fed_begins_a_new_run(tmp_path):
     first = fit(tmp_path / "first", Ditto(seeded(mlp), optimizer=SGD, local_steps=2), 2)
     first.save_checkpoint(tmp_path / "first.ckpt")
@@ -155,6 +156,7 @@ def test_global_model_of_a_checkpoint_of_pl_fed_begins_a_new_run(tmp_path):
 
 
 @table_test("kind", [Local, functools.partial(IFCA, clusters=2)])
+@pytest.mark.slow
 def test_global_model_that_nobody_trains_is_refused(kind, tmp_path):
     client = kind(seeded(mlp), optimizer=SGD, local_steps=1)
     trainer = fit(tmp_path / type(client).__name__, client, 1)
@@ -163,6 +165,7 @@ def test_global_model_that_nobody_trains_is_refused(kind, tmp_path):
         read_weights(tmp_path / "one.ckpt")
 
 
+@pytest.mark.slow
 def test_resumed_run_reads_the_checkpoint_alone(tmp_path):
     path = write(tmp_path, seeded(mlp, 3).state_dict())
     first = fit(tmp_path / "a", FedAvg(mlp(), optimizer=SGD), 1, initial_model=path)

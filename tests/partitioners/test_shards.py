@@ -19,6 +19,7 @@ def list_classes(parts, labels):
     classes_per_client=st.integers(1, 8),
     seed=st.integers(0, 2**31),
 )
+@pytest.mark.slow
 def test_clients_have_exactly_q_balanced_classes(
     num_classes, num_clients, classes_per_client, seed
 ):

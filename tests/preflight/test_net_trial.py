@@ -371,6 +371,7 @@ class Listed(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [FedAS, FedRep, KNNPer])
+@pytest.mark.slow
 def test_algorithms_that_call_a_net_with_other_weights_refuse_one_that_reads_its_own(kind):
     """The list would keep the net's own weights, also one by one."""
     data = shared_out(classes([6, 8]))
@@ -399,6 +400,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize(("kind", "argument"), HEADS)
+@pytest.mark.slow
 def test_default_head_without_a_gradient_is_refused(kind, argument):
     """It would be the copy's, and all clients would share the head that they train."""
     data = shared_out(classes([6, 8]))
@@ -421,6 +423,7 @@ class HeadFirst(nn.Module):
 
 
 @pytest.mark.parametrize(("kind", "argument"), HEADS)
+@pytest.mark.slow
 def test_default_head_that_is_not_called_last_gets_a_warning(kind, argument):
     """Clients kept the body, and shared the head, without a word."""
     data = shared_out(classes([6, 8]))

@@ -72,6 +72,7 @@ def test_mean_over_all_clients_warns_of_another_server_optimizer(name, arguments
         set_up("MeanRegularized", {"mean": "cohort"}, server_optimizer=adam)
 
 
+@pytest.mark.slow
 def test_losses_of_a_model_with_parts_that_nobody_trains_are_announced():
     match = "QFFL reads the results of the global model on the clients' data, but FedPer never"
     with pytest.warns(UserWarning, match=match):

@@ -170,6 +170,7 @@ class BuildsAnew(LateCounter):
         self.anchors = [torch.arange(3.0), torch.ones(2)]
 
 
+@pytest.mark.slow
 def test_equal_values_that_a_step_builds_anew_are_no_change(tmp_path):
     trainer = pl_fed.Trainer(
         Federation(All(), seed=0), run_dir=tmp_path, max_epochs=3, accelerator="cpu",

@@ -23,6 +23,7 @@ def allowed(rows):
     return {name for name, refusal in rows if refusal is None}
 
 
+@pytest.mark.slow
 def test_only_the_uniform_mean_of_one_sum_is_allowed():
     assert {name for name, refusal, _ in aggregator_rows() if refusal is None} == {"Mean"}
 

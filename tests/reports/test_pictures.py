@@ -614,6 +614,7 @@ def test_spaced_places_keep_their_order_and_distance(places, gap):
     assert spaced[-1] < 1 + 1e-9
 
 
+@pytest.mark.slow
 def test_matplotlib_settings_of_the_user_change_no_picture(make_groups):
     groups = make_groups(({}, {}))
     usual = next(curves.draw_training_loss(groups)).svg()

@@ -79,6 +79,7 @@ def test_runs_without_a_clock_have_neither_answer_nor_picture(tmp_path, monkeypa
     assert "simulated time" not in text
 
 
+@pytest.mark.slow
 def test_page_draws_metrics_over_simulated_time(tmp_path, monkeypatch):
     draw_only(monkeypatch, OVER_TIME)
     write_timed_run(tmp_path / "a", DROP, 2.0, (4, 4, 4, 0))
@@ -92,6 +93,7 @@ def test_page_draws_metrics_over_simulated_time(tmp_path, monkeypatch):
     assert (tmp_path / "report" / "participation.csv").is_file()
 
 
+@pytest.mark.slow
 def test_validation_after_the_last_round_has_no_simulated_time(tmp_path, monkeypatch):
     """Its round is the number of rounds: no round of training has this number."""
     draw_only(monkeypatch, OVER_TIME)

@@ -255,6 +255,7 @@ class AveragesInPlace(Averages):
         return self.last(x - self.average)
 
 
+@pytest.mark.slow
 def test_buffer_that_a_failing_client_replaced_reaches_no_other_client():
     class FailsLate(FedAvg):
         def training_step(self, batch, batch_idx):

@@ -160,6 +160,7 @@ def test_draws_depend_on_the_round_the_client_and_the_seed():
 
 
 @pytest.mark.parametrize("codec", [TopK(9), RandomK(9), SignSGD(), PowerSGD(1)])
+@pytest.mark.slow
 def test_received_uploads_and_memory_add_up_to_the_uploads(codec):
     """With a model that does not move, the uploads of the run without compression are equal."""
     still = {"server_optimizer": lambda params: torch.optim.SGD(params, lr=0.0)}
@@ -264,6 +265,7 @@ class Predicting(Attack):
         return forged
 
 
+@pytest.mark.slow
 def test_forged_uploads_are_what_the_codec_carries():
     for attack, codec in ((SignFlipping(), TopK(9)), (SignFlipping(), RandomK(9))):
         recorded = Recorded()
@@ -272,6 +274,7 @@ def test_forged_uploads_are_what_the_codec_carries():
             assert ((rows != 0).sum(1) <= 9).all()
 
 
+@pytest.mark.slow
 def test_attackers_simulate_the_merge_with_the_codec():
     for codec in (TopK(9), QSGD(2), PowerSGD(1)):
         attack, recorded = Predicting(), Recorded()
@@ -301,6 +304,7 @@ def test_a_forged_upload_that_is_not_finite_is_left_out():
 # Parts that do not cross the network
 
 
+@pytest.mark.slow
 def test_parts_that_clients_keep_use_no_bit_of_a_message():
     for codec in (TopK(5), RandomK(5), QSGD(), SignSGD(), PowerSGD(1), NaturalCompression()):
         recorded = Recorded()
@@ -443,6 +447,7 @@ def test_the_server_clips_what_it_receives(monkeypatch):
     assert outcome.distance(stacked) < 1e-12
 
 
+@pytest.mark.slow
 def test_memory_counts_as_a_state_for_amplification():
     pytest.importorskip("dp_accounting")
     with pytest.raises(ValueError, match=r"Poisson for FedAvg, .* \(compression.error\)"):

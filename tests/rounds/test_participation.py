@@ -131,6 +131,7 @@ def test_global_model_replaces_untrained_models_by_option(tmp_path):
 
 
 @table_test("kind", [HierFedAvg, IFCA])
+@pytest.mark.slow
 def test_a_center_is_no_untrained_model_of_a_client_that_never_took_part(kind):
     client, sampler = kind(seeded(mlp), optimizer=sgd(0.1)), Only(0, 1, 2)
     federation = pl_fed.Federation(

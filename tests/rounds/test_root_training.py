@@ -239,6 +239,7 @@ def test_root_update_of_every_algorithm_equals_that_of_fedavg(kind):
     assert_close(root, expected, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_root_update_of_fedrep_has_the_steps_of_the_body():
     """And the body's optimizer: the head's steps would make the server's step as long as theirs."""
     data = data_with_root()

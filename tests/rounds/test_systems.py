@@ -134,6 +134,7 @@ def test_engines_and_chunks_agree(kind):
 
 
 @pytest.mark.parametrize("kind", [FedAvg, Ditto, FLAME])
+@pytest.mark.slow
 def test_equal_clients_on_a_clock_have_the_bits_of_a_run_without_one(kind):
     data = shared_out(classes(SIZES))
     plain, timed = (
@@ -167,6 +168,7 @@ def test_states_of_late_clients_and_of_dropped_ones_stay_as_before():
     assert int(is_untouched.sum()) == late
 
 
+@pytest.mark.slow
 def test_scaffolds_control_stays_the_mean_of_the_clients_controls():
     data = shared_out(classes(SIZES))
     run = run_rounds(build(Scaffold), data, 4, engine="stacked", systems=UNEQUAL)

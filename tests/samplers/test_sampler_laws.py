@@ -111,6 +111,7 @@ def pairs(sampler, sizes, draws=6_000):
 
 
 @pytest.mark.usefixtures("sample_as_large_federation")
+@pytest.mark.slow
 def test_uniform_selects_pairs_of_many_clients_equally_often():
     above = torch.triu_indices(20, 20, 1)
     counted = pairs(Uniform(2), torch.ones(20))[above[0], above[1]]

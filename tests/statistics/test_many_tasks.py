@@ -17,6 +17,7 @@ tables = arrays(
 
 @several
 @given(tables)
+@pytest.mark.slow
 def test_interquartile_mean_is_scipys_trimmed_mean(scores):
     assert interquartile_mean(scores) == pytest.approx(stats.trim_mean(scores, 0.25, axis=None))
     single = float(interquartile_mean(scores))

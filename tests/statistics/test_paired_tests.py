@@ -51,6 +51,7 @@ def test_t_test_is_scipys_for_any_sample(values):
 
 @several
 @given(steps)
+@pytest.mark.slow
 def test_wilcoxon_is_the_full_enumeration_with_ties_and_zeros(values):
     differences = np.array([value for value in values if value])
     test = wilcoxon_test(values, zeros(values))

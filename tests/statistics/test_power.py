@@ -69,6 +69,7 @@ def test_power_is_the_share_of_rejections():
 
 @several
 @given(st.floats(0.2, 5), st.floats(0.55, 0.99), st.sampled_from([0.01, 0.05, 0.1]))
+@pytest.mark.slow
 def test_number_of_seeds_is_the_smallest(effect, power, alpha):
     number = count_seeds(effect, 1.0, power, alpha)
     assert paired_t_power(effect, 1.0, number, alpha) >= power
@@ -78,6 +79,7 @@ def test_number_of_seeds_is_the_smallest(effect, power, alpha):
 
 @several
 @given(st.integers(2, 60), st.floats(0.5, 0.99), st.floats(0.001, 100))
+@pytest.mark.slow
 def test_smallest_difference_has_the_power(num_seeds, power, deviation):
     difference = smallest_difference(deviation, num_seeds, power)
     assert paired_t_power(difference, deviation, num_seeds) == pytest.approx(power, abs=1e-6)

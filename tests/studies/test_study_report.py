@@ -229,6 +229,7 @@ def test_conditions_without_results_bound_the_worst_case(tmp_path):
     assert comparison.incomplete_seeds == 3
 
 
+@pytest.mark.slow
 def test_two_methods_have_no_ranks(tmp_path):
     values = {key: item for key, item in VALUES.items() if key[0] != "FedRep"}
     study = make_study(tmp_path, values)
@@ -241,6 +242,7 @@ def test_two_methods_have_no_ranks(tmp_path):
     assert not any(name.startswith("ranks") for name in names)
 
 
+@pytest.mark.slow
 def test_one_seed_has_neither_intervals_nor_tests(tmp_path):
     study = make_study(tmp_path, {key: item[:1] for key, item in VALUES.items()})
     comparison = compare(study)
@@ -345,6 +347,7 @@ def test_all_files_are_written_and_replaced(tmp_path):
     assert study.report().read_bytes() == first
 
 
+@pytest.mark.slow
 def test_latex_has_booktabs_equal_columns_and_no_bare_symbols(tmp_path):
     values = {(f"a_{a} & {a}%", attack): [0.5 + 0.01 * a, 0.6] for a in range(2) for attack in "xy"}
     study = make_study(tmp_path, values, baseline=None)
@@ -465,6 +468,7 @@ def test_budgets_of_private_runs_add_up(tmp_path, private):
         assert "Private runs without a folder are not in these sums." in text
 
 
+@pytest.mark.slow
 def test_labels_cannot_add_markup(tmp_path):
     values = {("<script>x", "none"): [0.5, 0.6], ("b", "none"): [0.5, 0.7]}
     text = make_study(tmp_path, values, baseline="b").report().read_text(encoding="utf-8")
@@ -723,6 +727,7 @@ def make_table_with_digests(folder, **changes):
     return study
 
 
+@pytest.mark.slow
 def test_a_row_of_another_config_is_no_result(tmp_path):
     """Only the two cells of the algorithm that changed are missing, and the report says why."""
     study = make_table_with_digests(tmp_path)
@@ -971,6 +976,7 @@ def test_each_column_of_panels_has_numbers_below_it(tmp_path):
         assert any(label.get_visible() for label in axes.get_xticklabels())
 
 
+@pytest.mark.slow
 def test_one_method_of_one_seed_is_reported(tmp_path):
     study = make_study(tmp_path, {("a", "x"): [0.5], ("a", "y"): [0.6]}, baseline="a")
     text = study.report().read_text(encoding="utf-8")

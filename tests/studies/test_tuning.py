@@ -129,6 +129,7 @@ def test_each_label_has_the_same_budget_on_seeds_of_its_own(tmp_path, monkeypatc
         assert {c.values["attack"] for trial in trials for c in trial.cells} == {"none"}
 
 
+@pytest.mark.slow
 def test_best_mean_score_is_chosen_and_final_cells_have_its_values(tmp_path, monkeypatch):
     Runs(monkeypatch)
     spec = spec_of(tmp_path)
@@ -164,6 +165,7 @@ def test_interrupted_tuning_goes_on_to_the_same_table(tmp_path, monkeypatch, sto
     assert (parts / TABLE).read_bytes() == (whole / TABLE).read_bytes()
 
 
+@pytest.mark.slow
 def test_labels_can_be_tuned_one_after_the_other(tmp_path, monkeypatch):
     runs = Runs(monkeypatch)
     first = tune(spec_of(tmp_path), ["Ditto"])
@@ -174,6 +176,7 @@ def test_labels_can_be_tuned_one_after_the_other(tmp_path, monkeypatch):
     assert second.chosen()["Ditto"] == first.chosen()["Ditto"]
 
 
+@pytest.mark.slow
 def test_dry_run_tells_of_the_runs_of_the_tuning(tmp_path, monkeypatch, capsys):
     """It counted the cells alone, though the tuning takes more runs than they do."""
     Runs(monkeypatch)
@@ -202,6 +205,7 @@ def test_tpe_learns_from_scores(tmp_path, monkeypatch):
     assert means["tpe"] > means["random"] + 0.05
 
 
+@pytest.mark.slow
 def test_failed_and_diverged_trials_are_never_chosen(tmp_path, monkeypatch):
     def score(values, seed):
         rate = values["model.optimizer.lr"]
@@ -222,12 +226,14 @@ def test_failed_and_diverged_trials_are_never_chosen(tmp_path, monkeypatch):
     assert {row["status"] for row in rows} == {"done", "diverged", "failed"}
 
 
+@pytest.mark.slow
 def test_label_whose_trials_all_fail_is_an_error(tmp_path, monkeypatch):
     Runs(monkeypatch, lambda values, seed: "OSError: no data")
     with pytest.raises(StudyError, match=r"a trial of algorithm=\w+ that ends but all 12 failed"):
         tune(spec_of(tmp_path))
 
 
+@pytest.mark.slow
 def test_smaller_is_better_for_a_loss(tmp_path, monkeypatch):
     class Losses(Runs):
         def run_cell(self, cell):
@@ -247,6 +253,7 @@ def test_smaller_is_better_for_a_loss(tmp_path, monkeypatch):
         assert by_accuracy.best(label).score == pytest.approx(-by_loss.best(label).score)
 
 
+@pytest.mark.slow
 def test_a_metric_over_trained_clients_is_that_over_all_if_each_took_part(tmp_path, monkeypatch):
     class Trained(Runs):
         def run_cell(self, cell):
@@ -281,6 +288,7 @@ def test_missing_metric_is_said_after_the_first_run(tmp_path, monkeypatch, chang
     assert len(runs.ran) == 1
 
 
+@pytest.mark.slow
 def test_unknown_direction_is_refused(tmp_path, monkeypatch):
     class Unknown(Runs):
         def run_cell(self, cell):
@@ -480,6 +488,7 @@ def test_labels_whose_cells_are_all_recorded_are_not_tuned(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.slow
 def test_a_killed_tuning_leaves_no_checkpoints_of_finished_trials(tmp_path, monkeypatch, keeps):
     """A kill may come after the last file of a trial, and before the end of its checkpoints."""
     runs = Runs(monkeypatch)

@@ -116,6 +116,7 @@ def test_hook_at_the_start_of_a_validation_runs_before_that_of_the_epoch():
     assert values["auroc"] == pytest.approx(float(BinaryAUROC()(scores, batch.targets)))
 
 
+@pytest.mark.slow
 def test_mean_of_a_logged_number_is_weighted_by_samples():
     task, net = LightningTask(), seeded(LitTokens).eval()
     arrays = sentences([9])
@@ -158,6 +159,7 @@ class NamesByStage(LitAutoencoder):
 
 
 @pytest.mark.filterwarnings("error:pl_fed leaves out")
+@pytest.mark.slow
 def test_steps_read_their_own_stage_from_the_trainer(tmp_path):
     trainer, client, data = set_up(NamesByStage, float32(numbers()), Finetuning, tmp_path)
     assert {"val/global/mae", "val/global/loss"} <= trainer.callback_metrics.keys()
@@ -217,6 +219,7 @@ def test_tensors_on_two_devices_at_the_end_of_an_epoch_are_no_undefined_metric()
         LightningTask().evaluate(LitTwoDevices().eval(), [batch], "val")
 
 
+@pytest.mark.slow
 def test_random_draws_of_evaluation_steps_belong_to_the_client(tmp_path):
     class LitDraws(LitAutoencoder):
         def validation_step(self, batch, batch_idx):

@@ -255,6 +255,7 @@ class Around(torch.optim.Optimizer):
         self.optimizer, self.param_groups = optimizer, optimizer.param_groups
 
 
+@pytest.mark.slow
 def test_loss_that_needs_more_than_two_samples_is_accepted():
     def training_step(self, batch, batch_idx):
         loss = self(batch[0]).square().mean()

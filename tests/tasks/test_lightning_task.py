@@ -199,6 +199,7 @@ class LitLogger(LitTable):
         return loss
 
 
+@pytest.mark.slow
 def test_metric_object_in_training_is_computed_per_step():
     arrays, net = table([8, 8]), seeded(LitLogger).double()
     data = shared_out(arrays, batch_size=8)
@@ -212,6 +213,7 @@ def test_metric_object_in_training_is_computed_per_step():
     assert "log" not in vars(client.global_model)
 
 
+@pytest.mark.slow
 def test_module_reads_the_round_from_its_trainer(tmp_path):
     rounds = []
 
@@ -421,6 +423,7 @@ class LitAdversarialByGrad(LitAdversarial):
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg, Ditto])
+@pytest.mark.slow
 def test_gradients_that_a_step_leaves_are_dropped_as_in_a_lightning_fit(algorithm):
     outcomes = [
         run_tried_rounds(algorithm(seeded(kind)), shared_out(numbers()), rounds=1)
@@ -676,6 +679,7 @@ class DoublesInStep(DoublesInTraining):
         (DoublesInStep, "one_by_one"),
     ],
 )
+@pytest.mark.slow
 def test_net_that_changes_its_inputs_in_place_changes_no_other_model(kind, net, engine):
     """The next model, or the next step on a minibatch, has the samples of the data."""
     data = shared_out(classes([6, 8]))

@@ -231,6 +231,7 @@ def test_lambda_is_chosen_by_validation_data_of_several_tensors():
     assert outcome.distance(run_tried_rounds(client, data, engine="stacked")) < 1e-10
 
 
+@pytest.mark.slow
 def test_labels_of_several_input_tensors_may_be_attacked():
     data, client = shared_out(sentences(), batch_size=3), FedAvg(seeded(Sentences))
     outcome = run_tried_rounds(client, data, attack=FlippedLabels(), ids=[1])
@@ -389,6 +390,7 @@ def test_monitored_metric_chooses_the_hybrid_model(monitor, better):
         assert torch.equal(table[column], metrics[better].per_client()[column])
 
 
+@pytest.mark.slow
 def test_monitored_metric_chooses_lambda():
     data = shared_out(line_data(), val_fraction=0.4)
     client = DittoChoice(
@@ -474,6 +476,7 @@ def by_class(arrays):
 
 
 @table_test(("call", "words"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.slow
 def test_parts_that_need_classes_refuse_other_targets(call, words):
     with pytest.raises((ValueError, TypeError), match=f"^Expected .*{words}"):
         call()

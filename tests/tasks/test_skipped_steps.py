@@ -75,6 +75,7 @@ def run_by_hand(module, federated, rounds):
 
 
 @pytest.mark.parametrize("module", [SkipsLargeLosses, SkipsEverySecond])
+@pytest.mark.slow
 def test_skipped_steps_equal_the_loop_of_lightning(module):
     federated = data()
     net, means, skipped = run_by_hand(module, federated, rounds=3)
@@ -110,6 +111,7 @@ def test_algorithms_read_the_number_of_taken_steps():
     assert Counting.taken == [1, 2, 1], "of 2, 3 and 1 steps"
 
 
+@pytest.mark.slow
 def test_stack_falls_back_to_one_by_one_for_a_branch_on_data():
     with pytest.warns(UserWarning, match="stack"):
         stacked = run_tried_rounds(FedAvg(seeded(SkipsLargeLosses)), data(), engine="stacked")
@@ -117,6 +119,7 @@ def test_stack_falls_back_to_one_by_one_for_a_branch_on_data():
     assert stacked.distance(one) == 0
 
 
+@pytest.mark.slow
 def test_stack_falls_back_to_one_by_one_for_a_later_step_that_returns_none():
     with pytest.warns(UserWarning, match="round 0 on, as the engine stacked failed: .*None"):
         stacked = run_tried_rounds(FedAvg(seeded(SkipsEverySecond)), data(), engine="stacked")

@@ -34,6 +34,7 @@ class LogsTwice(Stateful):
         self.log("val_x", 9.0)
 
 
+@pytest.mark.slow
 def test_hook_of_the_epoch_replaces_the_value_of_the_step(tmp_path):
     assert float(fit(LogsTwice, tmp_path)["val/global/x"]) == 9
 
@@ -243,6 +244,7 @@ class KeepsItsBest(Stateful):
         self.log("val_best", self.best.compute())
 
 
+@pytest.mark.slow
 def test_metric_over_all_validations_is_said_to_begin_anew(tmp_path):
     with pytest.warns(UserWarning, match=r"The metrics `best` of KeepsItsBest, which a plain fit"):
         fit(KeepsItsBest, tmp_path)
