@@ -89,7 +89,7 @@ class SampleEntries:
         """Return a batch as the data set's dict or tuple; it lacks unused entries.
 
         An entry that is both an input and the target has the values of the input if these are
-        real numbers [batch, ...], which may be normalized or augmented. Tokens keep the type of
+        real numbers [batch, ...], perhaps normalized or augmented. Tokens keep the type of
         the target, and attacks on labels change the target.
         """
         entries = {self.inputs[0]: inputs}

@@ -397,7 +397,7 @@ class PreparedStep:
         self.buffers.prepare(gradients, outputs)
 
     def _compare_gradients(self, gradients: Tensors, inputs: dict[str, Any]) -> None:
-        """Refuse a step whose gradients a graph would not give.
+        """Refuse a step if a graph would give other gradients.
 
         Raises:
             CannotCompileError: With the reason.

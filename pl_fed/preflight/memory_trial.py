@@ -116,7 +116,7 @@ def _lend_copy(trial: Trial) -> Iterator[tuple[Trial, Callable[[int], None]]]:
 
 
 def _run_hooks(trial: Trial, number: int) -> list[Tensor]:
-    """Run the hooks of one client's round, and return what they wrote."""
+    """Run the hooks of one client's round, and return the rows that they wrote."""
     run = TrialRound(trial, number)
     run.start()
     round = run.round

@@ -150,7 +150,7 @@ class TrialRound:
     def begin(self) -> None:
         """Run ``begin``, and check the steps and learning rates that it asks for."""
         planned = StepRows(self.round.steps)
-        with self._noting_draws():
+        with self._note_draws():
             planned.read_changed(self._trial.client.run_begin(self.round))
 
     def prepare(self) -> None:
@@ -161,7 +161,7 @@ class TrialRound:
     def end_preparation(self) -> None:
         """Run ``end_preparation``, if the algorithm has a preparation."""
         if self._trial.client.preparation is not None:
-            with self._noting_draws():
+            with self._note_draws():
                 self._trial.client.run_end_preparation(self.round)
 
     def train(self) -> None:
@@ -196,11 +196,11 @@ class TrialRound:
             for name, output in self._outputs.items()
         }
         round.validation_losses = {name: example.new_ones(len(round)) for name in client.validated}
-        with self._noting_draws():
+        with self._note_draws():
             return client.run_end_round(round)
 
     @contextmanager
-    def _noting_draws(self) -> Iterator[None]:
+    def _note_draws(self) -> Iterator[None]:
         """Note if a hook draws from a global generator."""
         before = _read_generators()
         yield

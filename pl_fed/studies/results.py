@@ -70,7 +70,7 @@ def list_foreign(statuses: Sequence[CellStatus], earlier: RecordedRows) -> list[
 def list_lost(
     rows: Sequence[Mapping[str, Any]], statuses: Sequence[CellStatus], earlier: RecordedRows
 ) -> list[Mapping[str, Any]]:
-    """Return the results of an earlier table whose cells have no result now.
+    """Return the results of an earlier table for cells without a result now.
 
     Args:
         rows: The rows of all cells.

@@ -15,6 +15,8 @@ pytest.importorskip("datasets", reason="needs Hugging Face data")
 transformers = pytest.importorskip("transformers", reason="needs Hugging Face models")
 from hugging_face_models import texts, tiny, write_texts  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 transformers.logging.set_verbosity_error()
 
 
@@ -56,7 +58,6 @@ def fit(folder, algorithm="Ditto"):
     return run
 
 
-@pytest.mark.slow
 def test_exported_adapters_load_in_peft_with_equal_logits(tmp_path, capsys):
     run = fit(tmp_path)
     clients = ["--client", "0", "2", "--global", "--format", "peft", "state_dict"]
