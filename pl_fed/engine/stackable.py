@@ -115,9 +115,9 @@ def _note_rounds(client: Client, pretends_last: bool = False) -> Iterator[list[s
     with ExitStack() as patches:
         with suppress(RuntimeError):  # the client has no trainer
             trainer = client.trainer
-            rounds = trainer.max_epochs or _MANY_ROUNDS
+            rounds = getattr(trainer, "max_epochs", None) or _MANY_ROUNDS
             last = (rounds if rounds > 0 else _MANY_ROUNDS) - 1
-            for name in ("current_epoch", "global_step"):
+            for name in {"current_epoch", "global_step"} & {*dir(type(trainer))}:
                 number = last if pretends_last else getattr(trainer, name)
                 patch = mock.patch.object(type(trainer), name, lend(name, number))
                 patches.enter_context(patch)

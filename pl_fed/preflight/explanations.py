@@ -28,7 +28,8 @@ def call_or_explain(
     Args:
         expected: The beginning of the new message.
         call: The function.
-        remedies: Endings of the new message, by words in the message of the error.
+        remedies: Endings of the new message, by words in the message of the error, or in the line
+            of the user's code.
         explains_own: Whether to explain errors that pl_fed's own code raises. Otherwise the
             function is the user's own code, and the explanation ends in its line.
 
@@ -41,10 +42,10 @@ def call_or_explain(
         if is_out_of_memory(error) or (not explains_own and _is_own(error)):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        for words, remedy in (remedies or {}).items():
-            if words in reason:
-                reason = f"{reason.rstrip('.')}{remedy}."
         line = "" if explains_own else find_code_line(error)
+        for words, remedy in (remedies or {}).items():
+            if words in reason or words in line:
+                reason = f"{reason.rstrip('.')}{remedy}."
         place = f" ({line})" if line else ""
         raise ValueError(f"{expected} failed: {reason}{place}") from error
 

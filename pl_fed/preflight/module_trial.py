@@ -44,11 +44,21 @@ from pl_fed.tasks.trainer_stages import trainer_stage
 from pl_fed.trees import describe, read_versions
 from pl_fed.types import Batch
 
-_FOREIGN_LOG = (
-    ": pl_fed records `self.log` of the module that it calls, not a method kept from `__init__` or"
-    " that of a LightningModule within: log in the steps of the outer module"
-)
-"""The end of an error of Lightning about a log outside of a step."""
+_REMEDIES = {
+    "`self.log()`": (
+        ": pl_fed records `self.log` of the module that it calls, not a method kept from `__init__`"
+        " or that of a LightningModule within: log in the steps of the outer module"
+    ),
+    "trainer.optimizers": ": the trainer has no local optimizers, so call `self.optimizers()`",
+    "trainer.lr_scheduler_configs": (
+        ": the trainer has no local schedules, so call `self.lr_schedulers()`"
+    ),
+    "'FederatedData' object has no attribute": (
+        ": `self.trainer.datamodule` is that of pl_fed, and that of LightningData is"
+        " `self.trainer.datamodule.dataset.datamodule`"
+    ),
+}
+"""Ends of errors in a step, by words in the error or in the line that raised it."""
 
 
 def find_module_facts(
@@ -296,7 +306,7 @@ def _try_step(
     return call_or_explain(
         f"Expected `{step}` of {type(net).__name__} to take {takes} but that",
         call,
-        {"`self.log()`": _FOREIGN_LOG},
+        _REMEDIES,
         explains_own=False,
     )
 

@@ -54,6 +54,14 @@ def log_elsewhere(module, batch, batch_idx):
     )
 
 
+def read_rate_of_trainer(module, batch, batch_idx):
+    return module.trainer.optimizers[0].param_groups[0]["lr"]
+
+
+def read_own_datamodule(module, batch, batch_idx):
+    raise AttributeError("'FederatedData' object has no attribute 'vocabulary'")
+
+
 def fedavg_round(net, arrays=numbers, **settings):
     return run_tried_rounds(FedAvg(net), shared_out(arrays()), **settings)
 
@@ -136,6 +144,14 @@ REFUSED = {
     "a log of another module": (
         lambda: fedavg_round(make_module(training_step=log_elsewhere)),
         r"that failed: You are trying .* flow: pl_fed records `self.log` of the module that it cal",
+    ),
+    "the trainer's optimizer": (
+        lambda: fedavg_round(make_module(training_step=read_rate_of_trainer)),
+        r"failed: .*: the trainer has no local optimizers, so call `self.optimizers\(\)`",
+    ),
+    "an attribute of the user's datamodule": (
+        lambda: fedavg_round(make_module(training_step=read_own_datamodule)),
+        "no attribute 'vocabulary': .* is `self.trainer.datamodule.dataset.datamodule`",
     ),
     "no loss": (
         lambda: fedavg_round(make_module(training_step=lambda self, batch, batch_idx: "no")),
