@@ -265,14 +265,24 @@ class Tuner:
         return select(scored, key=lambda pair: pair[0])[1]
 
     def warnings(self) -> list[str]:
-        """Return a sentence for each chosen value at the edge of its space."""
-        return [
-            f"{self.plan.per}={label}: the chosen {path} = {value} lies at the edge of its space;"
-            " a better value may lie beyond, so widen it."
-            for label, values in self.chosen().items()
-            for path, value in values.items()
-            if is_at_edge(value, self.spaces[label][path])
-        ]
+        """Return a sentence for each label whose trials tie, and each value at an edge."""
+        sentences = []
+        for label, values in self.chosen().items():
+            scores = [item.score for item in self.trials[label] if item.score is not None]
+            if len(scores) > 1 and len(set(scores)) == 1:
+                sentences.append(
+                    f"{self.plan.per}={label}: all {len(scores)} trials have a score of {scores[0]}"
+                    f" by {self.plan.metric}, so the first one's values are chosen: tune by a"
+                    " metric that tells trials apart, such as a mean over clients."
+                )
+                continue
+            sentences += [
+                f"{self.plan.per}={label}: the chosen {path} = {value} lies at the edge of its"
+                " space; a better value may lie beyond, so widen it."
+                for path, value in values.items()
+                if is_at_edge(value, self.spaces[label][path])
+            ]
+        return sentences
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each trial, in the order of their proposals."""

@@ -425,6 +425,16 @@ def test_choice_at_the_edge_of_its_space_is_a_warning(tmp_path, monkeypatch):
     )
 
 
+def test_trials_that_tie_are_a_warning(tmp_path, monkeypatch):
+    """The first of seven learning rates was chosen, because FedAvg's worst 10 % had 0 in all."""
+    Runs(monkeypatch, lambda overrides, seed: 0.0)
+    space = {"all": {"model.optimizer.lr": [0.001, 0.01, 0.1]}}
+    tuner = tune(spec_of(tmp_path, sampler="grid", space=space, seeds=1))
+    first, second = tuner.warnings()
+    assert "algorithm=Ditto: all 3 trials have a score of 0.0 by val/personal/accuracy, so" in first
+    assert "algorithm=FedAvg" in second
+
+
 @given(st.floats(0, 1))
 def test_edges_are_outer_twentieths(share):
     for scale, value in (("linear", 2 + 3 * share), ("log", 10 ** (4 * share - 2))):
