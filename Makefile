@@ -40,8 +40,8 @@ test: setup ## run the tests
 test-all: setup ## run the tests of all combinations, too: before a release
 	$(PYTEST)
 
-# between two edits: no process, no compiler, no real data, no more than a fifth of a second for a test
-test-fast: setup ## run the contracts and exact numbers that take a moment, in two minutes on two cores
+# between two edits: no process, no compiler, no real data, no more than an eighth of a second for a test
+test-fast: setup ## run the contracts and exact numbers that take a moment, in 75 seconds on two cores
 	$(PYTEST) -m "not slow"
 
 lint: setup ## check style and types
