@@ -157,9 +157,8 @@ class DeepSight(Aggregator):
                 f" {name}, which draws random inputs, but got {kind}: use another"
                 " `federation.aggregator`."
             )
-        if context.net is not None and isinstance(
-            inputs, Tensor
-        ):  # also with the short uploads of a trial
+        # also with the short uploads of a trial
+        if context.net is not None and isinstance(inputs, Tensor):
             example = to_device(torch.zeros(1, *inputs.shape[1:]), inputs, inputs.dtype)
             self._log_probabilities(context.net(), example)
         return layer

@@ -687,11 +687,14 @@ def _load(source: DataSource) -> Arrays:
 
 def _warn_of_two_forms(arrays: Arrays) -> None:
     """Say that owners, classes or groups have names that differ by their form in Unicode only."""
-    for kind in ("names", "class_names", "group_names"):
-        if forms := find_two_forms(list(map(str, getattr(arrays, kind) or ()))):
-            owners = {"names": "clients", "class_names": "classes", "group_names": "groups"}[kind]
+    for kind, names in (
+        ("clients", arrays.names),
+        ("classes", arrays.class_names),
+        ("groups", arrays.group_names),
+    ):
+        if forms := find_two_forms([str(name) for name in names or ()]):
             rank_zero_warn(
-                f"pl_fed takes {forms[0]!a} and {forms[1]!a} for two {owners}, because their"
+                f"pl_fed takes {forms[0]!a} and {forms[1]!a} for two {kind}, because their"
                 " letters have two forms in Unicode: write all names by"
                 " unicodedata.normalize('NFC', name)."
             )

@@ -248,8 +248,10 @@ class _WorkingModels:
             after = ModelRows(allocate_rows(before.parameters), allocate_rows(before.statistics))
             own = ModelRows(client.row(model).data, client.statistics(model).data)
             self.rows += [
-                _WorkingRow(model, own.parameters, before.parameters, after.parameters, False),
-                _WorkingRow(model, own.statistics, before.statistics, after.statistics, True),
+                _WorkingRow(model, own.parameters, before.parameters, after.parameters),
+                _WorkingRow(
+                    model, own.statistics, before.statistics, after.statistics, is_statistics=True
+                ),
             ]
             self.trained[model] = after
         # no row contains these buffers, such as BatchNorm's number of batches or a criterion's
@@ -322,4 +324,4 @@ class _WorkingRow:
     own: Tensor
     before: Tensor
     after: Tensor
-    is_statistics: bool
+    is_statistics: bool = False

@@ -86,15 +86,16 @@ def check_stackable(
         except torch.OutOfMemoryError:
             raise
         except CannotStackError:
-            if read_global_state() == drawn:  # other draws have other gradients, and a late warning
+            # a step that draws has other gradients in each call, and the later round warns of it
+            if read_global_state() == drawn:
                 raise
-        except Exception:  # such a round may need what earlier ones leave
+        except Exception:  # such a round may need values of earlier ones
             return
 
 
 @contextmanager
 def _note_rounds(client: Client, pretends_last: bool = False) -> Iterator[list[str]]:
-    """Yield a list that grows with each step within the context that reads the round.
+    """Yield a list of the trainer's counters of rounds; it grows whenever a step reads one.
 
     Args:
         client: The algorithm.

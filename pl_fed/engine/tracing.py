@@ -74,13 +74,13 @@ def plain_attributes(client: Client) -> Iterator[object]:
             if name in ("_parameters", "_buffers"):
                 for key, tensor in value.items():
                     if id(tensor) not in inputs:
-                        yield key, _Same(tensor)
+                        yield key, _Identity(tensor)
             elif name in _IGNORED_ATTRIBUTES:
                 continue
             elif type(value) in _PLAIN:
                 yield name, value
             elif isinstance(value, Tensor):
-                yield name, _Same(value)
+                yield name, _Identity(value)
             else:
                 yield name, repr(value)
 
@@ -99,8 +99,8 @@ def _list_parts(client: Client) -> list[Any]:
     return parts
 
 
-class _Same:
-    """Same: a value that equals itself alone, and stays in memory: its id names no other."""
+class _Identity:
+    """Identity of a value: it equals itself alone, and stays in memory, so no other has its id."""
 
     __slots__ = ("value",)
 
@@ -108,7 +108,7 @@ class _Same:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
+        return isinstance(other, _Identity) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)

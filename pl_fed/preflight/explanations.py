@@ -12,7 +12,11 @@ from pl_fed.trees import Tree, leaves
 from pl_fed.types import Batch
 
 _EXPLAINED = (
-    *(RuntimeError, ValueError, LookupError, TypeError, AttributeError),
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
     MisconfigurationException,
 )
 

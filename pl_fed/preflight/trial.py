@@ -131,7 +131,7 @@ class Trial:
 class TrialRound:
     """Round of one client on a few of its samples, hook after hook, without an optimizer step.
 
-    Engines seed local steps by a key of round and client, so the steps of all trials draw the same.
+    Engines seed local steps by a key of round and client; here, steps draw equal numbers.
 
     Args:
         trial: The algorithm and its samples.
@@ -143,8 +143,10 @@ class TrialRound:
     """
 
     def __init__(self, trial: Trial, number: int) -> None:
-        self.round, self.draws = trial.new_round(number), False
-        self._trial, self._outputs = trial, dict[str, Tensor]()
+        self.round = trial.new_round(number)
+        self.draws = False
+        self._trial = trial
+        self._outputs: dict[str, Tensor] = {}
         self._index = trial.data.train.samples(number)[:_MINIBATCH]
 
     def begin(self) -> None:

@@ -307,8 +307,10 @@ class LocalTraining:
         """
         if len(cohort) and not self.engine.is_settled:
             has_steps = torch.tensor(self._max_steps(self.count_steps(cohort, work.round))) > 0
-            others = cohort[~has_steps] if has_steps.any() else cohort[:0]
-            cohort = torch.cat([cohort[has_steps], others])
+            if has_steps.any():
+                cohort = torch.cat([cohort[has_steps], cohort[~has_steps]])
+            else:
+                cohort = cohort[:0]
         self.engine.choose(
             Workload(
                 client=self.client,
