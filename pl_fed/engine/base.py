@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.contract import ClientRound, Objective
+from pl_fed.clients.contract import ClientRound, ModelRows, Objective
 from pl_fed.data.batches import Batches
 from pl_fed.devices import note_devices
 from pl_fed.nets.dropout import Draws
@@ -373,6 +373,16 @@ def expand_to(numbers: Tensor, leaf: Tensor) -> Tensor:
 def allocate_rows(like: Tensor) -> Tensor:
     """Return new rows [clients, numel] without values; ``like`` may be one expanded row."""
     return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def allocate_models(models: Mapping[str, ModelRows], names: Iterable[str]) -> dict[str, ModelRows]:
+    """Return new rows without values for some of the clients' models, by name."""
+    return {
+        name: ModelRows(
+            allocate_rows(models[name].parameters), allocate_rows(models[name].statistics)
+        )
+        for name in names
+    }
 
 
 def stack_outputs(outputs: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from pl_fed.engine.base import (
     Chunk,
     Engine,
     LocalSettings,
+    allocate_models,
     allocate_rows,
     restore_buffers,
     stack_outputs,
@@ -242,12 +243,7 @@ class TurnRunner(BatchedRunner):
         batches, models = chunk.batches, chunk.round.models
         rows = chunk.round.readable_rows()
         step = self.prepare(client, optimizer, chunk, rows)
-        trained = {
-            model: ModelRows(
-                allocate_rows(models[model].parameters), allocate_rows(models[model].statistics)
-            )
-            for model in chunk.objective.trained
-        }
+        trained = allocate_models(models, chunk.objective.trained)
         inputs, outputs = StepInputs(step, optimizer, chunk), []
         states = OptimizerStates(step.client, chunk)
         with (

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
@@ -14,7 +13,7 @@ from pl_fed.engine.base import (
     Chunk,
     Engine,
     OwnBuffers,
-    allocate_rows,
+    allocate_models,
     as_outputs,
     lend_rates,
     rebuild_optimizer,
@@ -237,29 +236,24 @@ def _drop_left_gradients(
 
 
 class _WorkingModels:
-    """Working models: the client's own models; they hold the models of one client at a time."""
+    """Working models: the client's own models; they hold the models of one client at a time.
+
+    Args:
+        client: The algorithm.
+        chunk: The clients; :meth:`hand_over` replaces their models.
+    """
 
     def __init__(self, client: Client, chunk: Chunk) -> None:
-        self.rows: list[_WorkingRow] = []
-        self.models = chunk.round.models
-        self.trained: dict[str, ModelRows] = {}
-        for model in chunk.objective.trained:
-            before = self.models[model]
-            after = ModelRows(allocate_rows(before.parameters), allocate_rows(before.statistics))
-            own = ModelRows(client.row(model).data, client.statistics(model).data)
-            self.rows += [
-                _WorkingRow(model, own.parameters, before.parameters, after.parameters),
-                _WorkingRow(
-                    model, own.statistics, before.statistics, after.statistics, is_statistics=True
-                ),
-            ]
-            self.trained[model] = after
+        self.models, trained = chunk.round.models, chunk.objective.trained
+        self.own = {
+            model: ModelRows(client.row(model).data, client.statistics(model).data)
+            for model in trained
+        }
+        self.after = allocate_models(self.models, trained)
         # no row contains these buffers, such as BatchNorm's number of batches or a criterion's
         self.own_buffers = OwnBuffers(client)
         in_rows = {
-            id(buffer)
-            for model in chunk.objective.trained
-            for buffer in client.statistics(model).tensors.values()
+            id(buffer) for model in trained for buffer in client.statistics(model).tensors.values()
         }
         buffers = self.own_buffers.name_buffers().values()
         outside = {id(buffer): buffer for buffer in buffers if id(buffer) not in in_rows}
@@ -267,8 +261,9 @@ class _WorkingModels:
 
     def load(self, position: int) -> None:
         """Load the models of a client."""
-        for row in self.rows:
-            row.own.copy_(row.before[position])
+        for model, own in self.own.items():
+            own.parameters.copy_(self.models[model].parameters[position])
+            own.statistics.copy_(self.models[model].statistics[position])
         self.restore_buffers()
 
     def restore_buffers(self) -> None:
@@ -286,9 +281,7 @@ class _WorkingModels:
         """Write the models that train for this number of steps into the client's new rows."""
         for model in trained:
             if model.steps == num_steps:
-                for row in self.rows:
-                    if row.model == model.name:
-                        row.after[position].copy_(row.own)
+                self.after[model.name][position] = self.own[model.name]
 
     def restore_completed(
         self, trained: list[_TrainedModel], num_steps: int, position: int
@@ -299,29 +292,9 @@ class _WorkingModels:
         """
         for model in trained:
             if model.steps <= num_steps:
-                for row in self.rows:
-                    if row.model == model.name and row.is_statistics:
-                        row.own.copy_(row.after[position])
+                statistics = self.after[model.name].statistics[position]
+                self.own[model.name].statistics.copy_(statistics)
 
     def hand_over(self) -> None:
         """Replace the chunk's models by the trained models."""
-        self.models.update(self.trained)
-
-
-@dataclass(frozen=True)
-class _WorkingRow:
-    """Working row: a model's row in the client's own modules, and the clients' rows.
-
-    Attributes:
-        model: The name of the model.
-        own: The row in the client's own modules.
-        before: The clients' rows before the local steps.
-        after: The clients' rows after the local steps.
-        is_statistics: Whether the row has the model's running statistics, and no parameters.
-    """
-
-    model: str
-    own: Tensor
-    before: Tensor
-    after: Tensor
-    is_statistics: bool = False
+        self.models.update(self.after)
