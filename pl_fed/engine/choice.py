@@ -106,6 +106,7 @@ class EngineChoice:
         size: The number of clients that it runs at a time; ``None`` before the first round.
         speeds: The measured speeds, by engine.
         activity: The preparation that runs now, as text for progress bars; mostly empty.
+        device: The device of a choice for evaluations; ``None`` for that of the rounds.
     """
 
     def __init__(self, options: EngineOptions = EngineOptions()) -> None:
@@ -115,6 +116,7 @@ class EngineChoice:
         self.size = options.chunk_size
         self.speeds: dict[str, Speed] = {}
         self.activity = ""
+        self.device: torch.device | None = None
         self._client: Client | None = None
         self._engines: dict[Any, Engine] = {}
         self._stackable: bool | None = None
@@ -219,15 +221,24 @@ class EngineChoice:
         chunks = math.ceil(cohort / max(1, min(cohort, most)))
         return math.ceil(cohort / chunks)  # chunks of equal sizes, so that a stack is full
 
-    def choose_for_evaluation(self, device: torch.device) -> "EngineChoice":
+    def choose_for_evaluation(
+        self, device: torch.device, earlier: "EngineChoice | None"
+    ) -> "EngineChoice":
         """Return a choice for the few local steps before an evaluation.
 
         It takes the engine of the rounds; before their choice, the default engine of a device.
+
+        Args:
+            device: The device of the models.
+            earlier: The choice for the evaluation before; it is returned if it still holds.
         """
         name: Any = self.current or self.options.name
-        return EngineChoice(
-            replace(self.options, name=default_engine(device) if name in UNNAMED else name)
-        )
+        options = replace(self.options, name=default_engine(device) if name in UNNAMED else name)
+        if earlier is not None and (earlier.options, earlier.device) == (options, device):
+            return earlier
+        choice = EngineChoice(options)
+        choice.device = device
+        return choice
 
     def state_dict(self) -> dict[str, Any]:
         """Return the choice. A resumed run must keep it to give the same numbers bit for bit."""

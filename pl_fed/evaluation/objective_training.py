@@ -57,7 +57,6 @@ class ObjectiveTraining:
         self.leaves_out = leaves_out
         self._has_warned = False
         self._engine: EngineChoice | None = None
-        self._device: torch.device | None = None  # the device of the engine
 
     def run(
         self,
@@ -113,7 +112,9 @@ class ObjectiveTraining:
                     steps=dict,
                     settings=settings,
                 )
-                engine = self._choose_engine(round_engine, workload)
+                engine = round_engine.choose_for_evaluation(self.client.device, self._engine)
+                self._engine = engine
+                engine.choose(workload)
 
                 def train(positions: Tensor) -> ClientRound:
                     chunk = load_chunk(positions)
@@ -181,16 +182,6 @@ class ObjectiveTraining:
             name: [rule.count(work(name), size) for size in sizes]
             for name in self.objective.trained
         }
-
-    def _choose_engine(self, round_engine: EngineChoice, workload: Workload) -> EngineChoice:
-        """Return the engine of the rounds; before its choice, the default engine."""
-        engine = round_engine.choose_for_evaluation(self.client.device)
-        moved = self._device != self.client.device
-        if self._engine is None or self._engine.options.name != engine.options.name or moved:
-            self._device = self.client.device
-            self._engine = engine
-        self._engine.choose(workload)
-        return self._engine
 
     def _load_chunk(
         self,

@@ -125,7 +125,6 @@ class HeldOutClients:
         self.local_rounds = local_rounds
         self._round_engine = engine
         self._engine: EngineChoice | None = None
-        self._device: torch.device | None = None  # the device of the engine
         self._cohort = torch.empty(0, dtype=torch.int64)
         self._build_training = partial(
             LocalTraining,
@@ -200,7 +199,9 @@ class HeldOutClients:
         client.local_schedule = None  # a fit alone builds one
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                training = self._build_training(engine=self._choose_engine())
+                device = client.device
+                self._engine = self._round_engine.choose_for_evaluation(device, self._engine)
+                training = self._build_training(engine=self._engine)
                 optimizer = client.objective.build_optimizer(client.trained_parameters)
                 for round in range(self.local_rounds):
                     trained = training.run(round, optimizer)
@@ -209,11 +210,3 @@ class HeldOutClients:
         finally:
             client.train(was_training)
             client.local_schedule = schedule
-
-    def _choose_engine(self) -> EngineChoice:
-        """Return the engine of the rounds; before its choice, the default engine."""
-        engine = self._round_engine.choose_for_evaluation(self.client.device)
-        moved = self._device != self.client.device
-        if self._engine is None or self._engine.options.name != engine.options.name or moved:
-            self._engine, self._device = engine, self.client.device
-        return self._engine
