@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings, restore_buffers
-from pl_fed.engine.batched import BatchedRunner, StackedRunner, StepInputs, drop_unsupported_mask
+from pl_fed.engine.batched import PreparedStep, StackedRunner, StepInputs, drop_unsupported_mask
 from pl_fed.engine.step import have_same_gradients
 from pl_fed.nets.calls import READS_OWN_WEIGHTS
 from pl_fed.nets.modes import BATCH_NORMS
@@ -134,12 +134,14 @@ def _try_stack(
         CannotStackError: If it computes something else than the steps of single clients.
         Exception: If it fails.
     """
-    runner = StackedRunner(settings, len(chunk.clients))
     forked, noted = fork_torch_rng(client.device), _note_autocast()
-    with forked, restore_buffers(client) as changed, noted as casts:
-        loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
-        reads_own = _reads_own_weights(client, optimizer, chunk, runner)
-        agrees = settings.casts(client.device) or _agrees_with_one(client, optimizer, chunk, runner)
+    with forked, restore_buffers(client) as changed, noted as casts, torch.no_grad():
+        step = _prepare_step(client, optimizer, chunk, settings)
+        inputs = StepInputs(step, optimizer, chunk)
+        loss, *other_losses = _compute_losses(step, inputs, chunk)
+        first = inputs.build_stack(0, _load_first(step, chunk))
+        reads_own = step.step.reads_own_weights(step.buffers.state, first)
+        agrees = settings.casts(client.device) or _agrees_with_one(step, first)
     if changed:
         raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
     if not all(torch.allclose(loss, other, rtol=1e-3, equal_nan=True) for other in other_losses):
@@ -168,38 +170,32 @@ def _note_autocast() -> Iterator[list[str]]:
         yield casts
 
 
-def _reads_own_weights(
-    client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, runner: BatchedRunner
-) -> bool:
-    """Return whether a stack reads the modules' weights: see :func:`reads_own_weights`."""
+def _prepare_step(
+    client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, settings: LocalSettings
+) -> PreparedStep:
+    """Return the step of a stack of all clients of a chunk, with their models and rows."""
     rows = chunk.round.readable_rows()
-    prepared = runner.prepare(client, optimizer, chunk, rows)
-    with torch.no_grad():
-        prepared.buffers.load(chunk.round.models, rows)
-        batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
-        inputs = StepInputs(prepared, optimizer, chunk).build_stack(0, batch)
-        return prepared.step.reads_own_weights(prepared.buffers.state, inputs)
+    step = StackedRunner(settings, len(chunk.clients)).prepare(client, optimizer, chunk, rows)
+    step.buffers.load(chunk.round.models, rows)
+    return step
 
 
-def _agrees_with_one(
-    client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, runner: BatchedRunner
-) -> bool:
+def _load_first(step: PreparedStep, chunk: Chunk) -> Batch:
+    """Return the first minibatches of a stack's clients."""
+    return drop_unsupported_mask(step.client, chunk.batches.stack_step(0))
+
+
+def _agrees_with_one(step: PreparedStep, inputs: dict[str, Any]) -> bool:
     """Return whether a stack has the gradients of its first client alone, at other weights.
 
     A backward pass that reads the module, as a hook of a tensor may, reads the module's own weights
-    in a stack.
+    in a stack. The step's weights change.
     """
-    rows = chunk.round.readable_rows()
-    prepared = runner.prepare(client, optimizer, chunk, rows)
-    with torch.no_grad():
-        prepared.buffers.load(chunk.round.models, rows)
-        for group in prepared.buffers.leaves.values():
-            for leaf in group.values():
-                leaf.mul_(_OTHER_WEIGHTS)
-        batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
-        inputs = StepInputs(prepared, optimizer, chunk).build_stack(0, batch)
-        stacked, _ = prepared.step.gradients(prepared.buffers.state, inputs)
-        alone = prepared.step.backward_gradients(prepared.buffers.state, inputs)
+    for group in step.buffers.leaves.values():
+        for leaf in group.values():
+            leaf.mul_(_OTHER_WEIGHTS)
+    stacked, _ = step.step.gradients(step.buffers.state, inputs)
+    alone = step.step.backward_gradients(step.buffers.state, inputs)
     first = {model: {n: rows[0] for n, rows in group.items()} for model, group in stacked.items()}
     return have_same_gradients(first, alone)
 
@@ -217,7 +213,6 @@ def measure_saved_bytes(
         chunk: A few clients that can be stacked; the bytes are those of a stack, divided.
         settings: Mixed precision, gradient clipping and accumulation.
     """
-    rows, runner = chunk.round.readable_rows(), StackedRunner(settings, len(chunk.clients))
     with (
         suppress(Exception),
         fork_torch_rng(client.device),
@@ -225,10 +220,9 @@ def measure_saved_bytes(
         torch.no_grad(),
         _count_saved_bytes() as saved,
     ):
-        step = runner.prepare(client, optimizer, chunk, rows)
-        step.buffers.load(chunk.round.models, rows)
-        batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
-        step.compute_outputs(StepInputs(step, optimizer, chunk).build_stack(0, batch))
+        step = _prepare_step(client, optimizer, chunk, settings)
+        inputs = StepInputs(step, optimizer, chunk)
+        step.compute_outputs(inputs.build_stack(0, _load_first(step, chunk)))
         return max(saved) // len(chunk.clients)
     return 0
 
@@ -275,33 +269,25 @@ def _check_types(
                 )
 
 
-def _compute_losses(
-    client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, runner: BatchedRunner
-) -> list[Tensor]:
+def _compute_losses(step: PreparedStep, inputs: StepInputs, chunk: Chunk) -> list[Tensor]:
     """Return the losses of the first minibatches with two different paddings and without padding.
 
     Without padding, a dropout layer draws other numbers if samples are not its first dimension.
     """
-    rows = chunk.round.readable_rows()
-    step = runner.prepare(client, optimizer, chunk, rows)
-    with torch.no_grad():
-        step.buffers.load(chunk.round.models, rows)
-        inputs = StepInputs(step, optimizer, chunk)
-        if not client.averages_samples:
-            batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
-            return [step.compute_outputs(inputs.build_stack(0, batch))["loss"]]
-        padded, padded_otherwise = _pad_last_sample(chunk)
-        losses = [
-            step.compute_outputs(inputs.build_stack(0, batch))["loss"]
-            for batch in (padded, padded_otherwise)
-        ]
-        width = leaves(padded.targets)[0].shape[1] - 1
-        if width and client.draws.wanted and not step.step.casts:  # a trace is for one shape
-            trees = padded._asdict().items()
-            shorter = padded._replace(
-                **{name: _drop_last_sample(tree) for name, tree in trees if tree is not None}
-            )
-            losses.append(step.compute_outputs(inputs.build_stack(0, shorter, width))["loss"])
+    if not step.client.averages_samples:
+        return [step.compute_outputs(inputs.build_stack(0, _load_first(step, chunk)))["loss"]]
+    padded, padded_otherwise = _pad_last_sample(chunk)
+    losses = [
+        step.compute_outputs(inputs.build_stack(0, batch))["loss"]
+        for batch in (padded, padded_otherwise)
+    ]
+    width = leaves(padded.targets)[0].shape[1] - 1
+    if width and step.client.draws.wanted and not step.step.casts:  # a trace is for one shape
+        trees = padded._asdict().items()
+        shorter = padded._replace(
+            **{name: _drop_last_sample(tree) for name, tree in trees if tree is not None}
+        )
+        losses.append(step.compute_outputs(inputs.build_stack(0, shorter, width))["loss"])
     return losses
 
 
