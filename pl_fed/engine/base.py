@@ -49,6 +49,8 @@ TAKEN_NUMBERS = (
 )
 """Names under ``train/`` that no output of ``training_step`` may have."""
 
+_MOST_IDS = 5  # ids of clients in a note
+
 
 @dataclass
 class Chunk:
@@ -91,6 +93,19 @@ class Chunk:
         place = self.place.format(round=self.batches.round, clients=clients)
         error.add_note(f"In {place}" + ("." if step is None else f", local step {step}."))
         note_devices(error)
+
+    @contextmanager
+    def note_errors(self, positions: Iterable[int]) -> Iterator[None]:
+        """Add a note to an error within the context: the round and the clients.
+
+        Args:
+            positions: Positions of the clients that may cause it.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.add_note(error, positions)
+            raise
 
     def count_taken_steps(self) -> dict[str, list[int]]:
         """Return the number of steps that each client has taken, by trained model."""
@@ -256,12 +271,8 @@ class Engine(ABC):
         """
 
 
-def name_clients(clients: Iterable[int | Tensor], most: int = 5) -> str:
-    """Return clients in words, for the note of an error.
-
-    Args:
-        clients: Ids of the clients.
-        most: The largest number of ids in the text.
+def name_clients(clients: Iterable[int | Tensor]) -> str:
+    """Return clients by their ids in words, for the note of an error.
 
     Example:
         >>> name_clients([3]), name_clients([3, 1, 4, 1, 5, 9, 2])
@@ -270,8 +281,8 @@ def name_clients(clients: Iterable[int | Tensor], most: int = 5) -> str:
     ids = [int(client) for client in clients]
     if len(ids) == 1:
         return f"client {ids[0]}"
-    more = f", ... ({len(ids)} in all)" if len(ids) > most else ""
-    return f"clients {', '.join(map(str, ids[:most]))}{more}"
+    more = f", ... ({len(ids)} in all)" if len(ids) > _MOST_IDS else ""
+    return f"clients {', '.join(map(str, ids[:_MOST_IDS]))}{more}"
 
 
 class OwnBuffers:

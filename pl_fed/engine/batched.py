@@ -129,16 +129,6 @@ class BatchedRunner(Engine):
         prepared.ends_early |= any(list(steps) != list(total) for steps in chunk.steps.values())
         return prepared
 
-    @staticmethod
-    @contextmanager
-    def _note_errors(chunk: Chunk) -> Iterator[None]:
-        """Add a note with the round and the clients to an error in local steps."""
-        try:
-            yield
-        except Exception as error:
-            chunk.add_note(error, range(len(chunk.clients)))
-            raise
-
 
 class StackedRunner(BatchedRunner):
     """Stacked runner: all clients of a chunk take each step together.
@@ -161,7 +151,7 @@ class StackedRunner(BatchedRunner):
         rows = chunk.round.readable_rows()
         _load_statistics(client, {model: models[model] for model in chunk.objective.trained})
         step = self.prepare(client, optimizer, chunk, rows)
-        with torch.no_grad(), self._note_errors(chunk):
+        with torch.no_grad(), chunk.note_errors(range(clients)):
             step.buffers.load(models, rows)
             inputs = StepInputs(step, optimizer, chunk)
             external = step.make_stack_optimizer(optimizer, chunk)
@@ -248,7 +238,7 @@ class TurnRunner(BatchedRunner):
         states = OptimizerStates(step.client, chunk)
         with (
             torch.no_grad(),
-            self._note_errors(chunk),
+            chunk.note_errors(range(len(chunk.clients))),
             fork_torch_rng(step.client.device) as seed,
         ):
             for position, client_id in enumerate(batches.clients):

@@ -171,11 +171,8 @@ class OneByOne(Engine):
 
 def _load_minibatches(chunk: Chunk, position: int) -> Iterator[Batch]:
     """Yield the minibatches of a client; an exception has a note of the round and the client."""
-    try:
+    with chunk.note_errors([position]):
         yield from chunk.batches.iterate_client(position)
-    except Exception as error:
-        chunk.add_note(error, [position])
-        raise
 
 
 def _list_trained(

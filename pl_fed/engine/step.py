@@ -185,7 +185,7 @@ class LocalStep:
         activation checkpoint does.
         """
         if self.size is not None:
-            arguments = self._select_first(self._stack(state, inputs))
+            arguments = self._collect_first(state, inputs)
         else:
             arguments = _Arguments.collect(state, inputs)
         return self._client_gradients(*arguments, accumulates=True)[0]
@@ -204,15 +204,15 @@ class LocalStep:
         """The client dimension of each argument of a stack; ``None`` if all clients share it."""
         return _Arguments(leaves=0, buffers=None, batch=0, index=None, draw=0, rows=self.row_dims)
 
-    def _select_first(self, stack: "_Arguments") -> "_Arguments":
-        """Return the first client's arguments of a stack."""
-        return _Arguments(*map(_select_first, stack, self._client_dims))
+    def _collect_first(self, state: dict[str, Any], inputs: dict[str, Any]) -> "_Arguments":
+        """Return the arguments of a stack's first client."""
+        return _Arguments(*map(_select_first, self._stack(state, inputs), self._client_dims))
 
     def _trace_client(
         self, state: dict[str, Any], inputs: dict[str, Any]
     ) -> Callable[..., tuple[Tensors, dict[str, Tensor]]]:
         """Return the gradients of one client as a graph, traced on the first client."""
-        first = self._select_first(self._stack(state, inputs))
+        first = self._collect_first(state, inputs)
         # the tracer counts the parameters of a function, optional ones as well
         graph = trace(self.client, lambda *arguments: self._client_gradients(*arguments), *first)
         return loosen_views(graph)
