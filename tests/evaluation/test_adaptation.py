@@ -207,7 +207,7 @@ def test_engine_of_the_adaptation_follows_the_device_of_the_client():
     engine = adaptation._engine
     losses(federation, client)
     assert adaptation._engine is engine
-    adaptation._device = torch.device("meta")  # as if the client had been moved since
+    engine.device = torch.device("meta")  # as if the client had been moved since
     losses(federation, client)
     assert adaptation._engine is not engine
     assert adaptation._device == client.device
