@@ -235,7 +235,6 @@ class SessionSetup:
         if federation.privacy is not None:
             check_privacy(
                 federation.privacy,
-                client,
                 self.datamodule,
                 federation.sampler,
                 aggregator,

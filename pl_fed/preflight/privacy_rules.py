@@ -38,40 +38,39 @@ _AUGMENTED = 4  # samples of a minibatch that tries modules for a memory
 
 def check_privacy(
     settings: DifferentialPrivacy,
-    client: Client,
     datamodule: FederatedData,
     sampler: Sampler,
     aggregator: Aggregator,
     adversary: Adversary,
-    systems: Systems | None = None,
-    trial: Trial | None = None,
+    systems: Systems | None,
+    trial: Trial,
 ) -> None:
     """Refuse a federation with a release that the accounting does not cover.
 
     Args:
         settings: The section ``federation.privacy``.
-        client: The algorithm.
         datamodule: The data.
         sampler: Draws the cohorts.
         aggregator: The server's aggregator, with the pre-aggregators.
         adversary: The Byzantine clients and their attack.
         systems: The clients' speed and availability; ``None`` for equal clients.
-        trial: The algorithm and its samples; ``None`` leaves out the refusals that need a trial.
+        trial: The algorithm and its samples.
 
     Raises:
         ValueError: If a release is not covered; with the first such release and a remedy.
     """
-    num_clients = datamodule.clients.num_clients
+    client, num_clients = trial.client, datamodule.clients.num_clients
     participation = find_participation(settings, sampler, num_clients)
+    is_without_replacement = participation.kind == "without_replacement"
     refusals = (
         describe_unfit_aggregator(aggregator, settings.buckets),
         describe_unfit_buckets(settings.buckets, sampler.size_of_cohort(num_clients)),
         describe_unfit_algorithm(client),
-        describe_unfit_states(client, participation.kind == "without_replacement"),
-        describe_unfit_data(datamodule),
-        describe_unfit_adversary(adversary, participation.kind == "without_replacement"),
+        describe_unfit_states(client, is_without_replacement),
+        refuse_shared_quantities(datamodule, _FOR),
+        describe_unfit_adversary(adversary, is_without_replacement),
         describe_unfit_systems(systems),
-        None if trial is None else describe_unfit_augmentation(trial),
+        describe_unfit_augmentation(trial),
     )
     for refusal in refusals:
         if refusal is not None:
@@ -267,11 +266,6 @@ def describe_unfit_states(client: Client, is_without_replacement: bool) -> str |
         " amplification is proven only without states: use Poisson, or set"
         " `federation.privacy.amplification` to false."
     )
-
-
-def describe_unfit_data(datamodule: FederatedData) -> str | None:
-    """Return the first quantity that the data module computes from all clients, or ``None``."""
-    return refuse_shared_quantities(datamodule, _FOR)
 
 
 def describe_unfit_augmentation(trial: Trial) -> str | None:

@@ -39,7 +39,7 @@ _PAIRS = 3  # of clients that are tried, if steps fail
 _BATCH_BYTES = 1 << 19  # inputs of a minibatch: large images take time
 
 
-def find_step_facts(trial: Trial, batch_size: int = _SAMPLES) -> StepFacts:
+def find_step_facts(trial: Trial, batch_size: int) -> StepFacts:
     """Take local steps on copies of an algorithm, and return their changes.
 
     Without two clients with data, the same client takes the place of the second one. A client whose

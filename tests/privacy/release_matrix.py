@@ -22,12 +22,12 @@ from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
 from pl_fed.attacks import ALittleIsEnough, RandomLabels, SignFlipping
 from pl_fed.clients import FedAvg, FedBN
 from pl_fed.data import FederatedData, ImageFolder, Shakespeare, Table
+from pl_fed.data.shared_quantities import refuse_shared_quantities
 from pl_fed.lightning.compatibility import check_private_monitors
 from pl_fed.preflight.privacy_rules import (
     describe_unfit_adversary,
     describe_unfit_aggregator,
     describe_unfit_algorithm,
-    describe_unfit_data,
     describe_unfit_states,
     find_participation,
 )
@@ -51,6 +51,7 @@ AGGREGATORS = {
     "TiltedMean": [{}, {"q": -1.0}],
 }
 BUCKETS = 8
+FOR = "for `federation.privacy`"
 
 
 def batch_norm_net():
@@ -142,14 +143,13 @@ def option_rows():
     """Yield other options with their refusal."""
     for mode in ("none", [0.5, 0.5], "channel", "feature"):
         data = shared_out(classes([5, 5]), normalize=mode)
-        yield f"data.normalize: {mode}", describe_unfit_data(data)
-    yield "data.root_samples: 2", describe_unfit_data(shared_out(classes([5, 5]), root_samples=2))
-    yield (
-        "data.transforms",
-        describe_unfit_data(shared_out(classes([5, 5]), transforms=[nn.Identity()])),
-    )
+        yield f"data.normalize: {mode}", refuse_shared_quantities(data, FOR)
+    data = shared_out(classes([5, 5]), root_samples=2)
+    yield "data.root_samples: 2", refuse_shared_quantities(data, FOR)
+    data = shared_out(classes([5, 5]), transforms=[nn.Identity()])
+    yield "data.transforms", refuse_shared_quantities(data, FOR)
     for name, source in SOURCES.items():
-        yield name, describe_unfit_data(FederatedData(source))
+        yield name, refuse_shared_quantities(FederatedData(source), FOR)
     for monitor in ("privacy/epsilon", "val/global/accuracy", "train/loss"):
         refusal = try_refusal(check_private_monitors, Monitoring(monitor))
         yield f"callback or schedule that monitors {monitor}", refusal
