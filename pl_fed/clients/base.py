@@ -100,6 +100,7 @@ class Client(Configurable, ClientRounds, ABC):
         trained: Names of the models that ``training_step`` trains.
         evaluated: Names of the models that have metrics; the last one gives predictions.
         validated: Names of the models with a validation loss at the end of a round.
+        objective: The objective of the local steps: ``training_step`` with the trained models.
         adaptation: Local training of personal models before each evaluation, from the global
             model; its results are discarded. ``None`` for algorithms without adaptation.
         preparation: Local training of models other than the global one in each round, after
@@ -342,7 +343,7 @@ class Client(Configurable, ClientRounds, ABC):
             name: replace(self.models[name], work=self.models[name].work or self.local_work)
             for name in self.trained
         }
-        self._objective = Objective(self._run_training_step, trained, self.optimizer)
+        self.objective = Objective(self._run_training_step, trained, self.optimizer)
 
     def add_state(self, name: str, default: RowDefault, mean: str | None = None) -> None:
         """Declare a state: a row that each client keeps between rounds.

@@ -79,7 +79,6 @@ class ClientRounds(FederationModule):
     num_centers: int
     measures_centers: bool
     preparation: Objective | None
-    _objective: Objective
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,10 +97,6 @@ class ClientRounds(FederationModule):
         """Prepare personal models and states; see ``Client.begin``."""
         raise NotImplementedError
 
-    def end_preparation(self, client: ClientRound) -> None:
-        """Use the prepared models; see ``Client.end_preparation``."""
-        raise NotImplementedError
-
     def end_round(self, client: ClientRound) -> Tensor | None:
         """Close the round and return the uploads; see ``Client.end_round``."""
         raise NotImplementedError
@@ -118,11 +113,6 @@ class ClientRounds(FederationModule):
             )
         model: nn.Module = getattr(self, f"{name}_model")
         return model
-
-    @property
-    def objective(self) -> Objective:
-        """The objective of the local steps: ``training_step`` with the trained models."""
-        return self._objective
 
     def state_defaults(self) -> dict[str, Tensor]:
         """Return a new client's rows by name, [length] each.
@@ -253,14 +243,10 @@ class ClientRounds(FederationModule):
                 for name in (self.preparation.trained if self.preparation else ())
             },
             lr=read_rates(optimizer, like),
-            center_losses=self._new_center_losses(clients),
+            center_losses=like.new_zeros(clients, self.num_centers)
+            if self.measures_centers
+            else None,
         )
-
-    def _new_center_losses(self, clients: int) -> Tensor | None:
-        """Return losses of 0 for a trial; ``None`` if the algorithm reads none."""
-        if not self.measures_centers:
-            return None
-        return self.row("global").data.new_zeros(clients, self.num_centers)
 
     def run_begin(self, client: ClientRound) -> ClientRound:
         """Fill in the clients' models, let ``begin`` prepare them, and return the round.
@@ -289,14 +275,6 @@ class ClientRounds(FederationModule):
         if in_round and client.steps:  # an evaluation has no local steps
             client.models["global"] = client.broadcast.expand(len(client))
         return client
-
-    def run_end_preparation(self, client: ClientRound) -> None:
-        """Let ``end_preparation`` use the models that the preparation has trained.
-
-        Args:
-            client: The round after :meth:`run_begin` and the preparation.
-        """
-        call_hook("end_preparation", self.end_preparation, client)
 
     def run_end_round(self, client: ClientRound) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Let ``end_round`` close the round; return its uploads and the rows that clients keep.

@@ -61,14 +61,10 @@ class FederationModule(LightningModule):
     It forwards Lightning's hooks to the federation of its trainer, and logs the metrics.
     """
 
+    objective: Objective
     lr_scheduler: LRSchedulerCallable | None
     local_schedule: LocalSchedule | None
     models: dict[str, Any]
-
-    @property
-    def objective(self) -> Objective:
-        """The objective of the local steps."""
-        raise NotImplementedError
 
     @property
     def trained_parameters(self) -> dict[str, list[Tensor]]:

@@ -12,7 +12,7 @@ from torchmetrics import Metric, MetricCollection
 
 from pl_fed.clients.base import Client
 from pl_fed.nets.fingerprints import is_by_user, package_of
-from pl_fed.nets.kept_values import Part, ValueGuard, join_names
+from pl_fed.nets.kept_values import Part, ValueGuard
 from pl_fed.tasks import LightningTask
 
 _LIGHTNING = frozenset(
@@ -23,7 +23,7 @@ _LIGHTNING = frozenset(
 CLIENT_BOOKKEEPING = frozenset(
     (
         *vars(LightningModule()),
-        *("constructor_arguments", "_rows", "_readable", "_objective", "_states", "models"),
+        *("constructor_arguments", "_rows", "_readable", "objective", "_states", "models"),
         *("_server_states", "_task_data", "keeps_optimizer_state", "_optimizer_layouts"),
         *("draws_globally", "reads_optimizer", "local_schedule", "compressor"),
     )
@@ -131,12 +131,9 @@ def _task_object(client: Client) -> list[Part]:
     return [Part("task", client.task, _TASK if is_by_user(client.task) else None)]
 
 
-def module_parts(module: nn.Module, name: str = "") -> list[Part]:
+def module_parts(module: nn.Module) -> list[Part]:
     """Return the parts of one module and its submodules."""
-    return [
-        Part(join_names(name, own), part, select_ignored(part))
-        for own, part in module.named_modules()
-    ]
+    return [Part(name, part, select_ignored(part)) for name, part in module.named_modules()]
 
 
 def select_ignored(module: nn.Module) -> frozenset[str] | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Objective
 from pl_fed.clients.features import compute_batch_features
-from pl_fed.clients.round_rules import StepRows
+from pl_fed.clients.round_rules import StepRows, call_hook
 from pl_fed.data.client_data import ClientData, integers_to_floats
 from pl_fed.engine.base import LocalSettings, as_outputs
 from pl_fed.engine.own_samples import OwnSamples
@@ -164,7 +164,7 @@ class TrialRound:
         """Run ``end_preparation``, if the algorithm has a preparation."""
         if self._trial.client.preparation is not None:
             with self._note_draws():
-                self._trial.client.run_end_preparation(self.round)
+                call_hook("end_preparation", self._trial.client.end_preparation, self.round)
 
     def train(self) -> None:
         """Run ``training_step``."""

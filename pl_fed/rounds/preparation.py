@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.round_rules import read_preparation_steps
+from pl_fed.clients.round_rules import call_hook, read_preparation_steps
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.devices import numbers_on
@@ -99,4 +99,4 @@ class Preparation:
         self._training.run(
             data, chunk.clients, start, batches.rule, engine, settings, batches.round, steps
         )
-        self.client.run_end_preparation(start)
+        call_hook("end_preparation", self.client.end_preparation, start)

@@ -122,7 +122,7 @@ def test_worked_example_of_two_numbers():
         client.preparation_step(batch, 0).backward()
     BoxSGD(client.mixing_model.parameters(), lr=1.0).step()
     round.models["mixing"].parameters = client.row("mixing").data[None].clone()
-    client.run_end_preparation(round)
+    client.end_preparation(round)
     torch.testing.assert_close(round.states["weights"], torch.tensor([[0.7, 0.6]]).double())
     start = round.models["personal"].parameters
     torch.testing.assert_close(start, torch.tensor([[1.7, 0.8]]).double())
