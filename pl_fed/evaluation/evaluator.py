@@ -221,10 +221,10 @@ class Evaluator:
                 buffer.data = buffer.data.clone()
         return net.eval()
 
-    def losses(
+    def own_tables(
         self, data: ClientData, part: str, clients: Tensor, model: str, rows: ModelRows
-    ) -> Tensor:
-        """Return the mean loss of each client's own model, float64 [clients]; NaN without samples.
+    ) -> Tables:
+        """Return the results of each client's own model; with the task's metrics to monitor one.
 
         Args:
             data: The data of the federation.
@@ -233,40 +233,16 @@ class Evaluator:
             model: The name of the model.
             rows: The clients' models.
         """
-        tables = self._personal_tables(data, part, clients, model, rows)
-        return tables.loss / tables.samples.sum(1)
-
-    def _personal_tables(
-        self,
-        data: ClientData,
-        part: str,
-        clients: Tensor,
-        model: str,
-        rows: ModelRows,
-        measures: bool = False,
-    ) -> Tables:
-        """Return the results of each client's own model."""
         sizes = data.part(part).sizes[clients]
         if self.client.task.runs_steps:
             with torch.no_grad(), evaluation_mode(self.client), self._restored.watch():
                 return self._step_tables(data, part, clients, model, rows)
-        sums, order = _Sums(self.client, data, sizes, measures), sort_by_size(sizes)
+        sums, order = _Sums(self.client, data, sizes, self.is_monitoring), sort_by_size(sizes)
         samples = self.runner.samples(data, part, clients[order])
         with torch.no_grad(), evaluation_mode(self.client), self._restored.watch():
             for position, index, outputs in self.runner.run_personal(model, rows[order], samples):
                 sums.add(order.to(position.device)[position], index, outputs)
         return sums.tables
-
-    def scores(
-        self, data: ClientData, part: str, clients: Tensor, model: str, rows: ModelRows
-    ) -> Tensor:
-        """Return the negative monitored metric of each client's own model, float64 [clients].
-
-        Lower is better; the value is NaN without samples. The arguments are those of
-        :meth:`losses`.
-        """
-        tables = self._personal_tables(data, part, clients, model, rows, measures=True)
-        return -self.monitor(data).score(tables)
 
     def start_losses(
         self, data: ClientData, clients: Tensor, poison: Mapping[int, Callable[[Batch], Batch]]

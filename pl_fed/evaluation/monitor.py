@@ -31,6 +31,11 @@ class Tables(NamedTuple):
     measures: Tensor
     groups: Tensor | None = None
 
+    @property
+    def mean_losses(self) -> Tensor:
+        """The mean loss of each client, [clients]; NaN without samples."""
+        return self.loss / self.samples.sum(1)
+
     def join(self, other: "Tables") -> "Tables":
         """Return the results of these clients, and then those of others."""
         if not len(self.loss):
@@ -109,7 +114,7 @@ class Monitor:
             return values if self.higher_is_better else -values
         if self.name == "accuracy":
             return tables.correct.sum(1).double() / tables.samples.sum(1)
-        return -tables.loss / tables.samples.sum(1)
+        return -tables.mean_losses
 
 
 def metric_directions(task: Task) -> Mapping[str, bool | None]:

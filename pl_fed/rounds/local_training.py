@@ -241,7 +241,9 @@ class LocalTraining:
         cohort = work.share.clients
         scale = len(work.share.cohort) / len(cohort)
         chunk = self._load_chunk(work, cohort[positions])
-        chunk.on_done = _scale_progress(work.own.num_done, work.on_clients_done, scale)
+        num_done = work.own.num_done
+        # the cohort's progress, as if all processes were equally fast
+        chunk.on_done = lambda number: work.on_clients_done(round((num_done + number) * scale))
         self.preparation.run(self.states.data, chunk, self.engine, self.settings.local)
         metrics: dict[str, Tensor] = {}
         if chunk.batches.max_steps:
@@ -506,13 +508,11 @@ class LocalTraining:
         client, end, numel = self.client, chunk.round, self.client.row("global").layout.numel
         finite = metrics["loss"].abs() < math.inf
         for model in client.validated:
-            models = end.models[model]
-            losses = self.evaluator.losses(self.states.data, "val", chunk.clients, model, models)
-            end.validation_losses[model] = losses.to(models.parameters)
+            data, models = self.states.data, end.models[model]
+            tables = self.evaluator.own_tables(data, "val", chunk.clients, model, models)
+            end.validation_losses[model] = tables.mean_losses.to(models.parameters)
             if self.evaluator.is_monitoring:
-                scores = self.evaluator.scores(
-                    self.states.data, "val", chunk.clients, model, models
-                )
+                scores = -self.evaluator.monitor(data).score(tables)  # lower is better
                 end.validation_scores[model] = scores.to(models.parameters)
         end.step_means = dict(metrics) if chunk.batches.max_steps else _ZeroMeans(metrics)
         with _note_errors(chunk.batches.round, chunk.clients, "end_round"):
@@ -687,17 +687,3 @@ class _UsableRows:
             self.all_usable = False
             usable = example.new_full(shape, math.nan if example.is_floating_point() else 0)
         return usable
-
-
-def _scale_progress(
-    num_done: int, on_clients_done: Callable[[int], None], scale: float
-) -> Callable[[int], None]:
-    """Return a callback of a chunk that reports the progress of the whole cohort.
-
-    Args:
-        num_done: Number of this process's clients that were done before the chunk.
-        on_clients_done: Called with the number of the cohort's clients that are done.
-        scale: Clients of the cohort divided by clients of this process. All processes are assumed
-            to be equally fast.
-    """
-    return lambda num_in_chunk: on_clients_done(round((num_done + num_in_chunk) * scale))

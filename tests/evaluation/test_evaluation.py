@@ -459,7 +459,7 @@ def test_losses_are_means_and_leave_the_client_in_training():
     evaluator = make_evaluator(client, store)
     asked = torch.tensor([1, 2, 0])
     rows = make_round(client, store, asked).models["personal"]
-    losses = evaluator.losses(data, "val", asked, "personal", rows)
+    losses = evaluator.own_tables(data, "val", asked, "personal", rows).mean_losses
     assert client.training
     assert client.personal_model.training
     client.eval()
@@ -600,6 +600,6 @@ def test_clients_without_samples_do_not_prevent_stacking():
     data, store = to_float64(make_clients()), make_store(client)
     evaluator = make_evaluator(client, store, stacked=True)
     rows = make_round(client, store, torch.tensor([1, 1])).models["personal"]
-    losses = evaluator.losses(data, "val", torch.tensor([1, 1]), "personal", rows)
-    assert losses.isnan().all()
+    tables = evaluator.own_tables(data, "val", torch.tensor([1, 1]), "personal", rows)
+    assert tables.mean_losses.isnan().all()
     assert evaluator.runner.stacked
