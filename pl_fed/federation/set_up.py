@@ -276,7 +276,7 @@ class SessionSetup:
             if isinstance(task, LightningTask):
                 refuse_shared_values("evaluation steps", net, task.facts.shared_values)
         if fault := explain_smallest_minibatch(trial, batch_rule):
-            if self.federation.on_client_error == "raise" and self.federation.privacy is None:
+            if not self._leaves_out:
                 raise ValueError(fault)
             rank_zero_warn(f"{fault} Without it, pl_fed leaves these clients out.")
         if sentence := describe_shared_values(facts):
@@ -292,6 +292,15 @@ class SessionSetup:
         return facts
 
     # Parts
+
+    @property
+    def _leaves_out(self) -> bool:
+        """Whether a client that raises an exception is left out; with privacy it always is.
+
+        The end of a run would tell that the client took part.
+        """
+        federation = self.federation
+        return federation.on_client_error == "leave_out" or federation.privacy is not None
 
     def _build_session(self) -> Session:
         """Return a new session, with the states of the previous session if there is one."""
@@ -364,7 +373,7 @@ class SessionSetup:
             seed=federation.seed,
             small_cohort=federation.small_cohort,
             privacy=privacy,
-            leaves_out=federation.on_client_error == "leave_out",
+            leaves_out=self._leaves_out,
             systems=federation.systems,
             channel=channel,
             traffic=None if before is None else before.traffic,
@@ -398,7 +407,7 @@ class SessionSetup:
         self, byzantine_clients: ByzantineClients, seed: int
     ) -> Adaptation | None:
         """Return the adaptation of an algorithm's personal models, or ``None`` without one."""
-        client, federation = self.client, self.federation
+        client = self.client
         if client.adaptation is None:
             return None
         return Adaptation(
@@ -407,7 +416,7 @@ class SessionSetup:
             seed,
             byzantine_clients.poison,
             self.datamodule.augment,
-            federation.on_client_error == "leave_out" or federation.privacy is not None,
+            self._leaves_out,
         )
 
     def _draw_sample(self, data: ClientData) -> ClientSample | None:
@@ -460,7 +469,7 @@ class SessionSetup:
             rounds.local_training.watch,
             seed,
             federation.held_out_rounds,
-            rounds.local_training.leaves_out,
+            self._leaves_out,
         )
 
     def _build_privacy(self, states: ClientStates) -> RoundPrivacy | None:

@@ -123,15 +123,7 @@ class ClientStates:
         if self._store is not None:
             self._store.move_defaults(self.client.row("global").data.device)
         else:
-            states = self.client.store_defaults()
-            with torch.inference_mode(False):
-                self._store = ClientStore(
-                    self.loaded.num_clients,
-                    states,
-                    self._storage.folder,
-                    self._storage.memory,
-                    self.processes.local_size,
-                )
+            self._store = self._build_store(self.client.store_defaults())
             if self._saved is not None:
                 self._store.load_state_dict(self._saved)
                 self._saved = None
@@ -140,6 +132,16 @@ class ClientStates:
                 for name, row in new_client_rows(self.client).items():
                     self._store.write(name, clients, row.expand(len(clients), -1))
         return self._store
+
+    def _build_store(self, rows: Mapping[str, Tensor]) -> ClientStore:
+        """Return a store in which each client has the same rows, by name, [length] each."""
+        return ClientStore(
+            self.loaded.num_clients,
+            rows,
+            self._storage.folder,
+            self._storage.memory,
+            self.processes.local_size,
+        )
 
     def belong_to(self, client: Client, data: ClientData, seed: int) -> bool:
         """Return whether the states belong to a client and data; the data may be loaded again.

@@ -36,7 +36,6 @@ from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.storage import StorageOptions
 from pl_fed.rounds.value_watch import ValueWatch
-from pl_fed.state import ClientStore
 
 
 class HeldOutStates(ClientStates):
@@ -77,14 +76,7 @@ class HeldOutStates(ClientStates):
 
     def restart(self) -> None:
         """Give every client new states: its kept models are the global model."""
-        with torch.inference_mode(False):
-            self._store = ClientStore(
-                self.loaded.num_clients,
-                new_client_rows(self.client),
-                self._storage.folder,
-                self._storage.memory,
-                self.processes.local_size,
-            )
+        self._store = self._build_store(new_client_rows(self.client))
 
 
 class HeldOutClients:
@@ -204,9 +196,7 @@ class HeldOutClients:
                 training = self._build_training(engine=self._engine)
                 optimizer = client.objective.build_optimizer(client.trained_parameters)
                 for round in range(self.local_rounds):
-                    trained = training.run(round, optimizer)
-                    share, rows = trained.valid_states()
-                    share.store_states(self.states.store, rows)
+                    training.run(round, optimizer).store_states(self.states.store)
         finally:
             client.train(was_training)
             client.local_schedule = schedule

@@ -77,8 +77,7 @@ class RoundRunner:
         seed: The seed of the federation.
         small_cohort: Effect of a cohort that is too small for the aggregator.
         privacy: Clips the uploads and adds noise; ``None`` for a run without privacy.
-        leaves_out: Whether a client that raises an exception is left out; with privacy
-            it always is, because the end of a run would tell that the client took part.
+        leaves_out: Whether a client that raises an exception is left out.
         systems: The clients' speed and availability; ``None`` for equal clients without a clock.
         channel: Compresses the uploads; ``None`` without compression.
         traffic: Counts the bytes that clients send and receive; a new count by default.
@@ -111,7 +110,6 @@ class RoundRunner:
         self.sampler = sampler
         self.server = server
         self.byzantine_clients = byzantine_clients
-        self.engine = engine
         self.evaluator = evaluator
         self.settings = settings
         self.batch_rule = batch_rule
@@ -133,7 +131,7 @@ class RoundRunner:
             seed,
             measures_start_losses=server.aggregator.needs_start_losses,
             measures_group_counts=server.aggregator.needs_group_counts,
-            leaves_out=leaves_out or privacy is not None,
+            leaves_out=leaves_out,
             channel=channel,
         )
         self.centers = self.local_training.centers
@@ -208,7 +206,7 @@ class RoundRunner:
             notes("small_cohort", 1.0)
             notes("benign_distance", math.nan)
         else:
-            self._store_states(trained)
+            self.states.count_round(trained.store_states(self.states.store))
         receivers = len(trained.clients)
         if self.systems is not None:
             receivers = self.systems.count_receivers(round)
@@ -673,12 +671,6 @@ class RoundRunner:
             "train/benign_distance": distance,
             **privacy.report(clip_norm),
         }
-
-    def _store_states(self, trained: TrainedCohort) -> None:
-        """Store the states of the valid clients, and count the round for these clients."""
-        share, states = trained.valid_states()
-        share.store_states(self.states.store, states)
-        self.states.count_round(share.cohort)
 
 
 def _check_trained_parameters(client: Client, round: int) -> None:

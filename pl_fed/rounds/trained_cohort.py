@@ -12,6 +12,7 @@ from torch import Tensor
 from pl_fed.devices import move_positions, to_device
 from pl_fed.distributed.table_layout import TableLayout
 from pl_fed.distributed.work_share import WorkShare
+from pl_fed.state import ClientStore
 from pl_fed.trees import select
 
 GLOBAL_STATISTICS = "global.statistics"
@@ -264,9 +265,14 @@ class TrainedCohort:
         if own.start_losses is not None:
             tables["start_losses", ""] = own.start_losses
         tables |= {("proposals", name): own.has_upload for name in own.proposals}
-        if not len(share.cohort):
-            return cls._empty(share, own, broadcast)
-        joined = share.join_tables(tables, layout, device)
+        if len(share.cohort):
+            joined = share.join_tables(tables, layout, device)
+        else:  # no process has results
+            joined = {
+                ("metrics", "loss"): broadcast.new_empty(0),
+                ("status", ""): torch.empty(0, dtype=torch.int8, device=device),
+                ("has_upload", ""): own.has_upload,
+            }
         no_counts = torch.empty(0, dtype=torch.int64, device=device)
         metrics = {name: values for (kind, name), values in joined.items() if kind == "metrics"}
         status, has_upload = joined["status", ""], joined["has_upload", ""].cpu()
@@ -293,25 +299,6 @@ class TrainedCohort:
             own=own,
         )
 
-    @classmethod
-    def _empty(cls, share: WorkShare, own: CohortResults, broadcast: Tensor) -> "TrainedCohort":
-        """Return the results of a cohort without clients."""
-        nothing = broadcast.new_empty(0)
-        status = torch.empty(0, dtype=torch.int8, device=broadcast.device)
-        return cls(
-            share,
-            broadcast,
-            {"loss": nothing},
-            status,
-            has_uploads=False,
-            start_losses=nothing,
-            group_counts=nothing.to(torch.int64),
-            idle=None,
-            group=None,
-            proposed=[],
-            own=own,
-        )
-
     @property
     def clients(self) -> Tensor:
         """The ids of the cohort, int64 [cohort]."""
@@ -333,18 +320,18 @@ class TrainedCohort:
         """The number of broken clients: their results are unusable."""
         return len(self.valid) - int(self.valid.count_nonzero())
 
-    def valid_states(self) -> tuple[WorkShare, list[tuple[Tensor, dict[str, Tensor]]]]:
-        """Return the valid clients' work share, and the new states of this process's clients.
+    def store_states(self, store: ClientStore) -> Tensor:
+        """Store the new states of the valid clients, and return the ids of these, int64 [n].
 
-        Returns:
-            The distribution of the cohort's valid clients over the processes; and the ids and new
-            states of this process's valid clients, for each chunk.
+        Args:
+            store: This process's store.
         """
-        if not self.num_broken:
-            return self.share, self.own.states
-        valid = self.valid.cpu()
-        clients, states = self.clients[valid], []
-        for ids, rows in self.own.states:
-            selected = torch.isin(ids, clients)
-            states.append((ids[selected], {name: row[selected] for name, row in rows.items()}))
-        return self.share.select(valid), states
+        share, states = self.share, self.own.states
+        if self.num_broken:
+            valid = self.valid.cpu()
+            share, states = share.select(valid), []
+            for ids, rows in self.own.states:
+                is_valid = torch.isin(ids, share.cohort)
+                states.append((ids[is_valid], {name: row[is_valid] for name, row in rows.items()}))
+        share.store_states(store, states)
+        return share.cohort
