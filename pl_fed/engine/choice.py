@@ -67,7 +67,7 @@ class Workload:
         rounds: The number of rounds of the run; 0 if it is unknown.
         seconds: The time limit of the run.
         steps: Returns the number of steps of each client on each trained model, given the
-            clients' ids.
+            clients' ids. A choice by the length of the run needs it.
         settings: Mixed precision, gradient clipping and accumulation.
         agree: Returns the first process's argument, so that all processes make the same choice.
     """
@@ -76,9 +76,9 @@ class Workload:
     optimizer: torch.optim.Optimizer
     cohort: Tensor
     load: Callable[[Tensor], Chunk]
-    rounds: float
-    seconds: float
-    steps: Callable[[Tensor], dict[str, list[int]]]
+    rounds: float = 0.0
+    seconds: float = math.inf
+    steps: Callable[[Tensor], dict[str, list[int]]] = lambda _: {}
     settings: LocalSettings = field(default_factory=LocalSettings)
     agree: Callable[[Any], Any] = lambda choice: choice
 
@@ -86,6 +86,11 @@ class Workload:
     def example(self) -> Chunk:
         """A chunk of one client."""
         return self.load(self.cohort[:1])
+
+    def count_steps(self) -> float:
+        """Return the number of local steps of the run; 0 if the number of rounds is unknown."""
+        steps = sum(max(counts) for counts in zip(*self.steps(self.cohort).values()))
+        return self.rounds * steps if steps else 0.0
 
 
 class EngineChoice:
@@ -283,28 +288,21 @@ class EngineChoice:
         """Return the engine of the rule; it asks whether clients stack only if that matters."""
         if work.example.batches.data.own_batches is not None:
             return "one_by_one"
-        objective, steps = work.example.objective, self._count_steps(work)
+        # a time limit (`max_time`) bounds the steps by a typical time of one
+        steps = min(work.count_steps(), work.seconds / _TYPICAL_STEP_SECONDS)
+        objective = work.example.objective
         stack = min(len(work.cohort), self.clients_at_a_time("stacked", work))
         name = choose_engine(WorkFacts.collect(work.client, objective, stack, steps))
         if name in STACKED and not self._can_stack(work, lambda _: None):
             return choose_engine(WorkFacts.collect(work.client, objective, 1, steps))
         return name
 
-    @staticmethod
-    def _count_steps(work: Workload) -> float:
-        """Return the number of local steps of the run; 0 if the number of rounds is unknown.
-
-        A time limit (``max_time``) bounds it by a typical time of a step.
-        """
-        steps = sum(max(counts) for counts in zip(*work.steps(work.cohort).values()))
-        return min(work.rounds * steps, work.seconds / _TYPICAL_STEP_SECONDS) if steps else 0.0
-
     def _find_fastest(self, work: Workload) -> str:
         """Time the engines if the run is long enough, and return the fastest."""
         default = default_engine(work.client.device)
         if default in STACKED and not self._can_stack(work, rank_zero_warn):
             default = "one_by_one"
-        steps = work.rounds * sum(max(counts) for counts in zip(*work.steps(work.cohort).values()))
+        steps = work.count_steps()
         if not steps:
             return default
         self.speeds = self._measure(work, steps, default)

@@ -1,6 +1,5 @@
 """Local training by an objective beside that of the local steps: adaptation and preparation."""
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -107,9 +106,6 @@ class ObjectiveTraining:
                     optimizer=optimizer,
                     cohort=active_positions,
                     load=load_chunk,
-                    rounds=0,
-                    seconds=math.inf,
-                    steps=dict,
                     settings=settings,
                 )
                 engine = round_engine.choose_for_evaluation(self.client.device, self._engine)
