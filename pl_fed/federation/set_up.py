@@ -14,9 +14,9 @@ from pl_fed.clients.base import Client
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData
-from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.monitor import Monitor
+from pl_fed.evaluation.objective_training import ObjectiveTraining
 from pl_fed.nets.weights import fit_names, read_weights
 from pl_fed.preflight.compression_rules import check_compression
 from pl_fed.preflight.net_trial import (
@@ -405,18 +405,31 @@ class SessionSetup:
 
     def _build_adaptation(
         self, byzantine_clients: ByzantineClients, seed: int
-    ) -> Adaptation | None:
-        """Return the adaptation of an algorithm's personal models, or ``None`` without one."""
-        client = self.client
-        if client.adaptation is None:
+    ) -> ObjectiveTraining | None:
+        """Return the training of personal models before an evaluation, or ``None`` without one.
+
+        It uses the clients' training data, and the same minibatches before every evaluation.
+        Therefore adapted models depend on the seed and the global model only, also after a resume.
+
+        Raises:
+            ValueError: If ``Client.adaptation`` trains another model.
+        """
+        client, objective = self.client, self.client.adaptation
+        if objective is None:
             return None
-        return Adaptation(
+        if objective.trained != ("personal",):
+            raise ValueError(
+                f"Expected `adaptation` of {type(client).__name__} to train the model personal"
+                f" alone but got {', '.join(objective.trained) or 'none'}."
+            )
+        return ObjectiveTraining(
             client,
-            client.adaptation,
-            seed,
+            objective,
+            key(seed, "adaptation"),
             byzantine_clients.poison,
             self.datamodule.augment,
-            self._leaves_out,
+            place="the adaptation before an evaluation, {clients}",
+            leaves_out=self._leaves_out,
         )
 
     def _draw_sample(self, data: ClientData) -> ClientSample | None:

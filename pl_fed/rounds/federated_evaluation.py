@@ -10,10 +10,10 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.batches import BatchRule
 from pl_fed.devices import to_device
 from pl_fed.engine import EngineChoice
-from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor, metric_directions
+from pl_fed.evaluation.objective_training import ObjectiveTraining
 from pl_fed.evaluation.smoothing import Smoothing
 from pl_fed.functional.client_figures import ClientFigure
 from pl_fed.metrics import ClientMetrics
@@ -57,7 +57,7 @@ class FederatedEvaluation:
         byzantine_clients: ByzantineClients,
         settings: RunSettings,
         batch_rule: BatchRule,
-        adaptation: Adaptation | None,
+        adaptation: ObjectiveTraining | None,
         model_selection: ModelSelection,
         monitor: str | None = None,
         untrained_models: UntrainedModels = None,

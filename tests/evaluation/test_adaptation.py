@@ -210,7 +210,7 @@ def test_engine_of_the_adaptation_follows_the_device_of_the_client():
     engine.device = torch.device("meta")  # as if the client had been moved since
     losses(federation, client)
     assert adaptation._engine is not engine
-    assert adaptation._device == client.device
+    assert adaptation._engine.device == client.device
 
 
 def test_adaptation_without_steps_evaluates_the_global_model():
