@@ -5,8 +5,7 @@ several calls. So a class must give the same numbers with its declared memory al
 """
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +14,8 @@ from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator
 from pl_fed.attacks import Attack
-from pl_fed.clients.kept_parts import restore_values
 from pl_fed.nets.kept_values import KeptValues, Part
 from pl_fed.preflight.trial import Trial, TrialRound
-from pl_fed.random import fork_all_generators
 from pl_fed.types import RoundContext
 
 _ROUNDING = 1e-3  # of the largest number of a row, between one client and two in a call
@@ -42,7 +39,7 @@ def check_hooks(trial: Trial, number: int, changed: Collection[str]) -> None:
     name = type(trial.client).__name__
     try:
         results = []
-        with _lend_copy(trial) as (copied, seed):
+        with trial.lend_copy() as (copied, seed):
             for draw in (0, 0, 1):
                 seed(draw)
                 results.append(_run_hooks(copied, number))
@@ -80,7 +77,7 @@ def check_rows(trial: Trial, number: int) -> None:
         ValueError: If the rows of the client differ by more than rounding.
     """
     try:
-        with _lend_copy(trial) as (copied, seed):
+        with trial.lend_copy() as (copied, seed):
             seed(0)
             run = TrialRound(copied, number)
             run.start()
@@ -98,21 +95,6 @@ def check_rows(trial: Trial, number: int) -> None:
             " clients of a round are shared among several calls, in chunks that depend on the"
             " engine, so compute row by row, as by `upload.norm(dim=1, keepdim=True)`."
         )
-
-
-@contextmanager
-def _lend_copy(trial: Trial) -> Iterator[tuple[Trial, Callable[[int], None]]]:
-    """Yield a copy of a trial for its hooks, and a function that seeds the global generators."""
-    copied = trial.copy()
-    with (
-        restore_values(trial.client),
-        fork_all_generators(trial.client.device) as seed,
-        trial.settings.autocast(),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-    ):
-        copied.client.eval()
-        yield copied, seed
 
 
 def _run_hooks(trial: Trial, number: int) -> list[Tensor]:

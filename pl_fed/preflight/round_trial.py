@@ -5,19 +5,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
-from pl_fed.clients.kept_parts import kept_parts, restore_values
+from pl_fed.clients.kept_parts import kept_parts
 from pl_fed.devices import is_out_of_memory
 from pl_fed.nets.fingerprints import is_by_user
 from pl_fed.nets.kept_values import KeptValues
 from pl_fed.preflight.explanations import explain_step
 from pl_fed.preflight.memory_trial import check_hooks, check_rows
 from pl_fed.preflight.trial import Trial, TrialRound
-from pl_fed.random import fork_torch_rng
 
 
 def try_round(trial: Trial) -> None:
@@ -25,10 +23,10 @@ def try_round(trial: Trial) -> None:
 
     The trial runs ``begin``, the step of a preparation with ``end_preparation``, ``training_step``
     in evaluation mode, and ``end_round`` on a copy of the algorithm; and ``begin`` of an evaluation
-    with ``predict``, if the algorithm has its own. No parameter, buffer,
-    attribute or random generator of the algorithm changes. It raises a lack of memory, and
-    errors in pl_fed's words ("Expected ...") about the algorithm's contract. Other errors may come
-    from a state that only a fit provides; real ones appear again in the first round.
+    with ``predict``, if the algorithm has its own. No parameter, buffer, attribute or global
+    generator changes. It raises a lack of memory, and errors in pl_fed's words ("Expected ...")
+    about the algorithm's contract. Other errors may come from a state that only a fit provides;
+    real ones appear again in the first round.
 
     Args:
         trial: The algorithm, after :meth:`Client.check`, and its samples. There is no trial if
@@ -42,28 +40,17 @@ def try_round(trial: Trial) -> None:
     if not len(clients):
         return
     try:
-        copied = trial.copy()
-    except Exception:  # for example an attribute with a lock or an open file
-        return
-    with (
-        restore_values(trial.client),  # such as what the copy changes in the trainer
-        fork_torch_rng(trial.client.device),
-        trial.settings.autocast(),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-    ):
-        copied.client.eval()
-        parts = kept_parts(copied.client) if is_by_user(trial.client) else []
-        before = KeptValues.record(parts)
-        try:
+        with trial.lend_copy() as (copied, _):
+            parts = kept_parts(copied.client) if is_by_user(trial.client) else []
+            before = KeptValues.record(parts)
             draws = _run(copied, int(clients[0]))
             changed = before.changes(KeptValues.record(parts))
-        except Exception as error:  # the algorithm may need a state that only a fit provides
-            if is_out_of_memory(error):
-                raise
-            if isinstance(error, TypeError | ValueError) and str(error).startswith("Expected "):
-                raise
-            return
+    except Exception as error:  # no copy, or a state is missing that only a fit provides
+        if is_out_of_memory(error):
+            raise
+        if isinstance(error, TypeError | ValueError) and str(error).startswith("Expected "):
+            raise
+        return
     names = changed.attributes | changed.outside
     if is_by_user(trial.client) and (names or draws):
         check_hooks(trial, int(clients[0]), names)

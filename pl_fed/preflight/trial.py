@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Objective
 from pl_fed.clients.features import compute_batch_features
+from pl_fed.clients.kept_parts import restore_values
 from pl_fed.clients.round_rules import StepRows, call_hook
 from pl_fed.data.client_data import ClientData, integers_to_floats
 from pl_fed.engine.base import LocalSettings, as_outputs
 from pl_fed.engine.own_samples import OwnSamples
 from pl_fed.preflight.explanations import call_or_explain, list_shapes
-from pl_fed.random import fork_torch_rng, read_global_state
+from pl_fed.random import fork_all_generators, fork_torch_rng, read_global_state
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
@@ -56,6 +57,23 @@ class Trial:
         with suppress(RuntimeError):  # the client has no trainer
             client.trainer = self.client.trainer
         return replace(self, client=client)
+
+    @contextmanager
+    def lend_copy(self) -> Iterator[tuple["Trial", Callable[[int], None]]]:
+        """Yield a trial of a copy in evaluation mode, and a function that seeds all generators.
+
+        The global generators, and the algorithm's values that the copy reaches, are restored.
+        """
+        copied = self.copy()
+        with (
+            restore_values(self.client),
+            fork_all_generators(self.client.device) as seed,
+            self.settings.autocast(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
+            copied.client.eval()
+            yield copied, seed
 
     def place(self, batch: Batch) -> Batch:
         """Return a batch on the net's device and in its input format."""
