@@ -30,8 +30,8 @@ def check_broken_share(
     clients: Tensor,
     round: int,
     max_rejected: float,
-    errors: Mapping[int, Exception] | None = None,
-) -> int:
+    errors: Mapping[int, Exception],
+) -> Tensor:
     """Stop a run if too many of a round's benign clients are broken.
 
     Args:
@@ -44,7 +44,7 @@ def check_broken_share(
         errors: The exceptions of this process's clients, by id.
 
     Returns:
-        The number of broken benign clients.
+        A mask of the broken benign clients, bool [cohort], on the CPU.
 
     Raises:
         NonFiniteLossError: If too many are broken; with the round, a client and the likely cause.
@@ -71,11 +71,11 @@ def check_broken_share(
             )
         if int(status[first]) == UploadStatus.FAILED:
             expected, got = "local work without an exception", "one"
-            error = (errors or {}).get(int(clients[first]))
+            error = errors.get(int(clients[first]))
             cause = describe_client_error({int(clients[first]): error} if error else {})
         others = f", as did {num_broken - 1} more of {num_benign}" if num_broken > 1 else ""
         raise NonFiniteLossError(
             f"Expected {expected} but in round {round} client {int(clients[first])} got"
             f" {got}{others}: {cause}; checkpoints of earlier rounds are unchanged."
         )
-    return num_broken
+    return broken

@@ -387,20 +387,14 @@ class RoundRunner:
         if len(start_losses):  # of both losses, the one that is not finite
             start_losses = to_device(start_losses, losses)
             losses = losses.where(start_losses.isfinite(), start_losses)
-        num_broken = check_broken_share(
-            trained.status,
-            benign,
-            losses,
-            trained.clients,
-            round,
-            self.max_rejected,
-            trained.own.errors,
+        errors = trained.own.errors
+        broken = check_broken_share(
+            trained.status, benign, losses, trained.clients, round, self.max_rejected, errors
         )
-        if num_broken and not self._has_warned:
+        if broken.any() and not self._has_warned:
             self._has_warned = True
-            broken = ~trained.valid.cpu() & benign
             has_failed = (trained.status == UploadStatus.FAILED).cpu() & benign
-            reasons, errors = [], trained.own.errors
+            reasons = []
             if has_failed.any():
                 reasons.append(f"of an exception ({describe_client_error(errors)})")
             if (broken & ~has_failed).any():

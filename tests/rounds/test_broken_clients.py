@@ -18,7 +18,8 @@ def broken_check(losses, rows, byzantine=(), max_share=0.0, misshapen=()):
     losses, finite = torch.tensor(losses), finite_rows(torch.tensor(rows))
     sent = torch.where(finite & losses.isfinite(), UploadStatus.VALID, UploadStatus.NOT_FINITE)
     sent[list(misshapen)] = UploadStatus.MALFORMED
-    return check_broken_share(sent, ~is_byzantine[clients], losses, clients, 7, max_share)
+    benign = ~is_byzantine[clients]
+    return int(check_broken_share(sent, benign, losses, clients, 7, max_share, {}).sum())
 
 
 GOOD_ROWS = [[1.0], [2.0], [3.0]]
