@@ -134,7 +134,9 @@ class LocalTraining:
         self.limit_steps = None
         self.channel = channel
         self.centers = Centers(states, evaluator, settings)
-        self.preparation = Preparation(states.client, seed, byzantine_clients.poison, augment)
+        self.preparation = Preparation(
+            states, batch_rule, settings.local, seed, byzantine_clients.poison, augment
+        )
         self.watch = watch or ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
         self._table_layout = TableLayout()
@@ -244,7 +246,7 @@ class LocalTraining:
         num_done = work.own.num_done
         # the cohort's progress, as if all processes were equally fast
         chunk.on_done = lambda number: work.on_clients_done(round((num_done + number) * scale))
-        self.preparation.run(self.states.data, chunk, self.engine, self.settings.local)
+        self.preparation.run(chunk, self.engine)
         metrics: dict[str, Tensor] = {}
         if chunk.batches.max_steps:
             metrics = self.engine.run(self.client, work.optimizer, chunk)
@@ -439,7 +441,7 @@ class LocalTraining:
                 step_rows,
                 lr,
                 self.centers.measure(clients),
-                self.preparation.plan_steps(self.states.data, clients, self.batch_rule, row),
+                self.preparation.plan_steps(clients),
             )
             if reads_steps and (changed := planned.read_changed(start)):
                 steps |= self._limit_steps(clients, changed, work.round)

@@ -4,15 +4,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from pl_fed.clients.base import Client
 from pl_fed.clients.round_rules import call_hook, read_preparation_steps
 from pl_fed.data.batches import BatchRule
-from pl_fed.data.client_data import ClientData
 from pl_fed.devices import numbers_on
 from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.choice import EngineChoice
 from pl_fed.evaluation.objective_training import ObjectiveTraining, Poison
 from pl_fed.random import key
+from pl_fed.rounds.client_states import ClientStates
 
 
 class Preparation:
@@ -22,7 +21,9 @@ class Preparation:
     The order of the samples is another one than that of the local steps.
 
     Args:
-        client: The algorithm.
+        states: The data of the federation.
+        rule: How samples become minibatches.
+        settings: Precision, gradient clipping and accumulation of the local steps.
         seed: The seed of the federation.
         poison: Returns the functions that change the data of clients, for client ids and a round.
         augment: Applied to the inputs of each minibatch.
@@ -33,12 +34,17 @@ class Preparation:
 
     def __init__(
         self,
-        client: Client,
+        states: ClientStates,
+        rule: BatchRule,
+        settings: LocalSettings,
         seed: int,
         poison: Poison,
         augment: Callable[[Tensor], Tensor] | None,
     ) -> None:
-        self.client = client
+        client = states.client
+        self.states = states
+        self.rule = rule
+        self.settings = settings
         self._training: ObjectiveTraining | None = None
         if client.preparation is None:
             return
@@ -58,45 +64,37 @@ class Preparation:
             place="the preparation of round {round}, {clients}",
         )
 
-    def plan_steps(
-        self, data: ClientData, clients: Tensor, rule: BatchRule, like: Tensor
-    ) -> dict[str, Tensor]:
+    def plan_steps(self, clients: Tensor) -> dict[str, Tensor]:
         """Return the planned numbers of steps, by prepared model, int64 [clients, 1] each.
 
         Args:
-            data: The data of the federation.
             clients: Client ids, int64 [clients].
-            rule: How samples become minibatches.
-            like: A tensor on the device of the numbers.
         """
         if self._training is None:
             return {}
-        steps = self._training.count_steps(data, clients, rule)
-        return {name: numbers_on(like, counts)[:, None] for name, counts in steps.items()}
+        row = self.states.client.row("global").data
+        steps = self._training.count_steps(self.states.data, clients, self.rule)
+        return {name: numbers_on(row, counts)[:, None] for name, counts in steps.items()}
 
-    def run(
-        self, data: ClientData, chunk: Chunk, engine: EngineChoice, settings: LocalSettings
-    ) -> None:
+    def run(self, chunk: Chunk, engine: EngineChoice) -> None:
         """Train the prepared models of a chunk, and let the algorithm use them.
 
         Args:
-            data: The data of the federation.
             chunk: The clients before their local steps.
             engine: The engine of the rounds.
-            settings: Precision, gradient clipping and accumulation of the local steps.
         """
         if self._training is None:
             return
-        start, batches = chunk.round, chunk.batches
+        start, round, data = chunk.round, chunk.batches.round, self.states.data
         sizes = data.train.sizes[chunk.clients].tolist()
         steps = {
             name: [
-                count if batches.rule.batches_per_pass(size) else 0
+                count if self.rule.batches_per_pass(size) else 0
                 for count, size in zip(read_preparation_steps(start, name), sizes)
             ]
             for name in self._training.objective.trained
         }
         self._training.run(
-            data, chunk.clients, start, batches.rule, engine, settings, batches.round, steps
+            data, chunk.clients, start, self.rule, engine, self.settings, round, steps
         )
-        call_hook("end_preparation", self.client.end_preparation, start)
+        call_hook("end_preparation", self.states.client.end_preparation, start)

@@ -1,21 +1,20 @@
 """The root update of FLTrust: the server trains the global model on its own data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows, Objective, model_of_group
 from pl_fed.clients.local_rates import list_local_rates
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
-from pl_fed.data.client_data import ClientData, Part
+from pl_fed.data.client_data import Part
 from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.random import key
-from pl_fed.rounds.client_states import read_frozen_values
+from pl_fed.rounds.client_states import ClientStates, read_frozen_values
 from pl_fed.types import Batch
 
 
@@ -32,20 +31,30 @@ class RootTraining:
     via Trust Bootstrapping", NDSS 2021, arXiv 2012.13995, Algorithm 2.
 
     Args:
-        client: The algorithm.
+        states: The data of the federation and the server's states; ``data.root`` is the server's.
+        rule: How samples become minibatches.
+        settings: Precision, gradient clipping and accumulation of the local steps.
         seed: The seed of the federation.
         augment: Applied to the inputs of each minibatch.
     """
 
     def __init__(
-        self, client: Client, seed: int, augment: Callable[[Tensor], Tensor] | None
+        self,
+        states: ClientStates,
+        rule: BatchRule,
+        settings: LocalSettings,
+        seed: int,
+        augment: Callable[[Tensor], Tensor] | None,
     ) -> None:
+        self.states = states
+        self.rule = rule
+        self.settings = settings
         self.seed = key(seed, "root")
         self.augment = augment
-        self.client = client
-        self._model, work = client.root_work
-        model = replace(client.objective.models[self._model], work=work)
-        self.objective = Objective(self._step, {"global": model}, client.optimizer)
+        self.client = states.client
+        self._model, work = self.client.root_work
+        model = replace(self.client.objective.models[self._model], work=work)
+        self.objective = Objective(self._step, {"global": model}, self.client.optimizer)
 
     def _step(self, batch: Batch, batch_idx: int) -> Tensor:
         client = self.client
@@ -55,29 +64,19 @@ class RootTraining:
         frozen = {name: first[name] for name in client.frozen_parameters}
         return client.loss_at("global", {**client.parameters_of("global"), **frozen}, batch)
 
-    def run(
-        self,
-        data: ClientData,
-        rule: BatchRule,
-        round: int,
-        optimizer: torch.optim.Optimizer,
-        settings: LocalSettings,
-        server_states: Mapping[str, Tensor],
-    ) -> Tensor:
-        """Return the change of the global model by the local steps, [numel].
+    def run(self, round: int, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Return the change of the global model by the local steps, [numel], in each process.
 
         Args:
-            data: The data of the federation; ``data.root`` is the server's data.
-            rule: How samples become minibatches.
             round: The round, from 0.
             optimizer: The clients' optimizer, with this round's options.
-            settings: Precision, gradient clipping and accumulation of the local steps.
-            server_states: The server's states at the start of the round, by name.
         """
-        client, root_data = self.client, replace(data, train=Part.from_pieces([data.root]))
+        client, data, rule = self.client, self.states.data, self.rule
+        root_data = replace(data, train=Part.from_pieces([data.root]))
         steps = rule.count(self.objective.work("global"), len(data.root))
         server = torch.tensor([0])  # the server is the only client of the root data
         batches = Batches(root_data, server, [steps], rule, self.seed, round, None, self.augment)
+        server_states = self.states.server_states
         broadcast = ModelRows(client.row("global").data, client.statistics("global").data).clone()
         views = client.row("global").layout.views(broadcast.parameters)
         for name, tensor in read_frozen_values(client, root_data, 0, server_states).items():
@@ -90,7 +89,7 @@ class RootTraining:
         rates = list_local_rates(client.local_schedule, own_optimizer, num_steps, round)
         chunk = Chunk(server, self.objective, batches, num_steps, start, place=place, rates=rates)
         with ModelGuard(client, ["global"]):
-            OneByOne(settings).run(client, own_optimizer, chunk)
+            OneByOne(self.settings).run(client, own_optimizer, chunk)
         update = start.models["global"].parameters - broadcast.parameters
         return client.restrict_rows(update)[0]
 

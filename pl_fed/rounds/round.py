@@ -121,7 +121,7 @@ class RoundRunner:
         self.traffic = traffic or Traffic(client, server.aggregator, channel)
         self.local_training = LocalTraining(
             states,
-            lambda round: self.draw_cohort(round),  # not bound here: a trial may set the cohorts
+            self.draw_cohort,
             engine,
             evaluator,
             byzantine_clients,
@@ -146,7 +146,9 @@ class RoundRunner:
                 lambda: LinkBytes(*self.traffic.client_bytes),
             )
             self.local_training.limit_steps = self.systems.limit_steps
-        self.root_training = RootTraining(client, seed, datamodule.augment)
+        self.root_training = RootTraining(
+            states, batch_rule, settings.local, seed, datamodule.augment
+        )
         self.small_cohorts = SmallCohorts(
             small_cohort,
             server.new_aggregator,
@@ -297,7 +299,7 @@ class RoundRunner:
                 context = self.byzantine_clients.assume_byzantine(part.context)
                 context = replace(context, broadcast=row.clone(), center=number)
                 if self.server.aggregator.needs_root:
-                    root = self.root_update(context.round, optimizer)
+                    root = self.root_training.run(context.round, optimizer)
                     context = replace(context, root=root)
                 part = replace(part, context=context)
                 valid = trained.valid[is_own.to(trained.valid.device)]
@@ -420,7 +422,7 @@ class RoundRunner:
         """Return the cohort's uploads, with the context for aggregators and attacks."""
         root = trained.broadcast[:0]
         if self.server.aggregator.needs_root and trained.group is None:
-            root = self.root_update(round, optimizer)
+            root = self.root_training.run(round, optimizer)
         context = replace(
             self.build_context(trained.clients, trained.losses, round),
             start_losses=trained.start_losses,
@@ -490,20 +492,6 @@ class RoundRunner:
             try_aggregator(aggregator, context, self.server.new_aggregator)
         else:
             try_buckets(self.privacy.buckets, aggregator, context)
-
-    def root_update(self, round: int, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Return the update of the global model on the server's own root data, [numel].
-
-        Every process computes the same update.
-        """
-        return self.root_training.run(
-            self.states.data,
-            self.batch_rule,
-            round,
-            optimizer,
-            self.settings.local,
-            self.states.server_states,
-        )
 
     @property
     def _server_states(self) -> dict[str, Tensor]:

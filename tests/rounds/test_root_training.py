@@ -352,7 +352,7 @@ def test_root_update_restores_models_statistics_and_counters(net):
     federation.run_round(0, optimizer)
     before = copy.deepcopy(client.state_dict())
     objective, gradients = client.objective, [p.grad for p in client.parameters()]
-    root = federation.session.rounds.root_update(1, optimizer)
+    root = federation.session.rounds.root_training.run(1, optimizer)
     for name, tensor in client.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     assert client.objective is objective
@@ -390,12 +390,12 @@ def test_root_update_is_drawn_by_round_and_seed():
     federation = make_federation(client, data)
     optimizer = client.configure_optimizers()
     first, repeated, next_round = (
-        federation.session.rounds.root_update(r, optimizer) for r in (0, 0, 1)
+        federation.session.rounds.root_training.run(r, optimizer) for r in (0, 0, 1)
     )
     assert torch.equal(first, repeated)
     assert not torch.equal(first, next_round)
     other = make_federation(copy.deepcopy(client), data, seed=6)
-    assert not torch.equal(other.session.rounds.root_update(0, optimizer), first)
+    assert not torch.equal(other.session.rounds.root_training.run(0, optimizer), first)
 
 
 def test_root_samples_are_not_poisoned():
