@@ -1,6 +1,6 @@
 """The engine ``one_by_one``: one client after the other on the client's own modules."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, cast
 
@@ -49,10 +49,7 @@ class OneByOne(Engine):
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
         """Train the chunk's rows: see :meth:`Engine.run`."""
-        batches, objective, models = chunk.batches, chunk.objective, _WorkingModels(client, chunk)
-        parameters = {
-            model: list(client.row(model).tensors.values()) for model in objective.trained
-        }
+        batches, models = chunk.batches, _WorkingModels(client, chunk)
         rows, states = chunk.round.readable_rows(), OptimizerStates(client, chunk)
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
@@ -61,20 +58,11 @@ class OneByOne(Engine):
                 for position, client_id in enumerate(batches.clients):
                     seed(key(batches.seed, "torch", batches.round, client_id))
                     models.load(position)
-                    rebuilt = rebuild_optimizer(objective, optimizer, parameters)
-                    states.load(rebuilt, parameters, position)
+                    own = rebuild_optimizer(chunk.objective, optimizer, models.parameters)
+                    states.load(own, models.parameters, position)
                     with client.reading(select_rows(rows, position)):
-                        means = self._steps(
-                            client,
-                            rebuilt,
-                            parameters,
-                            chunk,
-                            models,
-                            position,
-                            keys[position],
-                            lend,
-                        )
-                    states.store(rebuilt, parameters, position)
+                        means = self._train(client, own, chunk, models, keys[position], lend)
+                    states.store(own, models.parameters, position)
                     outputs.append(means)
                     chunk.on_done(position + 1)
         finally:  # also after an exception of one client
@@ -85,24 +73,32 @@ class OneByOne(Engine):
         states.hand_over()
         return stack_outputs(outputs)
 
-    def _steps(
+    def _train(
         self,
         client: Client,
         optimizer: torch.optim.Optimizer,
-        parameters: Mapping[str, list[Tensor]],
         chunk: Chunk,
         models: "_WorkingModels",
-        position: int,
         keys: list[int],
         lend: Callable[[Tensor | None, int], None],
     ) -> dict[str, Tensor]:
         """Take one client's steps, and store each model after its last step.
 
         An exception has a note of the round, the client and the step.
+
+        Args:
+            client: The algorithm.
+            optimizer: The optimizer of the client.
+            chunk: The clients.
+            models: The models, loaded for the client.
+            keys: The key of the layers' draws in each step.
+            lend: Sets the rates of the trainer's optimizer: see :func:`lend_rates`.
+
+        Returns:
+            The means of the outputs of the steps.
         """
-        trained = _list_trained(client, parameters, chunk, position)
-        has_hooks = any(model.hooked_net is not None for model in trained)
-        models.keep_completed(trained, 0, position)
+        position = models.position
+        models.keep_completed(0)
         totals: dict[str, Tensor] = {}
         taken, per_step = 0, self.settings.batches_per_step
         is_waiting = False  # whether gradients wait for the optimizer
@@ -126,19 +122,17 @@ class OneByOne(Engine):
                 chunk.add_note(error, [position], step)
                 raise
             models.own_buffers.adopt()  # those that a step has replaced
-            models.restore_completed(trained, step, position)
+            models.restore_completed(step)
             if outputs:
                 taken += 1
                 is_waiting = True
-                if has_hooks:
-                    _call_hooks("on_after_backward", client, optimizer, trained, step)
+                models.call_hooks("on_after_backward", optimizer, step)
             if is_waiting and plan[step]:
                 is_waiting = False
-                if has_hooks:
-                    _call_hooks("on_before_optimizer_step", client, optimizer, trained, step)
+                models.call_hooks("on_before_optimizer_step", optimizer, step)
                 set_rates(optimizer, rates, step)
-                self._move(optimizer, trained, step)
-            models.keep_completed(trained, step + 1, position)
+                self._move(optimizer, models.trained, step)
+            models.keep_completed(step + 1)
             for name, value in outputs.items():
                 value = value.detach()
                 totals[name] = totals[name] + value if name in totals else value
@@ -173,31 +167,6 @@ def _load_minibatches(chunk: Chunk, position: int) -> Iterator[Batch]:
     """Yield the minibatches of a client; an exception has a note of the round and the client."""
     with chunk.note_errors([position]):
         yield from chunk.batches.iterate_client(position)
-
-
-def _list_trained(
-    client: Client, parameters: Mapping[str, list[Tensor]], chunk: Chunk, position: int
-) -> list[_TrainedModel]:
-    """Return the trained models of a client, by its position in the chunk."""
-    trained = []
-    for name, own_parameters in parameters.items():
-        net = client.model(name)
-        hooked = net if client.task.list_gradient_hooks(net) else None
-        trained.append(_TrainedModel(name, own_parameters, chunk.steps[name][position], hooked))
-    return trained
-
-
-def _call_hooks(
-    hook: str,
-    client: Client,
-    optimizer: torch.optim.Optimizer,
-    trained: list[_TrainedModel],
-    step: int,
-) -> None:
-    """Call a hook of the models that still train: see :meth:`Task.call_gradient_hook`."""
-    for model in trained:
-        if step < model.steps and model.hooked_net is not None:
-            client.task.call_gradient_hook(hook, model.hooked_net, optimizer)
 
 
 @contextmanager
@@ -238,19 +207,29 @@ class _WorkingModels:
     Args:
         client: The algorithm.
         chunk: The clients; :meth:`hand_over` replaces their models.
+
+    Attributes:
+        parameters: The parameters of each trained model.
+        position: The position of the loaded client in the chunk.
+        trained: The trained models of the loaded client.
     """
 
     def __init__(self, client: Client, chunk: Chunk) -> None:
-        self.models, trained = chunk.round.models, chunk.objective.trained
+        names = chunk.objective.trained
+        self.client = client
+        self.models = chunk.round.models
+        self.steps = chunk.steps
         self.own = {
-            model: ModelRows(client.row(model).data, client.statistics(model).data)
-            for model in trained
+            name: ModelRows(client.row(name).data, client.statistics(name).data) for name in names
         }
-        self.after = allocate_models(self.models, trained)
+        self.after = allocate_models(self.models, names)
+        self.parameters = {name: list(client.row(name).tensors.values()) for name in names}
+        self.position = 0
+        self.trained: list[_TrainedModel] = []
         # no row contains these buffers, such as BatchNorm's number of batches or a criterion's
         self.own_buffers = OwnBuffers(client)
         in_rows = {
-            id(buffer) for model in trained for buffer in client.statistics(model).tensors.values()
+            id(buffer) for name in names for buffer in client.statistics(name).tensors.values()
         }
         buffers = self.own_buffers.name_buffers().values()
         outside = {id(buffer): buffer for buffer in buffers if id(buffer) not in in_rows}
@@ -258,9 +237,13 @@ class _WorkingModels:
 
     def load(self, position: int) -> None:
         """Load the models of a client."""
-        for model, own in self.own.items():
-            own.parameters.copy_(self.models[model].parameters[position])
-            own.statistics.copy_(self.models[model].statistics[position])
+        self.position, self.trained = position, []
+        for name, own in self.own.items():
+            own.parameters.copy_(self.models[name].parameters[position])
+            own.statistics.copy_(self.models[name].statistics[position])
+            net, steps = self.client.model(name), self.steps[name][position]
+            hooked = net if self.client.task.list_gradient_hooks(net) else None
+            self.trained.append(_TrainedModel(name, self.parameters[name], steps, hooked))
         self.restore_buffers()
 
     def restore_buffers(self) -> None:
@@ -274,22 +257,26 @@ class _WorkingModels:
             if buffer.numel() <= _SMALL or not torch.equal(buffer, value):
                 buffer.copy_(value)
 
-    def keep_completed(self, trained: list[_TrainedModel], num_steps: int, position: int) -> None:
-        """Write the models that train for this number of steps into the client's new rows."""
-        for model in trained:
-            if model.steps == num_steps:
-                self.after[model.name][position] = self.own[model.name]
+    def call_hooks(self, hook: str, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Call a hook of the models that still train: see :meth:`Task.call_gradient_hook`."""
+        for model in self.trained:
+            if model.hooked_net is not None and step < model.steps:
+                self.client.task.call_gradient_hook(hook, model.hooked_net, optimizer)
 
-    def restore_completed(
-        self, trained: list[_TrainedModel], num_steps: int, position: int
-    ) -> None:
+    def keep_completed(self, num_steps: int) -> None:
+        """Write the models that train for this number of steps into the client's new rows."""
+        for model in self.trained:
+            if model.steps == num_steps:
+                self.after[model.name][self.position] = self.own[model.name]
+
+    def restore_completed(self, num_steps: int) -> None:
         """Restore the buffers of the models that train for at most this number of steps.
 
         The steps of other models may call them, in training mode.
         """
-        for model in trained:
+        for model in self.trained:
             if model.steps <= num_steps:
-                statistics = self.after[model.name].statistics[position]
+                statistics = self.after[model.name].statistics[self.position]
                 self.own[model.name].statistics.copy_(statistics)
 
     def hand_over(self) -> None:
