@@ -16,7 +16,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from pl_fed.callbacks.round_metrics import find_evaluated_round
 from pl_fed.callbacks.versions import read_commit, read_versions
 from pl_fed.configurable import class_record
-from pl_fed.evaluation.monitor import metric_directions
 from pl_fed.federation import Federation
 from pl_fed.files import replace_file
 from pl_fed.functional.durability import measure_durability
@@ -115,7 +114,7 @@ class RunSummary(Callback):
             "seeds": self._seeds(),
             "config": next((name for name in _CONFIGS if (folder / name).is_file()), None),
             "classes": self._classes(),
-            "higher_is_better": dict(metric_directions(self.federation.client.task)),
+            "higher_is_better": dict(self.federation.client.task.metric_directions()),
             "versions": read_versions(),
             "git": read_commit(),
             "device": _describe_device(trainer),

@@ -3,7 +3,6 @@
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pl_fed.clients.base import Client
-from pl_fed.evaluation.monitor import metric_directions
 from pl_fed.loggers import forget_postponed, wandb_loggers
 
 _BEST = {
@@ -50,7 +49,7 @@ class WandbAxis(Callback):
             run.define_metric("round")
             run.define_metric("*", step_metric="round")
             best_of = dict(_BEST)
-            for name, is_higher in metric_directions(pl_module.task).items():
+            for name, is_higher in pl_module.task.metric_directions().items():
                 if is_higher is None:
                     best_of |= {f"{name}_std": "min"}
                     continue

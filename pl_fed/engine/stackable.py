@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -294,9 +294,7 @@ def _compute_losses(step: PreparedStep, inputs: StepInputs, chunk: Chunk) -> lis
 def _pad_last_sample(chunk: Chunk) -> tuple[Batch, Batch]:
     """Return the first minibatches with a masked last sample: their own, or their first again."""
     batch = chunk.batches.stack_step(0)
-    if batch.mask is None:
-        raise TypeError("Expected stacked minibatches to have a mask but got None.")
-    mask = batch.mask.clone()
+    mask = cast(Tensor, batch.mask).clone()
     mask[:, -1] = False
     inputs = tree_map(_repeat_first_sample, batch.inputs)
     targets = tree_map(_repeat_first_sample, batch.targets)

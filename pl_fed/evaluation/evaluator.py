@@ -14,7 +14,7 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.evaluation.client_losses import ClientLosses
 from pl_fed.evaluation.client_measures import ClientMeasures
 from pl_fed.evaluation.model_runner import ModelRunner, SampleBatches, sort_by_size
-from pl_fed.evaluation.monitor import Monitor, Tables, metric_directions, prefer_second
+from pl_fed.evaluation.monitor import Monitor, Tables, prefer_second
 from pl_fed.evaluation.restored_values import RestoredValues
 from pl_fed.evaluation.smoothing import Smoothing
 from pl_fed.evaluation.step_evaluation import StepEvaluation
@@ -107,7 +107,7 @@ class Evaluator:
             prefers_second = prefer_second(first, second, self.monitor(data))
             for results in filter(None, (tables, triggered_tables)):
                 results[name] = _select_tables(prefers_second, *(results[m] for m in pair))
-        measure_names = list(metric_directions(self.client.task))
+        measure_names = list(self.client.task.metric_directions())
         for model, metric in metrics.items():
             own = tables[model]
             measures = {name: own.measures[:, column] for column, name in enumerate(measure_names)}

@@ -1,6 +1,5 @@
 """The metric that selects the better model of a client."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -82,7 +81,7 @@ class Monitor:
         Raises:
             ValueError: If no metric has this name, or its direction is unknown.
         """
-        measures = metric_directions(task)
+        measures = task.metric_directions()
         losses = ["loss"] if task.has_loss("val") else []
         names = [*(["accuracy"] if classes else []), *measures, *losses]
         if name is None:
@@ -115,11 +114,6 @@ class Monitor:
         if self.name == "accuracy":
             return tables.correct.sum(1).double() / tables.samples.sum(1)
         return -tables.mean_losses
-
-
-def metric_directions(task: Task) -> Mapping[str, bool | None]:
-    """Return the names of a task's metrics, and whether larger values are better, if known."""
-    return task.metric_directions()
 
 
 def prefer_second(first: Tables, second: Tables, monitor: Monitor | None = None) -> Tensor:

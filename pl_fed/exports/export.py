@@ -14,7 +14,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
-from pl_fed.evaluation.monitor import Tables, metric_directions, prefer_second
+from pl_fed.evaluation.monitor import Tables, prefer_second
 from pl_fed.exports.formats import FORMATS
 from pl_fed.exports.request import Request
 from pl_fed.federation import Federation
@@ -159,7 +159,7 @@ class Export:
         metrics = {
             f"val_{name}": value if math.isfinite(value) else None
             for name, value in zip(
-                metric_directions(client.task), tables.measures[position].tolist()
+                client.task.metric_directions(), tables.measures[position].tolist()
             )
         }
         results = {"val_samples": int(samples), "val_accuracy": accuracy, "val_loss": mean_loss}

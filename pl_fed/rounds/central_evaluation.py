@@ -10,7 +10,7 @@ from pl_fed.attacks import Attack
 from pl_fed.clients.features import place_data
 from pl_fed.data.client_data import ClientData
 from pl_fed.evaluation.evaluator import Evaluator
-from pl_fed.evaluation.monitor import Tables, metric_directions
+from pl_fed.evaluation.monitor import Tables
 from pl_fed.functional.fairness import class_std
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
@@ -79,7 +79,7 @@ class CentralEvaluation:
             *(["accuracy"] if classes else []),
             *(["loss"] if self.client.task.has_loss(part) else []),
             *(["class_std"] if classes else []),
-            *metric_directions(self.client.task),
+            *self.client.task.metric_directions(),
             *(["backdoor_success"] if self.byzantine_clients.triggers else []),
         ]
 
@@ -115,7 +115,7 @@ class CentralEvaluation:
             "loss": table.loss.sum() / samples,
             "class_std": class_std(table.correct, table.samples)[0],
         }
-        numbers |= dict(zip(metric_directions(self.client.task), table.measures[0]))
+        numbers |= dict(zip(self.client.task.metric_directions(), table.measures[0]))
         attack = self.byzantine_clients.attack
         if attack is not None and attack.triggers:
             numbers["backdoor_success"] = self._measure_backdoor(part, attack)

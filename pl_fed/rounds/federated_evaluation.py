@@ -12,7 +12,7 @@ from pl_fed.devices import to_device
 from pl_fed.engine import EngineChoice
 from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.evaluator import Evaluator
-from pl_fed.evaluation.monitor import Monitor, metric_directions
+from pl_fed.evaluation.monitor import Monitor
 from pl_fed.evaluation.objective_training import ObjectiveTraining
 from pl_fed.evaluation.smoothing import Smoothing
 from pl_fed.functional.client_figures import ClientFigure
@@ -105,7 +105,7 @@ class FederatedEvaluation:
                         classes,
                         benign,
                         self.byzantine_clients.triggers,
-                        metric_directions(self.client.task),
+                        self.client.task.metric_directions(),
                         ~self.states.is_untrained,
                         self.client.task.has_loss(part),
                         None if sample is None else sample.share,
@@ -155,7 +155,7 @@ class FederatedEvaluation:
     def _can_select(self) -> bool:
         """Whether an evaluation gives anything by which a better model is selected."""
         task = self.client.task
-        knows = any(higher is not None for higher in metric_directions(task).values())
+        knows = any(higher is not None for higher in task.metric_directions().values())
         return knows or task.has_loss("val")
 
     def list_evaluated_clients(self, part: str) -> Tensor:
