@@ -336,7 +336,6 @@ class SessionSetup:
             states,
             federation.engine_choice,
             federation.byzantine_clients,
-            self.settings,
             batch_rule,
             self._build_adaptation(federation.byzantine_clients, federation.seed),
             federation.model_selection,
@@ -367,7 +366,6 @@ class SessionSetup:
             federation.byzantine_clients,
             federation.engine_choice,
             evaluation.evaluator,
-            self.settings,
             batch_rule,
             max_rejected=federation.max_rejected,
             seed=federation.seed,
@@ -400,7 +398,6 @@ class SessionSetup:
             states,
             self.federation.byzantine_clients,
             evaluation.evaluator,
-            self.settings,
         )
 
     def _build_adaptation(
@@ -448,7 +445,7 @@ class SessionSetup:
             rounds: The rounds of the training clients.
             evaluated: The earlier session, if results of its held-out clients stay.
         """
-        federation, settings, data = self.federation, self.settings, self.datamodule.held_out
+        federation, data = self.federation, self.datamodule.held_out
         if data is None:
             return None
         before = None if evaluated is None else evaluated.held_out
@@ -457,12 +454,11 @@ class SessionSetup:
         corruption = copy.deepcopy(federation.adversary.corruption)
         benign_clients = ByzantineClients(Adversary(corruption=corruption))
         benign_clients.setup(data.num_clients, data.num_classes, seed)
-        states = HeldOutStates(rounds.states, data, federation.server, settings, federation.storage)
+        states = HeldOutStates(rounds.states, data, federation.server, federation.storage)
         evaluation = FederatedEvaluation(
             states,
             federation.engine_choice,
             benign_clients,
-            settings,
             rounds.batch_rule,
             self._build_adaptation(benign_clients, seed),
             federation.model_selection,
@@ -474,11 +470,7 @@ class SessionSetup:
         return HeldOutClients(
             states,
             evaluation,
-            federation.engine_choice,
-            benign_clients,
             self.datamodule.augment,
-            settings,
-            rounds.batch_rule,
             rounds.local_training.watch,
             seed,
             federation.held_out_rounds,

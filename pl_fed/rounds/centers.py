@@ -11,7 +11,6 @@ from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.distributed.work_share import RemoteRows
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.rounds.client_states import ClientStates
-from pl_fed.rounds.settings import RunSettings
 
 
 class Centers:
@@ -20,14 +19,13 @@ class Centers:
     Args:
         states: The clients' data and states; the server's state ``centers`` has the rows.
         evaluator: Measures losses.
-        settings: The trainer's settings.
     """
 
-    def __init__(self, states: ClientStates, evaluator: Evaluator, settings: RunSettings) -> None:
+    def __init__(self, states: ClientStates, evaluator: Evaluator) -> None:
         self.states = states
         self.client = states.client
         self.evaluator = evaluator
-        self.settings = settings
+        self.settings = states.settings
 
     @property
     def rows(self) -> Tensor:

@@ -14,7 +14,6 @@ from pl_fed.evaluation.monitor import Tables
 from pl_fed.functional.fairness import class_std
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
-from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.triggered_data import TriggeredData
 
 
@@ -29,7 +28,6 @@ class CentralEvaluation:
         states: The clients' data, which may share the tensors of samples.
         byzantine_clients: The Byzantine clients, whose attack may have a trigger.
         evaluator: Runs the global model.
-        settings: The trainer's settings.
     """
 
     def __init__(
@@ -38,14 +36,13 @@ class CentralEvaluation:
         states: ClientStates,
         byzantine_clients: ByzantineClients,
         evaluator: Evaluator,
-        settings: RunSettings,
     ) -> None:
         self.central = central
         self.states = states
         self.client = states.client
         self.byzantine_clients = byzantine_clients
         self.evaluator = evaluator
-        self.settings = settings
+        self.settings = states.settings
         self._data: ClientData | None = None
         self._clients_data: ClientData | None = None  # beside which the samples were placed
         self._triggered = TriggeredData()

@@ -21,7 +21,6 @@ from pl_fed.random import key
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.centers import Centers
 from pl_fed.rounds.client_states import ClientStates
-from pl_fed.rounds.settings import RunSettings
 
 ModelSelection = Literal["validation", "test"] | None
 UntrainedModels = Literal["global"] | None
@@ -32,9 +31,8 @@ class FederatedEvaluation:
 
     Args:
         states: The clients' data and states.
-        engine: Runs the local steps of an adaptation.
+        engine: The engine of the rounds; it runs the local steps of an adaptation.
         byzantine_clients: The Byzantine clients; metrics leave them out.
-        settings: The trainer's settings.
         batch_rule: How samples become minibatches of an adaptation.
         adaptation: Trains personal models before each evaluation; ``None`` for no adaptation.
         model_selection: The data that selects a client's hybrid model: see
@@ -55,7 +53,6 @@ class FederatedEvaluation:
         states: ClientStates,
         engine: EngineChoice,
         byzantine_clients: ByzantineClients,
-        settings: RunSettings,
         batch_rule: BatchRule,
         adaptation: ObjectiveTraining | None,
         model_selection: ModelSelection,
@@ -71,7 +68,7 @@ class FederatedEvaluation:
         self.client = states.client
         self.engine = engine
         self.byzantine_clients = byzantine_clients
-        self.settings = settings
+        self.settings = states.settings
         self.batch_rule = batch_rule
         self.adaptation = adaptation
         self.model_selection = model_selection
@@ -82,7 +79,7 @@ class FederatedEvaluation:
         self.evaluator: Evaluator = Evaluator(
             self.client, self._begin, stacked, monitor, smoothing, key(seed, "smoothing")
         )
-        self.centers = Centers(states, self.evaluator, settings)
+        self.centers = Centers(states, self.evaluator)
         self._metrics: dict[str, dict[str, ClientMetrics]] = {}
         if before is not None:
             self._metrics = before._metrics

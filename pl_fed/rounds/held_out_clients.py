@@ -23,17 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
-from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine import EngineChoice
 from pl_fed.evaluation.monitor import Tables
 from pl_fed.random import key
-from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates, new_client_rows
 from pl_fed.rounds.federated_evaluation import FederatedEvaluation
 from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.rounds.server import Server
-from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.storage import StorageOptions
 from pl_fed.rounds.value_watch import ValueWatch
 
@@ -47,7 +44,6 @@ class HeldOutStates(ClientStates):
         training: The training clients' data and states.
         data: The held-out clients' data, as loaded.
         server: The server.
-        settings: The trainer's settings.
         storage: The storage options of the clients' states.
     """
 
@@ -56,10 +52,9 @@ class HeldOutStates(ClientStates):
         training: ClientStates,
         data: ClientData,
         server: Server,
-        settings: RunSettings,
         storage: StorageOptions,
     ) -> None:
-        super().__init__(training.client, data, server, settings, storage)
+        super().__init__(training.client, data, server, training.settings, storage)
         self._training = training
         self._placed: ClientData | None = None  # the data that the present parts belong to
 
@@ -84,12 +79,9 @@ class HeldOutClients:
 
     Args:
         states: Their data and states.
-        evaluation: Evaluates models on their data.
-        engine: The engine of the rounds.
-        byzantine_clients: Changes the data of held-out clients as those of benign clients.
+        evaluation: Evaluates models on their data; its Byzantine clients change the data of
+            held-out clients as those of benign clients.
         augment: Applied to the inputs of each minibatch.
-        settings: The trainer's settings.
-        batch_rule: How samples become minibatches.
         watch: The watch over the values of modules in the rounds' local steps.
         seed: The seed of the federation.
         local_rounds: Number of local rounds of an algorithm without an adaptation, at least 1.
@@ -101,11 +93,7 @@ class HeldOutClients:
         self,
         states: HeldOutStates,
         evaluation: FederatedEvaluation,
-        engine: EngineChoice,
-        byzantine_clients: ByzantineClients,
         augment: Callable[[Tensor], Tensor] | None,
-        settings: RunSettings,
-        batch_rule: BatchRule,
         watch: ValueWatch,
         seed: int,
         local_rounds: int,
@@ -115,7 +103,6 @@ class HeldOutClients:
         self.evaluation = evaluation
         self.client: Client = states.client
         self.local_rounds = local_rounds
-        self._round_engine = engine
         self._engine: EngineChoice | None = None
         self._cohort = torch.empty(0, dtype=torch.int64)
         self._build_training = partial(
@@ -123,10 +110,9 @@ class HeldOutClients:
             states,
             lambda _: self._cohort,
             evaluator=evaluation.evaluator,
-            byzantine_clients=byzantine_clients,
+            byzantine_clients=evaluation.byzantine_clients,
             augment=augment,
-            settings=settings,
-            batch_rule=batch_rule,
+            batch_rule=evaluation.batch_rule,
             seed=key(seed, "held-out clients"),
             leaves_out=leaves_out,
             watch=watch,
@@ -191,8 +177,8 @@ class HeldOutClients:
         client.local_schedule = None  # a fit alone builds one
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                device = client.device
-                self._engine = self._round_engine.choose_for_evaluation(device, self._engine)
+                round_engine = self.evaluation.engine
+                self._engine = round_engine.choose_for_evaluation(client.device, self._engine)
                 training = self._build_training(engine=self._engine)
                 optimizer = client.objective.build_optimizer(client.trained_parameters)
                 for round in range(self.local_rounds):

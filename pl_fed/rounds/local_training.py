@@ -32,7 +32,6 @@ from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.centers import Centers
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.preparation import Preparation
-from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.trained_cohort import (
     GLOBAL_STATISTICS,
     ChunkResults,
@@ -81,7 +80,6 @@ class LocalTraining:
         evaluator: Measures the losses that an algorithm or an aggregator needs.
         byzantine_clients: The Byzantine clients, which may poison their data.
         augment: Applied to the inputs of each minibatch.
-        settings: The trainer's settings.
         batch_rule: How samples become minibatches.
         seed: The seed of the federation.
         measures_start_losses: Whether to measure the loss of w^t, or of the client's center, over
@@ -109,7 +107,6 @@ class LocalTraining:
         evaluator: Evaluator,
         byzantine_clients: ByzantineClients,
         augment: Callable[[Tensor], Tensor] | None,
-        settings: RunSettings,
         batch_rule: BatchRule,
         seed: int,
         measures_start_losses: bool = False,
@@ -125,7 +122,7 @@ class LocalTraining:
         self.evaluator = evaluator
         self.byzantine_clients = byzantine_clients
         self.augment = augment
-        self.settings = settings
+        self.settings = states.settings
         self.batch_rule = batch_rule
         self.seed = seed
         self.measures_start_losses = measures_start_losses
@@ -133,10 +130,8 @@ class LocalTraining:
         self.leaves_out = leaves_out
         self.limit_steps = None
         self.channel = channel
-        self.centers = Centers(states, evaluator, settings)
-        self.preparation = Preparation(
-            states, batch_rule, settings.local, seed, byzantine_clients.poison, augment
-        )
+        self.centers = Centers(states, evaluator)
+        self.preparation = Preparation(states, batch_rule, seed, byzantine_clients.poison, augment)
         self.watch = watch or ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
         self._table_layout = TableLayout()

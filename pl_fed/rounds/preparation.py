@@ -7,7 +7,7 @@ from torch import Tensor
 from pl_fed.clients.round_rules import call_hook, read_preparation_steps
 from pl_fed.data.batches import BatchRule
 from pl_fed.devices import numbers_on
-from pl_fed.engine.base import Chunk, LocalSettings
+from pl_fed.engine.base import Chunk
 from pl_fed.engine.choice import EngineChoice
 from pl_fed.evaluation.objective_training import ObjectiveTraining, Poison
 from pl_fed.random import key
@@ -23,7 +23,6 @@ class Preparation:
     Args:
         states: The data of the federation.
         rule: How samples become minibatches.
-        settings: Precision, gradient clipping and accumulation of the local steps.
         seed: The seed of the federation.
         poison: Returns the functions that change the data of clients, for client ids and a round.
         augment: Applied to the inputs of each minibatch.
@@ -36,7 +35,6 @@ class Preparation:
         self,
         states: ClientStates,
         rule: BatchRule,
-        settings: LocalSettings,
         seed: int,
         poison: Poison,
         augment: Callable[[Tensor], Tensor] | None,
@@ -44,7 +42,7 @@ class Preparation:
         client = states.client
         self.states = states
         self.rule = rule
-        self.settings = settings
+        self.settings = states.settings.local
         self._training: ObjectiveTraining | None = None
         if client.preparation is None:
             return

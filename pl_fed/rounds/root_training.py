@@ -11,7 +11,7 @@ from pl_fed.clients.local_rates import list_local_rates
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import Part
-from pl_fed.engine.base import Chunk, LocalSettings
+from pl_fed.engine.base import Chunk
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.random import key
 from pl_fed.rounds.client_states import ClientStates, read_frozen_values
@@ -33,7 +33,6 @@ class RootTraining:
     Args:
         states: The data of the federation and the server's states; ``data.root`` is the server's.
         rule: How samples become minibatches.
-        settings: Precision, gradient clipping and accumulation of the local steps.
         seed: The seed of the federation.
         augment: Applied to the inputs of each minibatch.
     """
@@ -42,13 +41,12 @@ class RootTraining:
         self,
         states: ClientStates,
         rule: BatchRule,
-        settings: LocalSettings,
         seed: int,
         augment: Callable[[Tensor], Tensor] | None,
     ) -> None:
         self.states = states
         self.rule = rule
-        self.settings = settings
+        self.settings = states.settings.local
         self.seed = key(seed, "root")
         self.augment = augment
         self.client = states.client

@@ -29,7 +29,6 @@ from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.rounds.privacy import RoundPrivacy
 from pl_fed.rounds.root_training import RootTraining
 from pl_fed.rounds.server import Server
-from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.small_cohorts import SmallCohortRule, SmallCohorts
 from pl_fed.rounds.systems import SystemsClock
 from pl_fed.rounds.traffic import Traffic
@@ -71,7 +70,6 @@ class RoundRunner:
         byzantine_clients: The Byzantine clients and their attack.
         engine: Runs the local steps.
         evaluator: Measures the losses that an algorithm or an aggregator needs.
-        settings: The trainer's settings.
         batch_rule: How samples become minibatches.
         max_rejected: The largest share of a round's benign clients that may be broken, in [0, 1].
         seed: The seed of the federation.
@@ -92,7 +90,6 @@ class RoundRunner:
         byzantine_clients: ByzantineClients,
         engine: EngineChoice,
         evaluator: Evaluator,
-        settings: RunSettings,
         batch_rule: BatchRule,
         max_rejected: float,
         seed: int,
@@ -111,7 +108,7 @@ class RoundRunner:
         self.server = server
         self.byzantine_clients = byzantine_clients
         self.evaluator = evaluator
-        self.settings = settings
+        self.settings = states.settings
         self.batch_rule = batch_rule
         # a stop because of broken uploads would tell an observer about clients' data
         self.max_rejected = max_rejected if privacy is None else 1.0
@@ -126,7 +123,6 @@ class RoundRunner:
             evaluator,
             byzantine_clients,
             datamodule.augment,
-            settings,
             batch_rule,
             seed,
             measures_start_losses=server.aggregator.needs_start_losses,
@@ -146,9 +142,7 @@ class RoundRunner:
                 lambda: LinkBytes(*self.traffic.client_bytes),
             )
             self.local_training.limit_steps = self.systems.limit_steps
-        self.root_training = RootTraining(
-            states, batch_rule, settings.local, seed, datamodule.augment
-        )
+        self.root_training = RootTraining(states, batch_rule, seed, datamodule.augment)
         self.small_cohorts = SmallCohorts(
             small_cohort,
             server.new_aggregator,
