@@ -492,20 +492,10 @@ class _Sums:
 
 def _select_tables(prefers_second: Tensor, first: Tables, second: Tables) -> Tables:
     """Return the results of the preferred model, by a mask of clients, bool [clients]."""
-    groups = None
-    if first.groups is not None and second.groups is not None:
-        groups = _select(prefers_second, first.groups, second.groups)
-    return Tables(
-        _select(prefers_second, first.correct, second.correct),
-        _select(prefers_second, first.samples, second.samples),
-        _select(prefers_second, first.loss, second.loss),
-        _select(prefers_second, first.has_loss, second.has_loss),
-        _select(prefers_second, first.measures, second.measures),
-        groups,
-    )
 
+    def select_rows(rows: Tensor, others: Tensor) -> Tensor:
+        """Return the rows of the preferred model."""
+        mask = prefers_second.view(-1, *(1 for _ in rows.shape[1:]))
+        return torch.where(mask, others, rows)
 
-def _select(prefers_second: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Return the rows of the preferred model, by a mask of clients, bool [clients]."""
-    mask = prefers_second.view(-1, *(1 for _ in first.shape[1:]))
-    return torch.where(mask, second, first)
+    return cast(Tables, tree_map(select_rows, first, second))

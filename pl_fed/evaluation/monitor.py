@@ -1,12 +1,13 @@
 """The metric that selects the better model of a client."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from pl_fed.tasks import Task
+from pl_fed.trees import join, select
 
 
 class Tables(NamedTuple):
@@ -39,18 +40,11 @@ class Tables(NamedTuple):
         """Return the results of these clients, and then those of others."""
         if not len(self.loss):
             return other
-        groups = None
-        if self.groups is not None and other.groups is not None:
-            groups = torch.cat([self.groups, other.groups])
-        correct, samples, loss, has_loss, measures = map(torch.cat, zip(self[:5], other[:5]))
-        return Tables(correct, samples, loss, has_loss, measures, groups)
+        return cast(Tables, join([self, other]))
 
     def select(self, rows: Tensor) -> "Tables":
         """Return the results of some clients, by their rows, int64 [n]."""
-        rows = rows.to(self.loss.device)
-        groups = None if self.groups is None else self.groups[rows]
-        correct, samples, loss, has_loss, measures = (table[rows] for table in self[:5])
-        return Tables(correct, samples, loss, has_loss, measures, groups)
+        return cast(Tables, select(self, rows.to(self.loss.device)))
 
 
 @dataclass(frozen=True)
