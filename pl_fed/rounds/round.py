@@ -181,24 +181,24 @@ class RoundRunner:
         report = self._report_training(trained)
         # 2. The run stops if too many benign clients are broken.
         self._check_broken_share(trained, round)
-        keeps_all = not len(trained.clients) and self.privacy is None  # model and states
+        is_skipped = not len(trained.clients) and self.privacy is None  # model and states stay
         if trained.has_uploads or self.privacy is not None:
             uploads = self._collect_uploads(trained, round, optimizer, notes)
             # 3. The attackers replace their uploads. 4. Broken uploads are left out. 5. The server
             # merges the valid uploads and moves the global model, or each center.
             if trained.group is None:
                 moved = self._serve(self.server, uploads, trained.valid, trained, hooks, notes)
-                if moved is not None:
-                    self._update_body()
-                    self._adopt_lone_model(trained)
             else:
                 moved = self._serve_centers(
                     uploads, trained.group, trained, optimizer, hooks, notes
                 )
-            keeps_all = moved is None
+            if moved is not None and self.privacy is None:  # else noisy means alone move it
+                self.client.update_body(self._server_states)
+                self._adopt_lone_model(trained)
+            is_skipped = moved is None
             report |= moved or {}
         # 6. The states of all valid clients are stored: those of the whole round, or none.
-        if keeps_all:
+        if is_skipped:
             notes("small_cohort", 1.0)
             notes("benign_distance", math.nan)
         else:
@@ -237,7 +237,9 @@ class RoundRunner:
         """
         broken = ~valid if trained.num_broken else None
         num_sent = len(uploads.share.cohort)
-        if self._forges(uploads):
+        context = uploads.context
+        forges = self.byzantine_clients.forges(context.clients, context.round)
+        if forges and not self._must_skip(uploads):
             uploads, broken = self._forge(server, uploads, valid, notes)
         if broken is not None:
             uploads = uploads.leave_out(broken, self.byzantine_clients)
@@ -302,14 +304,8 @@ class RoundRunner:
                 moves.append(moved)
         if not moves:
             return None
-        self._update_body()
         names = ("train/update_norm", "train/benign_distance")
         return {name: _join_norms([moved[name] for moved in moves]) for name in names}
-
-    def _update_body(self) -> None:
-        """Let the algorithm change what all models share; with privacy, nothing is shared."""
-        if self.privacy is None:
-            self.client.update_body(self._server_states)
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round, int64 [cohort].
@@ -505,12 +501,6 @@ class RoundRunner:
             return None
         return self.small_cohorts.describe(probabilities, self.settings.rounds)
 
-    def _forges(self, uploads: Uploads) -> bool:
-        """Return whether attackers of the cohort replace their uploads."""
-        context = uploads.context
-        forges = self.byzantine_clients.forges(context.clients, context.round)
-        return forges and not self._must_skip(uploads)
-
     def _read_attacker_samples(self, client: int) -> Batch:
         """Return the training samples of an attacker; none if they are too few for a minibatch."""
         data = self.states.data
@@ -611,7 +601,7 @@ class RoundRunner:
         fit.
         """
         model, row = trained.own.lone_model, self.client.row("global").data
-        if model is None or self.privacy is not None:
+        if model is None or trained.group is not None:
             return
         broadcast = trained.broadcast
         if torch.equal(row, broadcast + (model - broadcast)):
