@@ -290,11 +290,11 @@ class EngineChoice:
             return "one_by_one"
         # a time limit (`max_time`) bounds the steps by a typical time of one
         steps = min(work.count_steps(), work.seconds / _TYPICAL_STEP_SECONDS)
-        objective = work.example.objective
         stack = min(len(work.cohort), self.clients_at_a_time("stacked", work))
-        name = choose_engine(WorkFacts.collect(work.client, objective, stack, steps))
+        facts = WorkFacts.collect(work.client, work.example.objective, stack, steps)
+        name = choose_engine(facts)
         if name in STACKED and not self._can_stack(work, lambda _: None):
-            return choose_engine(WorkFacts.collect(work.client, objective, 1, steps))
+            return choose_engine(replace(facts, stack=1))
         return name
 
     def _find_fastest(self, work: Workload) -> str:

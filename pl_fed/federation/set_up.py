@@ -246,7 +246,7 @@ class SessionSetup:
     def _try_parts(self, session: Session, trial: Trial) -> None:
         """Run the aggregator, the attacks and the engine on a few numbers before training."""
         rounds = session.rounds
-        rounds.try_aggregator()
+        rounds.try_merge()
         if sentence := rounds.describe_small_cohorts():
             rank_zero_info(sentence)
         try_attacks(trial, self.federation.byzantine_clients.attacks_on_data)

@@ -132,11 +132,12 @@ def check_default_parts(trial: Trial) -> None:
     Raises:
         ValueError: With the argument, and the last part that changes the loss.
     """
-    for argument, parts in trial.client.default_parts.items():
-        used = _compute_on_copy(trial, _find_used_parts)
-        if used is None:
-            continue
-        algorithm, net = type(trial.client).__name__, type(trial.client.global_model).__name__
+    client = trial.client
+    used = _compute_on_copy(trial, _find_used_parts) if client.default_parts else None
+    if used is None:
+        return
+    algorithm, net = type(client).__name__, type(client.global_model).__name__
+    for argument, parts in client.default_parts.items():
         if used.names and not any(belongs(name, parts) for name in used.names):
             raise ValueError(
                 f"Expected argument `{argument}` to name parts on which the loss of {net} depends"

@@ -470,7 +470,7 @@ class RoundRunner:
         data = self.states.data
         return data.inputs_of(torch.empty(0, dtype=torch.int64, device=data.device))
 
-    def try_aggregator(self) -> None:
+    def try_merge(self) -> None:
         """Run a new aggregator on short random uploads: of a cohort, or of the buckets of privacy.
 
         Raises:
