@@ -165,16 +165,16 @@ class Client(Configurable, ClientRounds, ABC):
     forge uploads are then refused."""
 
     single_batch_reason = ""
-    """Why each optimizer step takes one minibatch: ``trainer.accumulate_grad_batches`` is then
-    refused. Empty if gradients may accumulate."""
+    """The reason for one minibatch in each optimizer step: ``trainer.accumulate_grad_batches`` is
+    then refused. Empty if gradients may accumulate."""
 
     reads_rates = False
     """Whether ``training_step`` needs the learning rate of its own step: a schedule over local
     steps is then refused, because ``<model>.lr`` is the mean rate of a client's steps."""
 
     new_client_reason = ""
-    """Why a client that never took part has no model of its own, not even after local training:
-    ``data.held_out_clients`` is then refused. Empty if it has one."""
+    """The reason for a missing own model of a client that never took part, also after local
+    training: ``data.held_out_clients`` is then refused. Empty if it has one."""
 
     reads_class_counts = False
     """Whether the algorithm reads its clients' numbers of training samples by class, as
@@ -768,7 +768,7 @@ class Client(Configurable, ClientRounds, ABC):
         """Raise ``ValueError`` if the criterion is not the mean of sample losses.
 
         Args:
-            reason: The reason why the algorithm needs sample losses.
+            reason: The reason that the algorithm needs sample losses.
         """
         if not self.averages_samples:
             raise ValueError(
@@ -892,7 +892,7 @@ class Client(Configurable, ClientRounds, ABC):
 
     @property
     def shared_numbers(self) -> int:
-        """How many numbers of the global model and its running statistics cross the network.
+        """The number of values of the global model and its running statistics that are exchanged.
 
         Override it in an algorithm whose clients send a shorter row, or keep parts to themselves.
         """
@@ -968,12 +968,12 @@ class Client(Configurable, ClientRounds, ABC):
 
     @property
     def upload_numbers(self) -> int:
-        """How many numbers a client sends in a round: shared ones, and proposals."""
+        """The number of values that a client sends in a round: shared ones, and proposals."""
         return self._exchanged_numbers
 
     @property
     def exact_numbers(self) -> int:
-        """How many more numbers a client sends in full if uploads are compressed; by default none.
+        """The number of further values that a client sends in full beside a compressed upload; 0.
 
         Override it if the server reads them from the upload otherwise.
         """
@@ -981,7 +981,7 @@ class Client(Configurable, ClientRounds, ABC):
 
     @property
     def download_numbers(self) -> int:
-        """How many numbers a client receives in a round: shared ones, and states of the server."""
+        """The number of values that a client receives: shared ones, and states of the server."""
         return self._exchanged_numbers
 
     @property
@@ -1016,7 +1016,7 @@ class Client(Configurable, ClientRounds, ABC):
         """Raise ``ValueError`` if the optimizer of a LightningModule has groups that differ.
 
         Args:
-            reason: The reason why the algorithm needs one value for all parameters.
+            reason: The reason that the algorithm needs one value for all parameters.
             *options: Names of options, such as ``"lr"``.
         """
         parameters = list(self.row(self.trained[0]).tensors.values())
@@ -1033,7 +1033,7 @@ class Client(Configurable, ClientRounds, ABC):
         """Raise ``ValueError`` if the net has running statistics (BatchNorm's, as a rule).
 
         Args:
-            reason: The reason why they do not fit the algorithm. Often the objective contains a
+            reason: The reason that they do not fit the algorithm. Often the objective contains a
                 gradient, as from :meth:`gradient_at`; its computation cannot update statistics.
         """
         if self.statistics("global").layout.numel:

@@ -60,15 +60,15 @@ class Clustered(Client):
 
     @property
     def shared_numbers(self) -> int:
-        """How many numbers of one model cross the network."""
+        """The number of values of one model that cross the network."""
         return len(self.row("global").data)
 
     @property
     def upload_numbers(self) -> int:
-        """How many numbers a client sends in a round: the change of one model."""
+        """The number of values that a client sends in a round: the change of one model."""
         return self.shared_numbers
 
     @property
     def download_numbers(self) -> int:
-        """How many numbers a client receives in a round: one model."""
+        """The number of values that a client receives in a round: one model."""
         return self.shared_numbers

@@ -108,7 +108,7 @@ class FedBABU(Client):
 
     @property
     def shared_numbers(self) -> int:
-        """How many numbers cross the network: all but the head's parameters."""
+        """The number of values that cross the network: all but the head's parameters."""
         return super().shared_numbers - len(self.head_positions)
 
     @property

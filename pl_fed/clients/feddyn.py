@@ -78,17 +78,17 @@ class FedDyn(Client):
 
     @property
     def upload_numbers(self) -> int:
-        """How many numbers a client sends in a round: w_k; the server computes D from these."""
+        """The number of values that a client sends: w_k; the server computes D from these."""
         return self.shared_numbers
 
     @property
     def exact_numbers(self) -> int:
-        """How many more numbers a client sends if its upload is compressed: w_k − w^t, for D."""
+        """The number of further values beside a compressed upload: w_k − w^t in full, for D."""
         return self.shared_numbers
 
     @property
     def download_numbers(self) -> int:
-        """How many numbers a client receives in a round: w^t; the clients do not need D."""
+        """The number of values that a client receives: w^t; the clients do not need D."""
         return self.shared_numbers
 
     def begin(self, client: ClientRound) -> None:

@@ -66,7 +66,7 @@ class FedPer(Client):
 
     @property
     def shared_numbers(self) -> int:
-        """How many numbers cross the network: all but the client's own parts."""
+        """The number of values that cross the network: all but the client's own parts."""
         return super().shared_numbers - len(self.own_positions) - len(self.own_statistics)
 
     @property

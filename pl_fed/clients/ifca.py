@@ -86,5 +86,5 @@ class IFCA(Clustered):
 
     @property
     def download_numbers(self) -> int:
-        """How many numbers a client receives: all models."""
+        """The number of values that a client receives: all models."""
         return self.num_centers * self.shared_numbers

@@ -86,7 +86,7 @@ class LpProj(ADMM):
 
     @property
     def shared_numbers(self) -> int:
-        """How many numbers cross the network: the short row."""
+        """The number of values that cross the network: the short row."""
         return len(self.projection(self.initial_row()))
 
     @property

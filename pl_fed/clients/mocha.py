@@ -127,12 +127,12 @@ class Mocha(Client):
 
     @property
     def upload_numbers(self) -> int:
-        """How many numbers a client sends: its own model's change."""
+        """The number of values that a client sends: its own model's change."""
         return self.shared_numbers
 
     @property
     def download_numbers(self) -> int:
-        """How many numbers a client receives: its model, and centre and strength of its pull."""
+        """The number of received values: its model, and the pull's centre and strength."""
         return 2 * self.shared_numbers + 1
 
     def _all_models(self, client: ClientRound) -> Tensor:

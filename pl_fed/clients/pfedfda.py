@@ -140,7 +140,7 @@ class PFedFDA(Client):
 
     @property
     def shared_numbers(self) -> int:
-        """How many numbers of the model cross the network: all but the head's parameters."""
+        """The number of values of the model that are exchanged: all but the head's parameters."""
         return super().shared_numbers - len(self.head_positions)
 
     @property

@@ -32,7 +32,7 @@ CONVOLUTIONS = (
 
 @dataclass(frozen=True)
 class WorkFacts:
-    """Work facts: what the choice of an engine depends on.
+    """Work facts: the facts on which the choice of an engine depends.
 
     Attributes:
         device: The kind of device, such as ``"cpu"``.

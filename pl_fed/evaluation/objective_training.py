@@ -74,7 +74,7 @@ class ObjectiveTraining:
             data: The data of the federation.
             clients: Client ids, int64 [clients].
             start: The rows of the clients; their models of the objective are replaced.
-            rule: How samples become minibatches.
+            rule: The split of samples into minibatches.
             round_engine: The engine of the rounds.
             settings: Precision, gradient clipping and accumulation of the local steps.
             round: The round; it determines the order of the samples.
@@ -171,7 +171,7 @@ class ObjectiveTraining:
         Args:
             data: The data of the federation.
             clients: Client ids, int64 [clients].
-            rule: How samples become minibatches.
+            rule: The split of samples into minibatches.
         """
         sizes, work = data.train.sizes[clients].tolist(), self.objective.work
         return {
@@ -196,7 +196,7 @@ class ObjectiveTraining:
             clients: The ids of all clients, int64 [clients].
             start: The rows of all clients.
             positions: The positions of the chunk's clients, int64.
-            rule: How samples become minibatches.
+            rule: The split of samples into minibatches.
             round: The round.
             steps: The number of steps of all clients, by model.
         """

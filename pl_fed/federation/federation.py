@@ -83,7 +83,7 @@ class Federation(Configurable):
             Poisson sampling, or a cohort without its broken uploads. ``"skip"`` makes no step,
             keeps all states, and counts the round under ``train/small_cohort``. ``"raise"`` ends
             the run. A round with privacy always makes its noisy step.
-        on_client_error: What happens if the local work of a client raises an exception, for example
+        on_client_error: Effect of an exception in the local work of a client, for example
             because a file of its data is broken. ``"raise"`` ends the run, with the client, the
             round and the step; ``"leave_out"`` counts the client as broken. With privacy it is
             always left out: the end of the run would tell that the client took part. A client that

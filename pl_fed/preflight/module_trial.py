@@ -107,7 +107,7 @@ def _copy_task(task: LightningTask, facts: ModuleFacts) -> LightningTask:
 
 
 class _Part(NamedTuple):
-    """Part: what the evaluation of a part logs in the trial.
+    """Part: the logs of the evaluation of a part in the trial.
 
     Attributes:
         stage: The stage whose step evaluates the part; ``None`` without a step.
@@ -281,7 +281,7 @@ def _differs(loss: Any, logged: Any) -> bool:
 def _try_evaluation(
     net: nn.Module, task: LightningTask, batch: Batch, part: str, step: str
 ) -> _Part:
-    """Evaluate a part, and return what it logs by the names of the logs."""
+    """Evaluate a part, and return its logs."""
     logs = StepLogs()
     loss, values = _try_step(
         net,

@@ -47,7 +47,7 @@ _ROUNDING = 1e-3  # largest difference by rounding, as a share of the largest ou
 
 @dataclass(frozen=True)
 class NetFacts:
-    """Net facts: what the net takes, and what its task's loss is.
+    """Net facts: the inputs of a net, and the kind of its task's loss.
 
     Attributes:
         takes_integers: Whether the net takes integer inputs.

@@ -186,7 +186,7 @@ def check_engine(client: Client, rule: BatchRule, data: ClientData, engine: str)
 
     Args:
         client: The algorithm.
-        rule: How samples become minibatches.
+        rule: The split of samples into minibatches.
         data: The clients' data.
         engine: The requested engine.
 

@@ -45,7 +45,7 @@ def refuse_changes(facts: StepFacts) -> None:
     """Refuse local steps that carry anything from one client to the next besides buffers.
 
     Args:
-        facts: What the local steps change.
+        facts: The changes by the local steps.
 
     Raises:
         ValueError: With the name of the parameter, buffer or attribute, and the remedy.

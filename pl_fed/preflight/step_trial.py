@@ -85,7 +85,7 @@ def explain_smallest_minibatch(trial: Trial, rule: BatchRule) -> str | None:
 
     Args:
         trial: The algorithm and its samples.
-        rule: How samples become minibatches.
+        rule: The split of samples into minibatches.
 
     Returns:
         The number of clients with such a minibatch, and the remedy; ``None`` if there is none, or
@@ -193,7 +193,7 @@ class _Run:
 
     Attributes:
         results: The client's rows and the means of its outputs after the steps.
-        changes: What any step changed.
+        changes: The changes by all steps.
         values: The attributes, and values outside of modules, after each step and at the end.
         reshaped: Buffers that a step gave another shape.
         draws: Whether the steps have drawn from a global generator of Python or NumPy.

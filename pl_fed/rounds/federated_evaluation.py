@@ -33,7 +33,7 @@ class FederatedEvaluation:
         states: The clients' data and states.
         engine: The engine of the rounds; it runs the local steps of an adaptation.
         byzantine_clients: The Byzantine clients; metrics leave them out.
-        batch_rule: How samples become minibatches of an adaptation.
+        batch_rule: The split of samples into minibatches of an adaptation.
         adaptation: Trains personal models before each evaluation; ``None`` for no adaptation.
         model_selection: The data that selects a client's hybrid model: see
             :class:`pl_fed.Federation`.

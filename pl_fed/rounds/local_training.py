@@ -80,7 +80,7 @@ class LocalTraining:
         evaluator: Measures the losses that an algorithm or an aggregator needs.
         byzantine_clients: The Byzantine clients, which may poison their data.
         augment: Applied to the inputs of each minibatch.
-        batch_rule: How samples become minibatches.
+        batch_rule: The split of samples into minibatches.
         seed: The seed of the federation.
         measures_start_losses: Whether to measure the loss of w^t, or of the client's center, over
             each client's training data.
@@ -598,7 +598,7 @@ def count_most_steps(objective: Objective, rule: BatchRule, sizes: Tensor) -> in
 
     Args:
         objective: The objective of the local steps.
-        rule: How samples become minibatches.
+        rule: The split of samples into minibatches.
         sizes: The number of training samples of each client, int64 [clients].
     """
     return max(

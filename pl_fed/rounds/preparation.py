@@ -22,7 +22,7 @@ class Preparation:
 
     Args:
         states: The data of the federation.
-        rule: How samples become minibatches.
+        rule: The split of samples into minibatches.
         seed: The seed of the federation.
         poison: Returns the functions that change the data of clients, for client ids and a round.
         augment: Applied to the inputs of each minibatch.

@@ -32,7 +32,7 @@ class RootTraining:
 
     Args:
         states: The data of the federation and the server's states; ``data.root`` is the server's.
-        rule: How samples become minibatches.
+        rule: The split of samples into minibatches.
         seed: The seed of the federation.
         augment: Applied to the inputs of each minibatch.
     """

@@ -70,7 +70,7 @@ class RoundRunner:
         byzantine_clients: The Byzantine clients and their attack.
         engine: Runs the local steps.
         evaluator: Measures the losses that an algorithm or an aggregator needs.
-        batch_rule: How samples become minibatches.
+        batch_rule: The split of samples into minibatches.
         max_rejected: The largest share of a round's benign clients that may be broken, in [0, 1].
         seed: The seed of the federation.
         small_cohort: Effect of a cohort that is too small for the aggregator.

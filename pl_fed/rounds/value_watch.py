@@ -20,7 +20,7 @@ _MISSING = object()
 
 
 class ValueWatch:
-    """Value watch: refuses local steps that change what the trial before training did not show.
+    """Value watch: refuses changes by local steps that the trial before training did not show.
 
     In each round it compares the attributes of all modules by identity, and restores those that
     carry nothing to another client. In the rounds 0, 1, 3, 7, ... it also compares them deep
