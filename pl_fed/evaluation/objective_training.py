@@ -28,6 +28,9 @@ class ObjectiveTraining:
     Args:
         client: The algorithm.
         objective: The objective; its models are models of the algorithm.
+        rule: The split of samples into minibatches.
+        settings: Precision, gradient clipping and accumulation of the local steps.
+        round_engine: The engine of the rounds.
         seed: The seed of the minibatches.
         poison: Returns the functions that change the data of clients, for client ids and a round.
         augment: Applied to the inputs of each minibatch.
@@ -41,6 +44,9 @@ class ObjectiveTraining:
         self,
         client: Client,
         objective: Objective,
+        rule: BatchRule,
+        settings: LocalSettings,
+        round_engine: EngineChoice,
         seed: int,
         poison: Poison,
         augment: Callable[[Tensor], Tensor] | None,
@@ -49,6 +55,11 @@ class ObjectiveTraining:
     ) -> None:
         self.client = client
         self.objective = objective
+        self.rule = rule
+        self.settings = settings
+        if not objective.accumulates:
+            self.settings = replace(settings, batches_per_step=1)
+        self.round_engine = round_engine
         self.seed = seed
         self.poison = poison
         self.augment = augment
@@ -62,9 +73,6 @@ class ObjectiveTraining:
         data: ClientData,
         clients: Tensor,
         start: ClientRound,
-        rule: BatchRule,
-        round_engine: EngineChoice,
-        settings: LocalSettings,
         round: int = 0,
         steps: Mapping[str, list[int]] | None = None,
     ) -> None:
@@ -74,22 +82,17 @@ class ObjectiveTraining:
             data: The data of the federation.
             clients: Client ids, int64 [clients].
             start: The rows of the clients; their models of the objective are replaced.
-            rule: The split of samples into minibatches.
-            round_engine: The engine of the rounds.
-            settings: Precision, gradient clipping and accumulation of the local steps.
             round: The round; it determines the order of the samples.
             steps: The number of steps of each client, by the objective's model; ``None`` for the
                 objective's work.
         """
-        if rule.limit == 0:
+        if self.rule.limit == 0:
             return
-        steps = self.count_steps(data, clients, rule) if steps is None else steps
+        steps = self.count_steps(data, clients) if steps is None else steps
         has_steps = torch.tensor([any(counts) for counts in zip(*steps.values())])
         active_positions = has_steps.nonzero().flatten()
         if not len(active_positions):
             return
-        if not self.objective.accumulates:
-            settings = replace(settings, batches_per_step=1)
         training, models = self.client.training, self.objective.trained
         parameters = {name: list(self.client.row(name).tensors.values()) for name in models}
         optimizer = self.objective.build_optimizer(parameters)
@@ -99,16 +102,17 @@ class ObjectiveTraining:
             with torch.enable_grad(), guard, stage:
 
                 def load_chunk(positions: Tensor) -> Chunk:
-                    return self._load_chunk(data, clients, start, positions, rule, round, steps)
+                    return self._load_chunk(data, clients, start, positions, round, steps)
 
                 workload = Workload(
                     client=self.client,
                     optimizer=optimizer,
                     cohort=active_positions,
                     load=load_chunk,
-                    settings=settings,
+                    settings=self.settings,
                 )
-                engine = round_engine.choose_for_evaluation(self.client.device, self._engine)
+                device = self.client.device
+                engine = self.round_engine.choose_for_evaluation(device, self._engine)
                 self._engine = engine
                 engine.choose(workload)
 
@@ -163,19 +167,16 @@ class ObjectiveTraining:
         filled, _ = replace_failed(positions, failed)
         return filled
 
-    def count_steps(
-        self, data: ClientData, clients: Tensor, rule: BatchRule
-    ) -> dict[str, list[int]]:
+    def count_steps(self, data: ClientData, clients: Tensor) -> dict[str, list[int]]:
         """Return the number of steps of each client by the objective's work, by model.
 
         Args:
             data: The data of the federation.
             clients: Client ids, int64 [clients].
-            rule: The split of samples into minibatches.
         """
         sizes, work = data.train.sizes[clients].tolist(), self.objective.work
         return {
-            name: [rule.count(work(name), size) for size in sizes]
+            name: [self.rule.count(work(name), size) for size in sizes]
             for name in self.objective.trained
         }
 
@@ -185,7 +186,6 @@ class ObjectiveTraining:
         clients: Tensor,
         start: ClientRound,
         positions: Tensor,
-        rule: BatchRule,
         round: int,
         steps: Mapping[str, list[int]],
     ) -> Chunk:
@@ -196,7 +196,6 @@ class ObjectiveTraining:
             clients: The ids of all clients, int64 [clients].
             start: The rows of all clients.
             positions: The positions of the chunk's clients, int64.
-            rule: The split of samples into minibatches.
             round: The round.
             steps: The number of steps of all clients, by model.
         """
@@ -205,6 +204,6 @@ class ObjectiveTraining:
         most_steps = [max(counts) for counts in zip(*own_steps.values())]
         ids, own = clients[positions], start.select(positions)
         poison = dict(self.poison(ids, round))
-        batches = Batches(data, ids, most_steps, rule, self.seed, round, poison, self.augment)
+        batches = Batches(data, ids, most_steps, self.rule, self.seed, round, poison, self.augment)
         own.optimizer_states = {}  # those of the local steps
         return Chunk(ids, self.objective, batches, own_steps, own, place=self.place)

@@ -334,10 +334,8 @@ class SessionSetup:
         federation = self.federation
         return FederatedEvaluation(
             states,
-            federation.engine_choice,
             federation.byzantine_clients,
-            batch_rule,
-            self._build_adaptation(federation.byzantine_clients, federation.seed),
+            self._build_adaptation(federation.byzantine_clients, federation.seed, batch_rule),
             federation.model_selection,
             federation.monitor,
             federation.untrained_models,
@@ -401,7 +399,7 @@ class SessionSetup:
         )
 
     def _build_adaptation(
-        self, byzantine_clients: ByzantineClients, seed: int
+        self, byzantine_clients: ByzantineClients, seed: int, batch_rule: BatchRule
     ) -> ObjectiveTraining | None:
         """Return the training of personal models before an evaluation, or ``None`` without one.
 
@@ -422,6 +420,9 @@ class SessionSetup:
         return ObjectiveTraining(
             client,
             objective,
+            batch_rule,
+            self.settings.local,
+            self.federation.engine_choice,
             key(seed, "adaptation"),
             byzantine_clients.poison,
             self.datamodule.augment,
@@ -457,10 +458,8 @@ class SessionSetup:
         states = HeldOutStates(rounds.states, data, federation.server, federation.storage)
         evaluation = FederatedEvaluation(
             states,
-            federation.engine_choice,
             benign_clients,
-            rounds.batch_rule,
-            self._build_adaptation(benign_clients, seed),
+            self._build_adaptation(benign_clients, seed, rounds.batch_rule),
             federation.model_selection,
             federation.monitor,
             sample=self._draw_sample(data),
@@ -468,13 +467,7 @@ class SessionSetup:
             before=None if before is None else before.evaluation,
         )
         return HeldOutClients(
-            states,
-            evaluation,
-            self.datamodule.augment,
-            rounds.local_training.watch,
-            seed,
-            federation.held_out_rounds,
-            self._leaves_out,
+            states, evaluation, rounds.local_training, seed, federation.held_out_rounds
         )
 
     def _build_privacy(self, states: ClientStates) -> RoundPrivacy | None:

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.contract import ClientRound, ModelRows
-from pl_fed.data.batches import BatchRule
 from pl_fed.devices import to_device
-from pl_fed.engine import EngineChoice
 from pl_fed.evaluation.client_sample import ClientSample
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor
@@ -31,9 +29,7 @@ class FederatedEvaluation:
 
     Args:
         states: The clients' data and states.
-        engine: The engine of the rounds; it runs the local steps of an adaptation.
         byzantine_clients: The Byzantine clients; metrics leave them out.
-        batch_rule: The split of samples into minibatches of an adaptation.
         adaptation: Trains personal models before each evaluation; ``None`` for no adaptation.
         model_selection: The data that selects a client's hybrid model: see
             :class:`pl_fed.Federation`.
@@ -51,9 +47,7 @@ class FederatedEvaluation:
     def __init__(
         self,
         states: ClientStates,
-        engine: EngineChoice,
         byzantine_clients: ByzantineClients,
-        batch_rule: BatchRule,
         adaptation: ObjectiveTraining | None,
         model_selection: ModelSelection,
         monitor: str | None = None,
@@ -66,10 +60,8 @@ class FederatedEvaluation:
     ) -> None:
         self.states = states
         self.client = states.client
-        self.engine = engine
         self.byzantine_clients = byzantine_clients
         self.settings = states.settings
-        self.batch_rule = batch_rule
         self.adaptation = adaptation
         self.model_selection = model_selection
         self.untrained_models = untrained_models
@@ -201,9 +193,7 @@ class FederatedEvaluation:
             return start
         with torch.inference_mode(False):
             start = self.states.begin(clients)
-            self.adaptation.run(
-                self.states.data, clients, start, self.batch_rule, self.engine, self.settings.local
-            )
+            self.adaptation.run(self.states.data, clients, start)
         return start
 
     def _replace_untrained(self, start: ClientRound) -> None:

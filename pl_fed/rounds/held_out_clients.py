@@ -14,7 +14,7 @@ Its models and states are discarded after the evaluation. Seed, client and local
 draws, so that each evaluation of one global model gives the same numbers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,6 @@ from pl_fed.rounds.federated_evaluation import FederatedEvaluation
 from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.storage import StorageOptions
-from pl_fed.rounds.value_watch import ValueWatch
 
 
 class HeldOutStates(ClientStates):
@@ -81,28 +80,25 @@ class HeldOutClients:
         states: Their data and states.
         evaluation: Evaluates models on their data; its Byzantine clients change the data of
             held-out clients as those of benign clients.
-        augment: Applied to the inputs of each minibatch.
-        watch: The watch over the values of modules in the rounds' local steps.
+        training: The local training of the rounds; that of held-out clients has its engine, its
+            minibatches, its augmentation and its watch over modules.
         seed: The seed of the federation.
         local_rounds: Number of local rounds of an algorithm without an adaptation, at least 1.
-        leaves_out: Whether a client that raises an exception keeps the global model; otherwise the
-            exception ends the run.
     """
 
     def __init__(
         self,
         states: HeldOutStates,
         evaluation: FederatedEvaluation,
-        augment: Callable[[Tensor], Tensor] | None,
-        watch: ValueWatch,
+        training: LocalTraining,
         seed: int,
         local_rounds: int,
-        leaves_out: bool,
     ) -> None:
         self.states = states
         self.evaluation = evaluation
         self.client: Client = states.client
         self.local_rounds = local_rounds
+        self._round_engine = training.engine
         self._engine: EngineChoice | None = None
         self._cohort = torch.empty(0, dtype=torch.int64)
         self._build_training = partial(
@@ -111,11 +107,11 @@ class HeldOutClients:
             lambda _: self._cohort,
             evaluator=evaluation.evaluator,
             byzantine_clients=evaluation.byzantine_clients,
-            augment=augment,
-            batch_rule=evaluation.batch_rule,
+            augment=training.augment,
+            batch_rule=training.batch_rule,
             seed=key(seed, "held-out clients"),
-            leaves_out=leaves_out,
-            watch=watch,
+            leaves_out=training.leaves_out,
+            watch=training.watch,
         )
 
     @property
@@ -177,8 +173,8 @@ class HeldOutClients:
         client.local_schedule = None  # a fit alone builds one
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                round_engine = self.evaluation.engine
-                self._engine = round_engine.choose_for_evaluation(client.device, self._engine)
+                device = client.device
+                self._engine = self._round_engine.choose_for_evaluation(device, self._engine)
                 training = self._build_training(engine=self._engine)
                 optimizer = client.objective.build_optimizer(client.trained_parameters)
                 for round in range(self.local_rounds):

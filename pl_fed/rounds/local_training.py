@@ -131,7 +131,9 @@ class LocalTraining:
         self.limit_steps = None
         self.channel = channel
         self.centers = Centers(states, evaluator)
-        self.preparation = Preparation(states, batch_rule, seed, byzantine_clients.poison, augment)
+        self.preparation = Preparation(
+            states, batch_rule, engine, seed, byzantine_clients.poison, augment
+        )
         self.watch = watch or ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
         self._table_layout = TableLayout()
@@ -241,7 +243,7 @@ class LocalTraining:
         num_done = work.own.num_done
         # the cohort's progress, as if all processes were equally fast
         chunk.on_done = lambda number: work.on_clients_done(round((num_done + number) * scale))
-        self.preparation.run(chunk, self.engine)
+        self.preparation.run(chunk)
         metrics: dict[str, Tensor] = {}
         if chunk.batches.max_steps:
             metrics = self.engine.run(self.client, work.optimizer, chunk)

@@ -23,6 +23,7 @@ class Preparation:
     Args:
         states: The data of the federation.
         rule: The split of samples into minibatches.
+        engine: The engine of the rounds.
         seed: The seed of the federation.
         poison: Returns the functions that change the data of clients, for client ids and a round.
         augment: Applied to the inputs of each minibatch.
@@ -35,6 +36,7 @@ class Preparation:
         self,
         states: ClientStates,
         rule: BatchRule,
+        engine: EngineChoice,
         seed: int,
         poison: Poison,
         augment: Callable[[Tensor], Tensor] | None,
@@ -42,7 +44,6 @@ class Preparation:
         client = states.client
         self.states = states
         self.rule = rule
-        self.settings = states.settings.local
         self._training: ObjectiveTraining | None = None
         if client.preparation is None:
             return
@@ -56,6 +57,9 @@ class Preparation:
         self._training = ObjectiveTraining(
             client,
             client.preparation,
+            rule,
+            states.settings.local,
+            engine,
             key(seed, "preparation"),
             poison,
             augment,
@@ -71,15 +75,14 @@ class Preparation:
         if self._training is None:
             return {}
         row = self.states.client.row("global").data
-        steps = self._training.count_steps(self.states.data, clients, self.rule)
+        steps = self._training.count_steps(self.states.data, clients)
         return {name: numbers_on(row, counts)[:, None] for name, counts in steps.items()}
 
-    def run(self, chunk: Chunk, engine: EngineChoice) -> None:
+    def run(self, chunk: Chunk) -> None:
         """Train the prepared models of a chunk, and let the algorithm use them.
 
         Args:
             chunk: The clients before their local steps.
-            engine: The engine of the rounds.
         """
         if self._training is None:
             return
@@ -92,7 +95,5 @@ class Preparation:
             ]
             for name in self._training.objective.trained
         }
-        self._training.run(
-            data, chunk.clients, start, self.rule, engine, self.settings, round, steps
-        )
+        self._training.run(data, chunk.clients, start, round, steps)
         call_hook("end_preparation", self.states.client.end_preparation, start)
