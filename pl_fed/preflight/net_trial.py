@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -323,19 +323,13 @@ def _compute_on_copy(
     fails.
     """
     index = trial.data.train.index[:2] if index is None else index
-    try:
-        copied = trial.copy()
-    except Exception:
-        return None
     if not len(index):
         return None
-    with (
-        torch.enable_grad(),
-        fork_all_generators(),
-        evaluation_mode(copied.client),
-        restore_values(trial.client),
-        trial.settings.autocast(),
-    ):
+    with ExitStack() as stack:
+        try:
+            copied, _ = stack.enter_context(trial.lend_copy())
+        except Exception:  # for example an attribute with a lock or an open file
+            return None
         batch = copied.load_minibatch(index)
         try:
             return compute(copied.client, batch)
