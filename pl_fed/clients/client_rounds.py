@@ -52,11 +52,6 @@ class ClientRounds(FederationModule):
     flat rows (:meth:`row`, :meth:`statistics`).
 
     Attributes:
-        models: All models, by name. The module of model ``"x"`` is ``x_model``.
-        trained: Names of the models that ``training_step`` trains.
-        evaluated: Names of the models that have metrics; the last one gives predictions.
-        validated: Names of the models with a validation loss at the end of a round.
-        population: Sizes of the federation.
         keeps_optimizer_state: Whether clients keep the states of their local optimizers between
             rounds; set by the federation.
         compressor: The codec of the uploads; clients may keep rows for it. ``None`` without

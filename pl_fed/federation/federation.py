@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -550,10 +551,16 @@ class Federation(Configurable):
             )
         if model != "global":
             self._check_home(clients)
-        held_out = self.session.held_out
+        evaluation, held_out = self.session.evaluation, self.session.held_out
         if held_out is None or not len(self._separate_held_out(clients)[1]):
-            return self.session.evaluation.models_of(clients, model)
-        return (net for client in clients.split(1) for net in self._models_of_one(client, model))
+            return evaluation.models_of(clients, model)
+        num_training = self.session.states.loaded.num_clients
+        return chain.from_iterable(
+            evaluation.models_of(client, model)
+            if client < num_training
+            else held_out.models_of(client - num_training, model)
+            for client in clients.split(1)
+        )
 
     def _check_home(self, clients: Tensor) -> None:
         """Refuse clients whose models are in other processes: here they would be untrained.
@@ -582,13 +589,6 @@ class Federation(Configurable):
                 f" {processes.size} but got {int(training[first])}, whose model is in process"
                 f" {int(homes[first])}: ask that process, or {remedy}"
             )
-
-    def _models_of_one(self, client: Tensor, model: str | None) -> Iterator[nn.Module]:
-        """Yield the model of one client, int64 [1]: a training client, or a held-out client."""
-        training, held_out = self._separate_held_out(client)
-        if self.session.held_out is not None and len(held_out):
-            return self.session.held_out.models_of(held_out, model)
-        return self.session.evaluation.models_of(training, model)
 
     def model_of(self, client: int, model: str | None = None) -> nn.Module:
         """Return one client's model, as :meth:`models_of` yields it.
