@@ -70,17 +70,22 @@ def last_checkpoint(folder: str | Path) -> Path | None:
     return max(checkpoints, key=_modification_time, default=None)
 
 
-def check_holds_no_run(folder: Path) -> None:
-    """Refuse a folder with files of a run that a new run would overwrite.
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder has files of a run that a new run would overwrite.
 
-    Raises:
-        ValueError: If the folder holds such files.
+    Those of a run that was stopped before its first checkpoint may be overwritten.
     """
-    if last_checkpoint(folder) or (folder / "per_client.csv").is_file():
-        raise ValueError(
-            f"Expected argument `run_dir` to be a folder without a run but got {folder}, which"
-            ' holds one: set `ckpt_path` to "last" to go on with it, or take another folder.'
-        )
+    has_results = (folder / "per_client.csv").is_file() or _read_stage(folder) == "fit"
+    return has_results or last_checkpoint(folder) is not None
+
+
+def holds_run_error(folder: Path) -> ValueError:
+    """Return the exception for the folder of another run as that of a new run."""
+    goes_on = 'set `ckpt_path` to "last" to go on with it, or ' if last_checkpoint(folder) else ""
+    return ValueError(
+        f"Expected argument `run_dir` to be a folder without a run but got {folder}, which"
+        f" holds one: {goes_on}take another folder."
+    )
 
 
 @dataclass(frozen=True)
@@ -169,11 +174,14 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _read_stage(folder: Path) -> str | None:
-    """Return the stage that a run has finished; a run that goes on has no summary."""
+    """Return the stage that a run has finished.
+
+    A run that goes on has no summary, and a diverged one has finished none.
+    """
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        return str(summary["stage"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return None if summary.get("diverged") else str(summary["stage"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

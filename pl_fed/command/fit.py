@@ -49,6 +49,7 @@ from pl_fed.lightning.trainer import Trainer
 from pl_fed.plain_yaml import load_yaml
 from pl_fed.reports.configs import group_name
 from pl_fed.run_folder import (
+    SUMMARY,
     RunLock,
     StoredRun,
     is_first_process,
@@ -239,8 +240,10 @@ class FederatedCLI(SectionsCLI):
         elif run.checkpoint is not None:
             rank_zero_info(f"The run in {run.folder} goes on.")
         else:
-            if self.run_dir and (rows := self.run_dir / "metrics.csv").is_file():
-                rows.replace(self.run_dir / _UNSAVED_METRICS)
+            if self.run_dir:
+                if (rows := self.run_dir / "metrics.csv").is_file():
+                    rows.replace(self.run_dir / _UNSAVED_METRICS)
+                (self.run_dir / SUMMARY).unlink(missing_ok=True)  # the run is not finished
             rank_zero_warn(
                 f"{run.folder} was stopped before its first checkpoint, so it restarts from round"
                 " 0."

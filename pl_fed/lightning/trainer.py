@@ -67,7 +67,8 @@ from pl_fed.rounds.local_training import count_most_steps
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.run_folder import (
     RunLock,
-    check_holds_no_run,
+    holds_run,
+    holds_run_error,
     is_first_process,
     last_checkpoint,
     last_run,
@@ -151,6 +152,7 @@ class Trainer(LightningTrainer):
         self.run_dir = _choose_run_dir(default_root_dir, run_dir)
         self._lock = lock or RunLock(self.run_dir)
         self._has_fitted = False
+        self._began_anew: bool | None = None  # no run was in the folder before the first stage
         user_loggers = [] if logger is None or isinstance(logger, bool) else logger
         loggers = [user_loggers] if isinstance(user_loggers, Logger) else list(user_loggers)
         all_plugins = plugins if isinstance(plugins, list) else [plugins] if plugins else []
@@ -287,6 +289,8 @@ class Trainer(LightningTrainer):
     def _hold_run_dir(self) -> Iterator[None]:
         """Lock the run's folder; see :meth:`_watch_processes`."""
         with self._lock, self._watch_processes():
+            if self._began_anew is None:
+                self._began_anew = not (self.is_global_zero and holds_run(self.run_dir))
             begin_own_wandb_runs(self, self.run_dir)
             yield
 
@@ -338,8 +342,8 @@ class Trainer(LightningTrainer):
         self._check_rounds(read_round(path))
         check_weights_only(weights_only)
         with self._hold_run_dir():
-            if path is None and self.is_global_zero and not self._has_fitted:
-                check_holds_no_run(self.run_dir)
+            if path is None and not (self._has_fitted or self._began_anew):
+                raise holds_run_error(self.run_dir)
             check_run_of_callbacks(self, loads=path is not None)
             self._has_fitted = True
             if path is not None:

@@ -134,7 +134,7 @@ def _run_alone(job: RunJob, started: float) -> RunOutcome:
 
 
 def _prepare(folder: CellFolder, record: CellRecord, job: RunJob) -> str:
-    """Move a run of another config aside, and remove a run without a checkpoint.
+    """Move a run of another config aside, and remove a run without a result or a checkpoint.
 
     Returns:
         A note about a folder moved aside; empty without one.
@@ -144,7 +144,7 @@ def _prepare(folder: CellFolder, record: CellRecord, job: RunJob) -> str:
     has_record = folder.config.is_file() or folder.read_record() is not None
     if has_rounds and has_record and (reason := _find_mismatch(folder, record, job)):
         note = f"the earlier run is in {folder.move_aside()} ({reason})"
-    if not (folder.read_summary() or folder.has_checkpoint):
+    if folder.read_result() is None and not folder.has_checkpoint:
         folder.clear()
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_record(record)

@@ -1,5 +1,7 @@
 """The last checkpoint beside weight averaging, a best checkpoint and another run."""
 
+import csv
+
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -105,6 +107,24 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path):
     trainer.fit_loop.max_epochs = 3
     trainer.fit(client, data)  # its own
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 4
+
+
+def test_another_run_beside_a_finished_one_without_a_checkpoint_is_refused(tmp_path):
+    """Its rounds would replace those of the finished run."""
+    quiet_trainer(tmp_path, 1, enable_checkpointing=False).fit(*make_client_and_data())
+    before = (tmp_path / "metrics.csv").read_text()
+    with pytest.raises(ValueError, match=r"`run_dir` to be a .* holds one: take another folder"):
+        quiet_trainer(tmp_path, 1, enable_checkpointing=False).fit(*make_client_and_data())
+    assert (tmp_path / "metrics.csv").read_text() == before
+
+
+def test_a_test_before_the_fit_is_no_other_run(tmp_path):
+    trainer, (client, data) = quiet_trainer(tmp_path, 1), make_client_and_data()
+    trainer.test(client, data, verbose=False)
+    trainer.fit(client, data)
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    assert [row["round"] for row in rows] == ["0"]
+    assert not any(value for name, value in rows[0].items() if name.startswith("test/"))
 
 
 @pytest.mark.slow
