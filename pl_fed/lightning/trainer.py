@@ -515,13 +515,17 @@ def _warn_of_rank(run_dir: Path) -> None:
 
 
 def _choose_run_dir(root: str | Path | None, run_dir: str | Path | None) -> Path:
-    """Return the run's folder; create it if it is new."""
-    root = root or "runs"  # a config may have null
+    """Return the absolute path of the run's folder; create it if it is new.
+
+    A later change of the current folder, as in a notebook or by a callback, does not matter.
+    """
+    root = Path(root or "runs").absolute()  # a config may have null
     if run_dir in (None, "last") and not is_first_process():
-        return Path(root)  # this process writes nothing
+        return root  # this process writes nothing
     if run_dir is None:
         return new_folder(root)
     if str(run_dir) == "last":
         return last_run(root)
-    Path(run_dir).mkdir(parents=True, exist_ok=True)
-    return Path(run_dir)
+    folder = Path(run_dir).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

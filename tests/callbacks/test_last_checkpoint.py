@@ -1,6 +1,7 @@
 """The last checkpoint beside weight averaging, a best checkpoint and another run."""
 
 import csv
+import os
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     EMAWeightAveraging,
+    LambdaCallback,
     ModelCheckpoint,
     WeightAveraging,
 )
@@ -116,6 +118,19 @@ def test_another_run_beside_a_finished_one_without_a_checkpoint_is_refused(tmp_p
     with pytest.raises(ValueError, match=r"`run_dir` to be a .* holds one: take another folder"):
         quiet_trainer(tmp_path, 1, enable_checkpointing=False).fit(*make_client_and_data())
     assert (tmp_path / "metrics.csv").read_text() == before
+
+
+def test_a_change_of_the_current_folder_leaves_the_files_together(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    trainer = quiet_trainer("run", 2)
+    trainer.callbacks.append(LambdaCallback(on_train_epoch_end=lambda *_: os.chdir("other")))
+    monkeypatch.chdir(tmp_path / "other")
+    (tmp_path / "other" / "other" / "other").mkdir(parents=True)
+    trainer.fit(*make_client_and_data())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 3
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file()
 
 
 def test_a_test_before_the_fit_is_no_other_run(tmp_path):
