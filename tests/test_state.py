@@ -309,13 +309,15 @@ def test_rows_that_do_not_fit_the_device_go_to_the_cpu(monkeypatch):
     assert store.read("a", ids(7)).device.type == "meta"
 
 
-def test_full_disk_raises_an_error_and_keeps_the_store(monkeypatch, tmp_path):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_full_disk_raises_an_error_and_keeps_the_store(monkeypatch, tmp_path, number):
     store = ClientStore(10, {"a": torch.zeros(1 << 18)}, tmp_path)
     store.write("a", ids(1), torch.ones(1, 1 << 18))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+        patch.setattr(os, "pwrite", Mock(side_effect=OSError(number, "No room")))
         with pytest.raises(
-            OSError, match=r"room for 2 rows of 1.0 MiB .*: set `federation.storage.fol"
+            OSError,
+            match=r"room for 2 rows of 1.0 MiB but got: No room: set `federation.storage.fol",
         ):
             store.write("a", ids(2, 3), torch.ones(2, 1 << 18))
     assert float(store.read("a", ids(2)).sum()) == 0, "nothing was written"

@@ -12,6 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # also a quota, or a limit of files
 _READ_AHEAD = 1 << 20  # bytes of one request: the system truncates longer requests
 
 
@@ -58,7 +59,7 @@ class DiskRows:
         """Write rows, shape [positions, numel], at ``positions``.
 
         Raises:
-            OSError: If the disk is full.
+            OSError: If the disk is full, or the user's share of it.
         """
         try:
             for position, row in zip(positions, _row_bytes(rows.contiguous())):
@@ -67,12 +68,12 @@ class DiskRows:
                     begin = position * self.row_bytes + done
                     done += os.pwrite(self._file.fileno(), row[done:], begin)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in _DISK_FULL:
                 raise
             raise OSError(
                 f"Expected the disk of the clients' states ({self.folder}) to have room for"
-                f" {len(positions)} rows of {self.row_bytes / 2**20:.1f} MiB but it is full: set"
-                " `federation.storage.folder` to a folder on a larger disk."
+                f" {len(positions)} rows of {self.row_bytes / 2**20:.1f} MiB but got:"
+                f" {error.strerror}: set `federation.storage.folder` to a folder on a larger disk."
             ) from error
 
     def prefetch(self, positions: list[int]) -> None:
