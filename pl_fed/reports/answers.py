@@ -67,8 +67,9 @@ def _candidates(groups: Sequence[Group]) -> Iterator[Answer]:
         "Test results of the benign clients by figures of fairness, from per_client.csv; means over"
         " the seeds. Worst k %: the mean over so many clients. Gini, coefficient of variation (cv)"
         " and entropy are about shares of a sum: they are undefined, and left out, where the result"
-        " of a client is negative, or those of all clients are 0. Loss gap: the largest minus the"
-        " smallest mean loss of a client.",
+        " of a client is negative, or those of all clients are 0. Clients whose metric is undefined"
+        " are left out, as in all means over clients. Loss gap: the largest minus the smallest mean"
+        " loss of a client.",
         list(equality.measure_equality(groups)),
     )
     yield Answer(

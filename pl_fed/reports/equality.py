@@ -33,8 +33,7 @@ def measure_equality(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
     metric = main_metric(groups, "test")
     for group in groups:
         for model in list_models([group], "test"):
-            column = f"{model}_{metric}"
-            tested = [run for run in group.tested_runs if len(_list_results(run, column))]
+            tested = [run for run in group.tested_runs if len(_list_results(run, model, metric))]
             runs = group.first_of_seeds(tested)
             if not runs:
                 continue
@@ -46,28 +45,33 @@ def measure_equality(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
 
 def _measure(run: Run, model: str, metric: str, is_higher: bool | None) -> dict[str, float]:
     """Return the figures of one run by their headings; NaN where undefined."""
-    values, figures = _list_results(run, f"{model}_{metric}"), {}
+    values, figures = _list_results(run, model, metric), {}
     for figure in _FIGURES:
         is_known = is_higher is not None or not figure.is_ranked
         number = figure.compute(values, is_higher) if is_known else np.nan
         figures[_HEADINGS.get(figure.name, figure.name)] = number
-    losses = _list_results(run, f"{model}_loss")
+    losses = _list_results(run, model, "loss")
     if metric != "loss":
         is_finite = len(losses) and np.isfinite(losses).all()
         figures["loss gap"] = float(np.ptp(losses)) if is_finite else np.nan
     return figures
 
 
-def _list_results(run: Run, column: str) -> NDArray[np.float64]:
-    """Return the values of the benign clients with samples in a column; none without the column.
+def _list_results(run: Run, model: str, metric: str) -> NDArray[np.float64]:
+    """Return the results of the benign clients with samples; none if the run lacks the metric.
 
-    They are NaN or infinite for clients whose models have diverged.
+    They are NaN or infinite for clients whose models have diverged: then so is the run's mean over
+    clients. If that is finite, the metric of a client with NaN is undefined, such as the area
+    under the curve of a single class, and the client is left out, as in that mean.
     """
+    column, name = f"{model}_{metric}", f"test/{model}/{metric}"
     if column not in run.clients:
         return np.empty(0)
     values: NDArray[np.float64] = run.clients[column]
-    samples = run.clients.get("test_samples", np.zeros(len(values)))
-    return values[run.benign & (~np.isnan(values) | (samples > 0))]
+    is_result, mean = ~np.isnan(values), run.final(name)
+    if mean is None or not np.isfinite(mean) or run.is_undefined(name):
+        is_result |= run.clients.get("test_samples", np.zeros(len(values))) > 0
+    return values[run.benign & is_result]
 
 
 def _mean(numbers: Sequence[float]) -> float | None:

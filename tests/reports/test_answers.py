@@ -127,6 +127,20 @@ def test_inequality_of_negative_results_is_left_out(answer):
     assert (row["gap"], row["worst 1 %"]) == (0.75, -0.25)
 
 
+def test_equality_leaves_out_clients_whose_metric_is_undefined(answer):
+    answer("equality", ({}, {"accuracy": (0.5, 0.25, 0.75, 0.5)}))
+    folder = answer.folder / "run0"
+    change_columns(folder, personal_accuracy=[0.5, 0.25, "nan", 0.75])
+    row = answer.again("equality")[0]
+    assert (row["worst 1 %"], row["median"], row["gap"]) == (0.25, 0.5, 0.5)
+    rows = [
+        {k: v for k, v in row.items() if k != "test/personal/accuracy"}
+        for row in read_table(folder / "metrics.csv")
+    ]
+    write_table(folder / "metrics.csv", rows)
+    assert answer.again("equality")[0]["gap"] is None, "the client's model has diverged"
+
+
 def test_clients_worse_off_with_their_own_model(answer):
     answer("own_model", ({}, {"accuracy": (0.5, 0.5, 0.5, 0.5), "byzantine": [3]}))
     change_columns(
