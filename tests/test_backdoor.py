@@ -302,7 +302,7 @@ def test_attacks_on_inputs_are_refused_with_kept_features(attack, option):
 def test_backdoor_without_classes_is_refused():
     data = shared_out(reals(torch.zeros(8, 4), torch.zeros(8, 3), [0] * 4 + [1] * 4))
     client = FedAvg(seeded(mlp), criterion=nn.MSELoss())
-    with pytest.raises(ValueError, match="Expected the data to have classes for Backdoor"):
+    with pytest.raises(ValueError, match="Expected the task to have classes for Backdoor"):
         Federation(All(), adversary=Adversary(attack=ATTACK, ids=[0])).setup(client, data, "fit")
 
 

@@ -175,9 +175,13 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -
                 f" got {describe(first)}."
             )
         if attack.triggers and not client.task.num_classes(data.num_classes):
+            remedy = "use an attack without a trigger, such as SignFlipping"
+            if client.task.runs_steps:
+                remedy += ", or as `model.net` the net without the steps of the LightningModule"
             raise ValueError(
-                f"Expected the data to have classes for {name}, because its trigger stands for one"
-                f" of them, but got the task {type(client.task).__name__} without classes."
+                f"Expected the task to have classes for {name}, because its trigger stands for one"
+                f" of them, but got the task {type(client.task).__name__} without classes:"
+                f" {remedy}."
             )
 
 

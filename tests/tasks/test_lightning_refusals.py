@@ -233,7 +233,7 @@ REFUSED = {
     ),
     "a backdoor": (
         lambda: fedavg_round(LitImages(), images, attack=Backdoor(target=0), fraction=0.4),
-        "classes for Backdoor, .* but got the task LightningTask without classes",
+        "for Backdoor, .* the task LightningTask without classes: .* the net without the steps",
     ),
     "padding": (
         lambda: run_tried_rounds(FedAvg(LitTable()), shared_out(table([5, 8])), engine="stacked"),
