@@ -26,6 +26,7 @@ from pl_fed.nets.kept_values import Changes, KeptValues, Part, ValueGuard
 from pl_fed.nets.modes import evaluation_mode, list_shortened_weights, training_mode
 from pl_fed.preflight.explanations import call_or_explain
 from pl_fed.preflight.step_rules import (
+    describe_counter,
     describe_lasting_metrics,
     describe_outside_values,
     describe_restored_numbers,
@@ -40,7 +41,7 @@ from pl_fed.tasks.lightning_task import choose_stage
 from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.tasks.step_logs import StepLogs, name_metrics
-from pl_fed.tasks.trainer_stages import trainer_stage
+from pl_fed.tasks.trainer_stages import note_counters, trainer_stage
 from pl_fed.trees import describe, read_versions
 from pl_fed.types import Batch
 
@@ -240,8 +241,8 @@ def _try_training(
     task, loss = _copy_task(task, facts), None
     versions = read_versions((batch.inputs, batch.targets))
     mode = training_mode(net) if needs_training_mode else nullcontext()
-    stage = trainer_stage(net, "train")
-    with task.training_logs(0) as logs, mode, stage, torch.enable_grad():
+    stage, noted = trainer_stage(net, "train"), note_counters(net)
+    with task.training_logs(0) as logs, mode, stage, noted as counters, torch.enable_grad():
         try:
             loss = _try_step(net, task, batch, "training_step", lambda: task.loss(net, batch))
         except SkippedStepError:
@@ -252,6 +253,8 @@ def _try_training(
         if read_versions((batch.inputs, batch.targets)) == versions:
             with training_mode(net), suppress(Exception):  # it may do so in training mode only
                 task.loss(net, batch)
+    for name in sorted(counters):
+        rank_zero_warn(describe_counter(type(net).__name__, name))
     facts = replace(facts, changes_batch=read_versions((batch.inputs, batch.targets)) != versions)
     values = logs.get(id(net), {})
     names = name_metrics({"train": tuple(values)})["train"]

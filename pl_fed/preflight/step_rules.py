@@ -174,6 +174,21 @@ def describe_lasting_metrics(net: str, names: Sequence[str]) -> str:
     )
 
 
+def describe_counter(net: str, name: str) -> str:
+    """Return the sentence about a number of the trainer that counts local steps in a plain fit."""
+    if name == "global_step":
+        return (
+            f"`training_step` of {net} reads `global_step`, which counts rounds, where a plain fit"
+            " counts local steps, so that a schedule by it is slower: count by `current_epoch`, the"
+            " round, and `batch_idx`, the local step in the round."
+        )
+    return (
+        f"`training_step` of {net} reads `trainer.{name}`, which is the number of a round's"
+        " clients, where a plain fit has the number of minibatches: give the module that number as"
+        " an argument."
+    )
+
+
 def describe_restored_numbers(step: str, net: str, names: Sequence[str]) -> str:
     """Return the sentence about a number that an evaluation sets, such as a threshold."""
     return (

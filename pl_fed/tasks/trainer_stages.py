@@ -1,10 +1,14 @@
-"""The stage of a trainer, as the steps of a LightningModule read it."""
+"""The stage and the counters of a trainer, as the steps of a LightningModule read them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 from torch import nn
+
+COUNTERS = ("global_step", "num_training_batches")
+"""Numbers of a trainer that count local steps in a plain fit, and rounds or clients here."""
 
 _FLAGS = {"train": "training", "validation": "validating", "test": "testing"}
 
@@ -37,6 +41,34 @@ def trainer_stage(module: nn.Module, stage: str) -> Iterator[None]:
         yield
     finally:
         state.stage = before
+
+
+@contextmanager
+def note_counters(module: nn.Module) -> Iterator[set[str]]:
+    """Yield a set of ``COUNTERS``; it grows whenever a step reads one from the module's trainer.
+
+    Args:
+        module: A LightningModule.
+    """
+    reads: set[str] = set()
+
+    def lend(name: str, counter: property) -> property:
+        """Return a property with the same number that notes a read."""
+
+        def read(trainer: Any) -> Any:
+            """Return the number."""
+            reads.add(name)
+            return counter.__get__(trainer)
+
+        return property(read)
+
+    kind = type(_find_trainer(module))
+    with ExitStack() as patches:
+        for name in COUNTERS:
+            counter = getattr(kind, name, None)
+            if isinstance(counter, property):
+                patches.enter_context(mock.patch.object(kind, name, lend(name, counter)))
+        yield reads
 
 
 def _find_trainer(module: nn.Module) -> Any:

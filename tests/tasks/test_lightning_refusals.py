@@ -4,6 +4,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lit_federations import (
+    float32,
     images,
     numbers,
     sentences,
@@ -16,7 +17,7 @@ from lit_modules import (
     LitTable,
     LitTokens,
 )
-from small_federations import run_tried_rounds, shared_out
+from small_federations import quiet_trainer, run_tried_rounds, shared_out
 from tables import table_test
 from torch import nn
 from torchmetrics import MeanAbsoluteError
@@ -296,6 +297,23 @@ def test_unsuitable_modules_are_refused_in_one_sentence(call, words):
 def test_log_of_gradients_of_an_earlier_step_gets_a_warning():
     with pytest.warns(UserWarning, match="Own logs a value of `.grad` of parameters"):
         fedavg_round(make_module(training_step=step_with_logged_gradients))
+
+
+def weigh_penalty_by_counters(self, batch, batch_idx):
+    weight = self.global_step + 1 / self.trainer.num_training_batches
+    return weight * sum(parameter.square().sum() for parameter in self.parameters())
+
+
+@pytest.mark.slow
+def test_counters_of_the_trainer_that_mean_others_than_in_a_plain_fit_get_a_warning(tmp_path):
+    client = FedAvg(make_module(training_step=weigh_penalty_by_counters))
+    with pytest.warns(UserWarning, match="Own reads") as warned:
+        quiet_trainer(tmp_path, 1).fit(client, shared_out(float32(numbers())))
+    sentences = [str(warning.message) for warning in warned if "Own reads" in str(warning.message)]
+    assert [sentence.split(",")[0] for sentence in sentences] == [
+        "`training_step` of Own reads `global_step`",
+        "`training_step` of Own reads `trainer.num_training_batches`",
+    ]
 
 
 def test_warning_names_hooks_that_are_not_called():
