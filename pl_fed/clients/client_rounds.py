@@ -374,6 +374,8 @@ def read_rates(
 ) -> dict[str, Tensor]:
     """Return the learning rate of each trained model for a local step, [1] each.
 
+    It is NaN if the optimizer has none.
+
     Args:
         optimizer: The local optimizer; its first parameter group of a model has the rate.
         like: A tensor with the models' dtype and device.
@@ -382,7 +384,8 @@ def read_rates(
     """
     rates: dict[str, Tensor] = {}
     for group in optimizer.param_groups:
-        lr = float(group.get("lr", math.nan)) / batches_per_step
+        lr = group.get("lr")  # None of an optimizer that finds its own rate, such as Adafactor
+        lr = math.nan if lr is None else float(lr) / batches_per_step
         rate = numbers_on(like, [lr], like.dtype)
         rates.setdefault(model_of_group(group), rate)
     return rates

@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import CyclicLR, ExponentialLR, LRScheduler, OneCycleLR
 
 from pl_fed.clients import Ditto, FedAvg
+from pl_fed.clients.client_rounds import read_rates
 from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.engine.choice import COMPILED
 
@@ -34,6 +35,13 @@ def build_one_model(build):
     """Return the module's optimizer, and a local one with a schedule, of the same parameters."""
     local = ModuleOptimizer(Net(build))
     return local, local([{"params": [*local.module.parameters()], "name": "global"}])
+
+
+def test_rate_of_an_optimizer_that_finds_its_own_is_unknown():
+    """Adafactor of transformers has the learning rate None with ``relative_step``."""
+    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "name": "global"}])
+    optimizer.param_groups[0]["lr"] = None
+    assert read_rates(optimizer, torch.ones(1), 2)["global"].isnan().tolist() == [True]
 
 
 class Scaled(torch.optim.SGD):
