@@ -244,7 +244,8 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that require a gradient, by name; shared parameters appear once.
 
     Raises:
-        ValueError: If there is none, one has no shape yet, or they have several dtypes.
+        ValueError: If there is none, one has no shape yet or is complex, or they have several
+            dtypes.
     """
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if lazy := [name for name, p in parameters.items() if is_lazy(p)]:
@@ -256,6 +257,12 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
         raise ValueError(
             "Expected argument `net` to have at least one parameter with requires_grad=True but"
             f" got {type(module).__name__} with none."
+        )
+    if pairs := [name for name, p in parameters.items() if p.is_complex()]:
+        raise ValueError(
+            "Expected argument `net` to have real parameters but got complex ones"
+            f" ({', '.join(pairs)}): keep real and imaginary parts in a last dimension of 2, and"
+            " join them in the forward pass by `torch.view_as_complex`."
         )
     dtypes = {parameter.dtype for parameter in parameters.values()}
     if len(dtypes) > 1:

@@ -152,6 +152,13 @@ def test_parameters_of_two_dtypes_are_refused():
         trainable_parameters(module)
 
 
+def test_complex_parameters_are_told_to_be_kept_as_real_ones():
+    net = nn.Linear(2, 2)
+    net.modes = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"got complex ones \(modes\): keep real and imaginary"):
+        trainable_parameters(net)
+
+
 def test_frozen_modules_are_the_largest_frozen_parts():
     module = nn.Sequential(net(), nn.ReLU(), net())
     module[0].requires_grad_(False)
