@@ -178,7 +178,8 @@ def _to_tree(name: Any, value: Any) -> Tree:
     if kind is not None:
         raise UnstackableError(
             f"Expected entry {name!r} of each sample to hold tensors, arrays or numbers but got"
-            f" {kind}: leave it out by `inputs`, or convert it by `collate_fn`."
+            f" {kind}: leave it out by `inputs`, convert it by `collate_fn`, or set"
+            " `data.dataset.batches: own`, so that the steps of a LightningModule get it unchanged."
         )
     return tree
 

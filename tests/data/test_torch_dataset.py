@@ -390,6 +390,7 @@ RAGGED = [(torch.ones(2), 0), (torch.ones(3), 1)]
         ([{"a": 1, "y": 2, "label": 1}] * 3, {}, ValueError, "a dict of a, y, label: name them"),
         ([{"a": 1, "y": 2}] * 3, {"inputs": ["b"]}, ValueError, "a dict of a, y"),
         ([("text", 1)] * 3, {}, ValueError, "entry 0 of each sample to hold tensors, .* got str"),
+        ([("text", 1)] * 3, {}, ValueError, "got str: .* or set `data.dataset.batches: own`"),
         (ROWS, {"client": 5}, ValueError, "`client` to be a position in each sample but got 5"),
         (ROWS, {"client": "site"}, ValueError, "`client` to be the key .* of list .* got 'site'"),
         (ROWS, {"client": [1]}, ValueError, "owner for each of 2 samples but got 1 owners"),
