@@ -61,7 +61,12 @@ from pl_fed.lightning.compatibility import (
 )
 from pl_fed.lightning.loop import FederatedLoop
 from pl_fed.lightning.meeting import meet_patiently
-from pl_fed.loggers import RunCSV, begin_own_wandb_runs, postpone_experiments
+from pl_fed.loggers import (
+    RunCSV,
+    begin_own_wandb_runs,
+    postpone_experiments,
+    refuse_shared_file,
+)
 from pl_fed.rounds.identity import check_identity, check_model_identity, federation_identity
 from pl_fed.rounds.local_training import count_most_steps
 from pl_fed.rounds.settings import RunSettings
@@ -155,6 +160,7 @@ class Trainer(LightningTrainer):
         self._began_anew: bool | None = None  # no run was in the folder before the first stage
         user_loggers = [] if logger is None or isinstance(logger, bool) else logger
         loggers = [user_loggers] if isinstance(user_loggers, Logger) else list(user_loggers)
+        refuse_shared_file(loggers, self.run_dir)
         all_plugins = plugins if isinstance(plugins, list) else [plugins] if plugins else []
         if not any(isinstance(plugin, CheckpointIO) for plugin in all_plugins):
             all_plugins = [*all_plugins, AtomicCheckpointIO()]

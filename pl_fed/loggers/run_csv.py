@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
@@ -16,6 +16,29 @@ from pl_fed.files import replace_file
 from pl_fed.loggers.waiting_rows import WaitingRows
 
 _TEST = "test/"
+
+
+def refuse_shared_file(loggers: Iterable[Logger], folder: Path) -> None:
+    """Refuse a CSV logger of Lightning that writes the ``metrics.csv`` of a run, too.
+
+    Args:
+        loggers: The loggers of the user.
+        folder: The run's folder.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    folder = folder.resolve()
+    for logger in loggers:
+        if not isinstance(logger, CSVLogger):
+            continue
+        is_near = Path(logger.root_dir).resolve() in (folder, folder.parent)
+        if is_near and Path(logger.log_dir).resolve() == folder:
+            raise ValueError(
+                "Expected argument `trainer.logger` with a CSVLogger in another folder than that of"
+                f" the run but got {folder}, whose metrics.csv pl_fed writes itself: leave the"
+                " logger out, or give it a `name`."
+            )
 
 
 class RunCSV(Logger):

@@ -3,8 +3,9 @@
 import csv
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 
-from pl_fed.loggers import RunCSV
+from pl_fed.loggers import RunCSV, refuse_shared_file
 
 INTACT = b"round,train/loss\n0,0.5\n1,0.25\n"
 DAMAGED = {
@@ -83,3 +84,11 @@ def test_resumed_run_drops_tests_of_earlier_rounds(tmp_path):
     resumed.log_metrics({"round": 3, "train/loss": 0.75})
     expected = "round,train/loss,test/loss\n0,0.5,\n1,0.5,\n2,0.5,\n3,0.75,\n"
     assert (tmp_path / "metrics.csv").read_text() == expected
+
+
+def test_file_of_another_logger_is_refused(tmp_path):
+    """Both would write metrics.csv: the first round ended in "dict contains fields not in"."""
+    refuse_shared_file([CSVLogger(tmp_path, name="own"), CSVLogger(tmp_path, name="")], tmp_path)
+    for shared in (CSVLogger(tmp_path, "", ""), CSVLogger(tmp_path.parent, "", tmp_path.name)):
+        with pytest.raises(ValueError, match=r"a CSVLogger in another folder than"):
+            refuse_shared_file([shared], tmp_path)
