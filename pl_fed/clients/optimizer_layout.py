@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.contract import Objective
+from pl_fed.clients.optimizer_memory import forgets_steps
 from pl_fed.nets.rows import RowLayout
 from pl_fed.random import fork_torch_rng
 
@@ -193,6 +194,18 @@ def find_optimizer_layouts(
         raise ValueError(
             "Expected a local optimizer that keeps a state for each parameter alone but got"
             f" {type(optimizer).__name__}: {_REMEDY}."
+        )
+
+    def build(copies: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Build the optimizer of copies of all parameters."""
+        remaining = iter(copies)
+        models = {model: [next(remaining) for _ in tensors] for model, tensors in trials.items()}
+        return objective.build_optimizer(models)
+
+    if forgets_steps(build, [parameter.shape for parameter in own]):
+        raise ValueError(
+            f"Expected a local optimizer whose `state_dict` has all that it remembers but"
+            f" {type(optimizer).__name__} keeps other values from one step to the next: {_REMEDY}."
         )
     layouts = {}
     for model, tensors in trials.items():

@@ -247,6 +247,7 @@ class SessionSetup:
         """Run the aggregator, the attacks and the engine on a few numbers before training."""
         rounds = session.rounds
         rounds.try_merge()
+        rounds.server.warn_of_lost_memory()
         if sentence := rounds.describe_small_cohorts():
             rank_zero_info(sentence)
         try_attacks(trial, self.federation.byzantine_clients.attacks_on_data)

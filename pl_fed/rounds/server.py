@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
 from pl_fed.arguments import check_finite_options, check_not_differentiable, check_optimizers
 from pl_fed.clients.argument_checks import check_builders
+from pl_fed.clients.optimizer_memory import forgets_steps
 from pl_fed.types import RoundContext
+
+_TRIAL_LENGTH = 8  # of the row on which an optimizer is tried
 
 Merge = Callable[[Aggregator, Tensor, Tensor, RoundContext], Tensor]
 
@@ -193,6 +197,15 @@ class Server:
         self._members = {}
         for group, saved in state.get("members", {}).items():
             self.member(group).load_state_dict(saved)
+
+    def warn_of_lost_memory(self) -> None:
+        """Warn if a resumed run would lack a part of the optimizer's memory."""
+        if forgets_steps(self._build, [[_TRIAL_LENGTH]]):
+            rank_zero_warn(
+                f"{self._optimizer_class} of `federation.server_optimizer` keeps values from one"
+                " step to the next that its `state_dict` lacks, so that a resumed run differs from"
+                " an uninterrupted one: keep them in `self.state` or `self.param_groups`."
+            )
 
     def _build_example(self) -> torch.optim.Optimizer:
         """Return the optimizer of one number, to check its options."""

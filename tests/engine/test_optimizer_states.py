@@ -243,6 +243,19 @@ class CountingInGroups(torch.optim.SGD):
             group["steps"] = group.get("steps", 0) + 1
 
 
+class CountingByItself(torch.optim.SGD):
+    """Keeps its number of steps in an attribute, which no state dict has."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad /= self.steps
+        super().step(closure)
+
+
 REFUSED = {
     "SGD without momentum": (sgd(), r"has SGD without one: set false\.$"),
     "a list": (build(Listing, lr=0.1), "tensors and numbers .* but got list for `history`: set"),
@@ -250,6 +263,10 @@ REFUSED = {
     "a number of each group": (
         build(CountingInGroups, lr=0.1, momentum=0.9),
         "each parameter but CountingInGroups counts in the option `steps` of its parameter groups",
+    ),
+    "an attribute": (
+        build(CountingByItself, lr=0.1, momentum=0.9),
+        "all that it remembers but CountingByItself keeps other values .*: set",
     ),
     "a closure": (
         build(torch.optim.LBFGS),

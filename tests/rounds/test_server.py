@@ -1,6 +1,7 @@
 """The server: FedAvg to the bit, FedOpt, and what both remember through a checkpoint."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -55,6 +56,29 @@ def make_uploads(round, dtype=torch.float32):
 
 def step(server, row, round=0, before=lambda _: None):
     return server.step(row, make_uploads(round, row.dtype), torch.ones(4), RoundContext(), before)
+
+
+class Slowing(torch.optim.SGD):
+    """Counts its steps in an attribute, which no state dict has."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        self.param_groups[0]["lr"] = 1 / self.steps
+        super().step(closure)
+
+
+@pytest.mark.parametrize("build", [*OPTIMIZERS.values(), Slowing], ids=[*OPTIMIZERS, "Slowing"])
+def test_optimizer_with_a_memory_of_its_own_gets_a_warning(build):
+    """A resumed run would go on as from its first step."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Server(Mean(), build).warn_of_lost_memory()
+    texts = [str(warning.message) for warning in caught]
+    assert [text.partition(" keeps")[0] for text in texts] == (
+        ["Slowing of `federation.server_optimizer`"] if build is Slowing else []
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
