@@ -1,8 +1,16 @@
 """Refusals of compression: uploads that a codec would spoil; one sentence for each."""
 
+import copy
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+
 from pl_fed.aggregators import Aggregator
 from pl_fed.clients.base import Client
 from pl_fed.compressors import Compressor
+from pl_fed.nets.fingerprints import is_by_user
+from pl_fed.nets.rows import RowLayout
+from pl_fed.random import fork_all_generators, key, normal_row
 
 _FOR = "for `federation.compression`"
 
@@ -58,6 +66,37 @@ def check_compression(compressor: Compressor, client: Client, aggregator: Aggreg
         raise ValueError(
             f"Expected pre-aggregators that do not shorten uploads {_FOR} but got one that does:"
             " remove one of the two."
+        )
+
+
+def warn_of_codec_memory(compressor: Compressor, layout: RowLayout) -> None:
+    """Warn if a codec of the user's class sends equal rows in another way at the second time.
+
+    Errors are ignored: those of the first round appear there.
+
+    Args:
+        compressor: The codec, ``federation.compression``.
+        layout: The layout of an upload.
+    """
+    if not is_by_user(compressor):
+        return
+    row = normal_row(key(0, "codec trial"), layout.numel)[None].float()
+    keys, sent = torch.zeros(1, 1, dtype=torch.int64), []
+    lengths = compressor.memory_lengths(layout).items()
+    try:
+        copied = copy.deepcopy(compressor)
+        with fork_all_generators() as seed:
+            for _ in range(2):
+                seed(key(0, "codec trial"))
+                memory = {name: torch.zeros(1, length) for name, length in lengths}
+                sent.append(copied.send(row, layout, keys, memory)[0])
+    except Exception:
+        return
+    if not torch.equal(sent[0].nan_to_num(), sent[1].nan_to_num()):
+        rank_zero_warn(
+            f"{type(compressor).__name__} of `federation.compression` keeps values from one upload"
+            " to the next, which a resumed run lacks, and which mix the clients: keep the rows of"
+            " each client in `sending.memory`, whose lengths `memory_lengths` gives."
         )
 
 

@@ -1,5 +1,6 @@
 """A trial of the net before training, on a few samples: with task, loss, metrics and attacks."""
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -681,8 +682,37 @@ def try_attacks(trial: Trial, attacks: Collection[Attack]) -> None:
     context = ClientContext(seed=0, round=0, client=0, num_classes=trial.data.num_classes)
     for attack in attacks:
         apply_attacks(batch, [attack], context)
+        if not attack.trains and _is_by_user(attack):
+            _warn_of_memory(attack, batch, context)
         attack.trigger(batch)
         if attack.trains:
             net = trial.client.global_model
             with evaluation_mode(net), restore_values(trial.client), torch.no_grad():
                 attack.try_training(net, batch, context)
+
+
+def _is_by_user(attack: Attack) -> bool:
+    """Return whether an attack, or one that is combined in it, is of a user's own class."""
+    return any(map(is_by_user, (attack, *getattr(attack, "attacks", ()))))
+
+
+def _warn_of_memory(attack: Attack, batch: Batch, context: ClientContext) -> None:
+    """Warn if a copy of an attack poisons equal samples in another way at the second time."""
+    try:
+        copied = copy.deepcopy(attack)
+    except Exception:  # for example an attribute with a lock
+        return
+    poisoned: list[list[Tensor]] = []
+    with fork_all_generators(leaves(batch.inputs)[0].device) as seed:
+        for _ in range(2):
+            seed(0)
+            own = batch._replace(inputs=clone(batch.inputs), targets=clone(batch.targets))
+            changed = apply_attacks(own, [copied], context)
+            poisoned.append([*leaves(changed.inputs), *leaves(changed.targets)])
+    pairs = zip(*poisoned, strict=True)
+    if not all(torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs):
+        rank_zero_warn(
+            f"`poison` of {type(attack).__name__} keeps values from one call to the next, which a"
+            " resumed run lacks, and which depend on the order of the clients: let it depend on"
+            " the samples and on `context` alone, such as `context.round`."
+        )

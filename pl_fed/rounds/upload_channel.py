@@ -1,7 +1,7 @@
 """The channel of the uploads: compression between a client and the server."""
 
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,8 +10,9 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.client_rounds import COMPRESSION
 from pl_fed.compressors import Compressor
 from pl_fed.devices import to_device
+from pl_fed.nets.fingerprints import is_by_user
 from pl_fed.nets.rows import RowLayout
-from pl_fed.random import key
+from pl_fed.random import fork_all_generators, key, read_global_state
 
 _PIECE = 1 << 24  # numbers of uploads that a codec compresses at a time: draws take 8 bytes each
 
@@ -61,8 +62,7 @@ class UploadChannel:
             Rows [clients, numel], of NaN for an upload that is not finite; and the new rows by the
             names in the store.
         """
-        draws = [[key(self.seed, "compression", round, client)] for client in clients.tolist()]
-        keys = to_device(torch.tensor(draws), uploads)
+        draws = [key(self.seed, "compression", round, client) for client in clients.tolist()]
         positions = None if self._positions is None else to_device(self._positions, uploads)
         rows = uploads if positions is None else uploads[:, positions]
         length = max(1, _PIECE // self.layout.numel)
@@ -70,7 +70,7 @@ class UploadChannel:
         for begin in range(0, len(rows), length):
             part = slice(begin, begin + length)
             own = {name.removeprefix(COMPRESSION): row[part] for name, row in memory.items()}
-            pieces.append(self.compressor.send(rows[part], self.layout, keys[part], own))
+            pieces.append(self._send(rows[part], draws[part], own))
         received = torch.cat([piece for piece, _ in pieces])
         if positions is not None:
             received = torch.zeros_like(uploads).index_copy_(1, positions, received)
@@ -79,6 +79,37 @@ class UploadChannel:
             for name in memory
         }
         return received, new_memory
+
+    def _send(
+        self, rows: Tensor, draws: list[int], memory: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return rows as the server receives them, and the clients' new memory.
+
+        A codec of the user's class that draws from global generators sends the rows one by one,
+        with the key of each client: its draws then depend on neither the cohort nor a resume.
+
+        Args:
+            rows: The rows to send, [clients, numel].
+            draws: The key of each client's draws.
+            memory: The clients' rows by the codec's names.
+        """
+        keys = to_device(torch.tensor(draws)[:, None], rows)
+        if not is_by_user(self.compressor):
+            return self.compressor.send(rows, self.layout, keys, memory)
+        with fork_all_generators(rows.device) as seed:
+            seed(draws[0])
+            before = _read_generators()
+            sent = self.compressor.send(rows, self.layout, keys, memory)
+            if len(rows) == 1 or (rows.is_cpu and _read_generators() == before):
+                return sent
+            parts = []
+            for position, draw in enumerate(draws):
+                seed(draw)
+                part = slice(position, position + 1)
+                own = {name: row[part] for name, row in memory.items()}
+                parts.append(self.compressor.send(rows[part], self.layout, keys[part], own))
+        received = torch.cat([row for row, _ in parts])
+        return received, {name: torch.cat([own[name] for _, own in parts]) for name in parts[0][1]}
 
     def carry(self, forged: Tensor, clients: Tensor, round: int) -> Tensor:
         """Return forged uploads as the server receives them: a single message of a new client.
@@ -99,3 +130,8 @@ class UploadChannel:
             number_bytes: The bytes of an uncompressed number.
         """
         return -(-self.compressor.count_bits(self.layout, 8 * number_bytes) // 8)
+
+
+def _read_generators() -> Any:
+    """Return the states of the global generators of torch's CPU, Python and NumPy."""
+    return bytes(torch.get_rng_state().numpy()), read_global_state()

@@ -1,6 +1,7 @@
 """A user's own classes are tried before training: a checkpoint has to hold all that they keep."""
 
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from pl_fed import Adversary, Federation
 from pl_fed.aggregators import Aggregator
 from pl_fed.attacks import Attack, Combined, RandomLabels
 from pl_fed.clients import Client, FedAvg, Model, Objective
+from pl_fed.preflight.net_trial import _warn_of_memory
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.samplers import All, Uniform
-from pl_fed.types import RoundContext
+from pl_fed.types import Batch, ClientContext, RoundContext
 
 
 class Own(FedAvg):
@@ -316,3 +318,32 @@ def test_cohorts_of_a_round_are_checked(drawn):
 
     with pytest.raises(ValueError, match="`sampler` to draw 2 different ids of 0 to 1"):
         set_up_cohorts(Wrong(2), [3, 6]).draw_cohort(0)
+
+
+class Shifting(Attack):
+    """Shifts the classes by a count of its calls, or by draws, or by a table that it makes once."""
+
+    poisons = True
+    calls, table = 0, None
+
+    def __init__(self, by):
+        self.by = by
+
+    def poison(self, batch, context):
+        self.calls += self.by == "calls"
+        self.table = torch.ones_like(batch.targets) if self.by == "table" else None
+        shift = torch.randint_like(batch.targets, 3) if self.by == "draws" else self.calls
+        return batch._replace(targets=(batch.targets + shift) % 3)
+
+
+def test_attack_on_data_with_a_memory_in_an_attribute_gets_a_warning():
+    batch = Batch(torch.zeros(6, 4), torch.arange(6) % 3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for by in ("calls", "draws", "table"):
+            attack = Shifting(by)
+            _warn_of_memory(attack, batch, ClientContext(0, 0, 0, 3))
+            assert attack.calls == 0, "a copy is tried"
+    assert [str(w.message)[:46] for w in caught] == [
+        "`poison` of Shifting keeps values from one cal"
+    ]

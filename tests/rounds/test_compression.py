@@ -5,6 +5,7 @@ import csv
 import functools
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -41,6 +42,8 @@ from pl_fed.compressors import (
     SignSGD,
     TopK,
 )
+from pl_fed.nets.rows import RowLayout
+from pl_fed.preflight.compression_rules import warn_of_codec_memory
 from pl_fed.privacy import DifferentialPrivacy
 from pl_fed.rounds import upload_channel
 from pl_fed.samplers import All, Poisson, Uniform
@@ -140,6 +143,43 @@ def test_engines_and_chunks_agree(kind, arguments):
         expected = run(codec, algorithm, rounds=2)  # two of six clients at least return
         for options in choices:
             assert run(codec, algorithm, rounds=2, **options).distance(expected) < 1e-12
+
+
+class Dropping(Compressor):
+    """Drops half of the numbers by torch's own generator, as a codec written elsewhere."""
+
+    def compress(self, rows, sending):
+        return 2 * rows * (torch.rand_like(rows) < 0.5)
+
+    def count_bits(self, layout, number_bits):
+        return layout.numel
+
+
+class Remembering(Dropping):
+    """Halves a number of its own with each message."""
+
+    scale = 1.0
+
+    def compress(self, rows, sending):
+        self.scale /= 2
+        return self.scale * rows
+
+
+def test_draws_of_a_codec_from_global_generators_depend_on_the_client_alone():
+    """Neither on other clients nor on draws before: a resumed run has other ones."""
+    expected = run(Dropping(), rounds=2, chunk_size=3)
+    torch.rand(5)
+    assert run(Dropping(), rounds=2, chunk_size=1).distance(expected) == 0
+    assert run(Dropping(), rounds=2, seed=1).distance(expected) > 0
+
+
+def test_codec_with_a_memory_of_its_own_gets_a_warning():
+    layout = RowLayout.from_tensors({"weight": torch.zeros(5)}.items())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for codec in (Remembering(), Dropping(), TopK(2)):
+            warn_of_codec_memory(codec, layout)
+    assert [str(w.message).partition(" of")[0] for w in caught] == ["Remembering"]
 
 
 @pytest.mark.slow
