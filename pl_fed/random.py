@@ -119,6 +119,11 @@ def read_global_state() -> Any:
     return random.getstate(), kind, bytes(np.asarray(numbers)), counts
 
 
+def read_generators() -> tuple[bytes, Any]:
+    """Return the states of the CPU's global generators of torch, Python and NumPy."""
+    return bytes(torch.get_rng_state().numpy()), read_global_state()
+
+
 def mix(z: Tensor) -> Tensor:
     """Return SplitMix64's output function of int64 ``z``, element by element, with wrap-around."""
     z = (z ^ _shift(z, 30)) * _MIX_1

@@ -31,7 +31,7 @@ from pl_fed.nets.modes import evaluation_mode, mixes_samples, training_mode
 from pl_fed.preflight.explanations import call_or_explain, list_shapes
 from pl_fed.preflight.module_trial import find_module_facts
 from pl_fed.preflight.trial import Trial
-from pl_fed.random import fork_all_generators, fork_torch_rng
+from pl_fed.random import fork_all_generators, fork_torch_rng, read_generators
 from pl_fed.tasks import Classification, LightningTask, Task
 from pl_fed.tasks.criterion import CriterionTask
 from pl_fed.tasks.metric_values import local_metrics
@@ -683,7 +683,7 @@ def try_attacks(trial: Trial, attacks: Collection[Attack]) -> None:
     for attack in attacks:
         apply_attacks(batch, [attack], context)
         if not attack.trains and _is_by_user(attack):
-            _warn_of_memory(attack, batch, context)
+            _warn_of_memory_and_draws(attack, batch, context)
         attack.trigger(batch)
         if attack.trains:
             net = trial.client.global_model
@@ -696,8 +696,8 @@ def _is_by_user(attack: Attack) -> bool:
     return any(map(is_by_user, (attack, *getattr(attack, "attacks", ()))))
 
 
-def _warn_of_memory(attack: Attack, batch: Batch, context: ClientContext) -> None:
-    """Warn if a copy of an attack poisons equal samples in another way at the second time."""
+def _warn_of_memory_and_draws(attack: Attack, batch: Batch, context: ClientContext) -> None:
+    """Warn if a copy of an attack poisons equal samples otherwise at the second time, or draws."""
     try:
         copied = copy.deepcopy(attack)
     except Exception:  # for example an attribute with a lock
@@ -706,13 +706,21 @@ def _warn_of_memory(attack: Attack, batch: Batch, context: ClientContext) -> Non
     with fork_all_generators(leaves(batch.inputs)[0].device) as seed:
         for _ in range(2):
             seed(0)
+            before = read_generators()
             own = batch._replace(inputs=clone(batch.inputs), targets=clone(batch.targets))
             changed = apply_attacks(own, [copied], context)
             poisoned.append([*leaves(changed.inputs), *leaves(changed.targets)])
+            draws = read_generators() != before
     pairs = zip(*poisoned, strict=True)
     if not all(torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs):
         rank_zero_warn(
             f"`poison` of {type(attack).__name__} keeps values from one call to the next, which a"
             " resumed run lacks, and which depend on the order of the clients: let it depend on"
             " the samples and on `context` alone, such as `context.round`."
+        )
+    if draws:
+        rank_zero_warn(
+            f"`poison` of {type(attack).__name__} draws from a global generator, so that engines"
+            " draw other numbers: draw by keys of `context` and `batch.samples`, as"
+            " `pl_fed.attacks.RandomLabels` does."
         )

@@ -18,7 +18,7 @@ from pl_fed.data.client_data import ClientData, integers_to_floats
 from pl_fed.engine.base import LocalSettings, as_outputs
 from pl_fed.engine.own_samples import OwnSamples
 from pl_fed.preflight.explanations import call_or_explain, list_shapes
-from pl_fed.random import fork_all_generators, fork_torch_rng, read_global_state
+from pl_fed.random import fork_all_generators, fork_torch_rng, read_generators
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
@@ -222,9 +222,9 @@ class TrialRound:
     @contextmanager
     def _note_draws(self) -> Iterator[None]:
         """Note if a hook draws from a global generator."""
-        before = _read_generators()
+        before = read_generators()
         yield
-        self.draws |= _read_generators() != before
+        self.draws |= read_generators() != before
 
     def _step(self, objective: Objective) -> dict[str, Tensor]:
         """Return the outputs of an objective for the client's minibatch."""
@@ -232,11 +232,6 @@ class TrialRound:
         with fork_torch_rng(client.device) as seed, client.reading(self.round.client_rows(0)):
             seed(0)
             return as_outputs(objective.step(self._trial.load_minibatch(self._index), 0))
-
-
-def _read_generators() -> tuple[bytes, Any]:
-    """Return the states of the CPU's global generators of torch, Python and NumPy."""
-    return bytes(torch.get_rng_state().numpy()), read_global_state()
 
 
 def lend_optimizer(

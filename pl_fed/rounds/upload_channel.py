@@ -1,7 +1,7 @@
 """The channel of the uploads: compression between a client and the server."""
 
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from pl_fed.compressors import Compressor
 from pl_fed.devices import to_device
 from pl_fed.nets.fingerprints import is_by_user
 from pl_fed.nets.rows import RowLayout
-from pl_fed.random import fork_all_generators, key, read_global_state
+from pl_fed.random import fork_all_generators, key, read_generators
 
 _PIECE = 1 << 24  # numbers of uploads that a codec compresses at a time: draws take 8 bytes each
 
@@ -98,9 +98,9 @@ class UploadChannel:
             return self.compressor.send(rows, self.layout, keys, memory)
         with fork_all_generators(rows.device) as seed:
             seed(draws[0])
-            before = _read_generators()
+            before = read_generators()
             sent = self.compressor.send(rows, self.layout, keys, memory)
-            if len(rows) == 1 or (rows.is_cpu and _read_generators() == before):
+            if len(rows) == 1 or (rows.is_cpu and read_generators() == before):
                 return sent
             parts = []
             for position, draw in enumerate(draws):
@@ -130,8 +130,3 @@ class UploadChannel:
             number_bytes: The bytes of an uncompressed number.
         """
         return -(-self.compressor.count_bits(self.layout, 8 * number_bytes) // 8)
-
-
-def _read_generators() -> Any:
-    """Return the states of the global generators of torch's CPU, Python and NumPy."""
-    return bytes(torch.get_rng_state().numpy()), read_global_state()

@@ -12,7 +12,7 @@ from pl_fed import Adversary, Federation
 from pl_fed.aggregators import Aggregator
 from pl_fed.attacks import Attack, Combined, RandomLabels
 from pl_fed.clients import Client, FedAvg, Model, Objective
-from pl_fed.preflight.net_trial import _warn_of_memory
+from pl_fed.preflight.net_trial import _warn_of_memory_and_draws
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.samplers import All, Uniform
 from pl_fed.types import Batch, ClientContext, RoundContext
@@ -336,14 +336,15 @@ class Shifting(Attack):
         return batch._replace(targets=(batch.targets + shift) % 3)
 
 
-def test_attack_on_data_with_a_memory_in_an_attribute_gets_a_warning():
+def test_attack_on_data_with_a_memory_or_draws_of_its_own_gets_a_warning():
     batch = Batch(torch.zeros(6, 4), torch.arange(6) % 3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for by in ("calls", "draws", "table"):
             attack = Shifting(by)
-            _warn_of_memory(attack, batch, ClientContext(0, 0, 0, 3))
+            _warn_of_memory_and_draws(attack, batch, ClientContext(0, 0, 0, 3))
             assert attack.calls == 0, "a copy is tried"
-    assert [str(w.message)[:46] for w in caught] == [
-        "`poison` of Shifting keeps values from one cal"
+    assert [str(w.message).partition(",")[0] for w in caught] == [
+        "`poison` of Shifting keeps values from one call to the next",
+        "`poison` of Shifting draws from a global generator",
     ]
