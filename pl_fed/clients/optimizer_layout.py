@@ -199,7 +199,9 @@ def find_optimizer_layouts(
     def build(copies: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Build the optimizer of copies of all parameters."""
         remaining = iter(copies)
-        models = {model: [next(remaining) for _ in tensors] for model, tensors in trials.items()}
+        models: dict[str, list[Tensor]] = {
+            model: [next(remaining) for _ in tensors] for model, tensors in trials.items()
+        }
         return objective.build_optimizer(models)
 
     if forgets_steps(build, [parameter.shape for parameter in own]):
