@@ -58,20 +58,15 @@ def _measure(run: Run, model: str, metric: str, is_higher: bool | None) -> dict[
 
 
 def _list_results(run: Run, model: str, metric: str) -> NDArray[np.float64]:
-    """Return the results of the benign clients with samples; none if the run lacks the metric.
+    """Return the results of the benign clients; none if the run lacks the metric.
 
-    They are NaN or infinite for clients whose models have diverged: then so is the run's mean over
-    clients. If that is finite, the metric of a client with NaN is undefined, such as the area
-    under the curve of a single class, and the client is left out, as in that mean.
+    They are NaN or infinite for clients whose models have diverged.
     """
-    column, name = f"{model}_{metric}", f"test/{model}/{metric}"
+    column = f"{model}_{metric}"
     if column not in run.clients:
         return np.empty(0)
-    values: NDArray[np.float64] = run.clients[column]
-    is_result, mean = ~np.isnan(values), run.final(name)
-    if mean is None or not np.isfinite(mean) or run.is_undefined(name):
-        is_result |= run.clients.get("test_samples", np.zeros(len(values))) > 0
-    return values[run.benign & is_result]
+    results: NDArray[np.float64] = run.clients[column][run.benign & run.mark_results(model, metric)]
+    return results
 
 
 def _mean(numbers: Sequence[float]) -> float | None:

@@ -56,12 +56,14 @@ class _Points(NamedTuple):
         place: The place of its colour, from 0.
         finals: The results by share of Byzantine clients.
         has_other_clients: Whether a run lacks the results of its clients.
+        has_diverged: Whether a share has no result, as the model of a client has diverged there.
     """
 
     label: str
     place: int
     finals: dict[float, Final]
     has_other_clients: bool
+    has_diverged: bool
 
 
 def draw_robustness(groups: Sequence[Group]) -> Iterator[Picture]:
@@ -75,7 +77,8 @@ def draw_robustness(groups: Sequence[Group]) -> Iterator[Picture]:
         return
     metric = main_metric(groups, "test")
     for model in list_models(groups, "test"):
-        curves = [points for line in lines if (points := _points(line, model, metric)).finals]
+        measured = [_points(line, model, metric) for line in lines]
+        curves = [points for points in measured if points.finals]
         if not curves:
             continue
         title = f"Robustness of {model} models"
@@ -86,6 +89,8 @@ def draw_robustness(groups: Sequence[Group]) -> Iterator[Picture]:
         )
         if any(curve.has_other_clients for curve in curves):
             caption += " Runs without `per_client.csv` have the mean over their own benign clients."
+        if any(points.has_diverged for points in measured):
+            caption += " Shares at which the model of a client has diverged have no point."
         if any(len(line.groups) == 1 for line in lines):
             caption += " A single dot has no other run that differs only in its Byzantine clients."
         if any(value.std is not None for curve in curves for value in curve.finals.values()):
@@ -269,14 +274,15 @@ def _points(line: Line, model: str, metric: str) -> _Points:
 
     def read(run: Run) -> float | None:
         """Return a run's mean over the common clients; over its own ones without their results."""
-        value = _mean_over(run, column, common.get(_clients_key(run)))
+        value = _mean_over(run, model, metric, common.get(_clients_key(run)))
         return run.final(name) if value is None else value
 
     finals = {share: group.summarize(read) for share, group in line.groups.items()}
-    known_finals = {share: final for share, final in finals.items() if final is not None}
+    known_finals = {s: final for s, final in finals.items() if final and np.isfinite(final.mean)}
+    has_diverged = any(final and not np.isfinite(final.mean) for final in finals.values())
     place = [group.number for group in line.groups.values()][-1] - 1
     has_other_clients = len(known_finals) > 1 and any(column not in run.clients for run in runs)
-    return _Points(line.label, place, known_finals, has_other_clients)
+    return _Points(line.label, place, known_finals, has_other_clients, has_diverged)
 
 
 def _common_clients(runs: Sequence[Run]) -> dict[tuple[str, int], NDArray[np.bool_]]:
@@ -293,12 +299,14 @@ def _clients_key(run: Run) -> tuple[str, int]:
     return configs.describe_seeds(run.config), len(run.benign)
 
 
-def _mean_over(run: Run, column: str, clients: NDArray[np.bool_] | None) -> float | None:
-    """Return the mean of a column of ``per_client.csv`` over some clients with a finite value."""
+def _mean_over(
+    run: Run, model: str, metric: str, clients: NDArray[np.bool_] | None
+) -> float | None:
+    """Return the mean of a test metric over some clients; NaN or infinite if one has diverged."""
+    column = f"{model}_{metric}"
     if clients is None or column not in run.clients:
         return None
-    values = run.clients[column][clients]
-    values = values[np.isfinite(values)]
+    values = run.clients[column][clients & run.mark_results(model, metric)]
     return float(values.mean()) if len(values) else None
 
 

@@ -124,6 +124,23 @@ class Run:
         values = metrics.get(part) if isinstance(metrics, Mapping) else None
         return isinstance(values, Mapping) and name in values and values[name] is None
 
+    def mark_results(self, model: str, metric: str) -> NDArray[np.bool_]:
+        """Return the clients with a test result of a metric in ``per_client.csv``, bool [clients].
+
+        The result of a client whose model has diverged is NaN or infinite: then so is the run's
+        mean over clients. If that is finite, the metric of a client with NaN is undefined, such as
+        the area under the curve of a single class. Means leave the client out.
+
+        Args:
+            model: The model.
+            metric: The metric, a column of the model.
+        """
+        values, name = self.clients[f"{model}_{metric}"], f"test/{model}/{metric}"
+        is_result, mean = ~np.isnan(values), self.final(name)
+        if mean is None or not np.isfinite(mean) or self.is_undefined(name):
+            is_result |= self.clients.get("test_samples", np.zeros(len(values))) > 0
+        return is_result
+
     @cached_property
     def metrics(self) -> set[str]:
         """The names of all metrics."""

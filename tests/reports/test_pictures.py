@@ -688,6 +688,18 @@ def test_points_of_a_robustness_line_compare_the_same_clients(make_groups):
     assert "per_client.csv" not in personal.caption
 
 
+def test_share_with_a_diverged_client_has_no_point_of_robustness(make_groups):
+    make_groups(({}, {"accuracy": (0.5, 0.9)}), attacked_run("RandomLabels", 0.5, 0.4, clients=2))
+    folders = sorted(make_groups.folder.iterdir())
+    path = folders[1] / "per_client.csv"
+    rows = read_table(path)
+    assert [row["byzantine"] for row in rows] == ["1", "0"]
+    write_table(path, [rows[0], rows[1] | {"personal_accuracy": "inf"}])
+    personal, _ = robustness.draw_robustness(group_runs(find_runs([make_groups.folder])[0]))
+    assert [(row["byzantine"], row["accuracy"]) for row in personal.rows] == [(0.0, 0.9)]
+    assert "Shares at which the model of a client has diverged" in personal.caption
+
+
 def test_robustness_without_tables_of_clients_says_so(make_groups):
     make_groups(({}, {"accuracy": (0.5, 0.9)}), attacked_run("RandomLabels", 0.5, 0.4, clients=2))
     for folder in make_groups.folder.iterdir():
