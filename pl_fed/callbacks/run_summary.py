@@ -5,10 +5,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -195,6 +195,22 @@ class RunSummary(Callback):
         return {role: None if path is None else str(path) for role, path in paths.items()}
 
 
+class _Validation(NamedTuple):
+    """Validation of a model under a backdoor.
+
+    Attributes:
+        model: The model.
+        number: The number in the column ``round``.
+        has_time: Whether the row has the time of a round.
+        success: The success of the backdoor.
+    """
+
+    model: str
+    number: int
+    has_time: bool
+    success: float
+
+
 def read_history(path: Path) -> dict[str, Any]:
     """Return the last metrics, the sums of uploads and the times of the rounds in a run's table.
 
@@ -204,21 +220,19 @@ def read_history(path: Path) -> dict[str, Any]:
     Returns:
         ``test`` and ``val``, each the last metrics by name without the part, and ``round``;
         ``attack``, the measures of the attack in each round by name; ``backdoor``, the success of a
-        backdoor on validation data by model and round;
+        backdoor on validation data by model and last round of training;
         ``uploads``, the number of uploads over all rounds by outcome; ``small_cohorts``, the number
         of rounds without a step; ``seconds`` and ``timed``, the times of rounds and their numbers.
     """
     history: dict[str, Any] = {"test": {}, "val": {}, "uploads": {}, "seconds": [], "timed": []}
     history["small_cohorts"] = 0
-    history |= {"attack": {}, "backdoor": {}}
+    history["attack"] = {}
+    validations: list[_Validation] = []
     for row in _read_rows(path):
         for part in ("test", "val"):
             if values := _strip_prefix(row, f"{part}/"):
                 history[part] = {"round": int(row["round"]), **values}
-        for name, value in _strip_prefix(row, "val/").items():
-            if name.endswith(f"/{SUCCESS}"):
-                model = name.removesuffix(f"/{SUCCESS}")
-                history["backdoor"].setdefault(model, {})[int(row["round"])] = value
+        validations += _read_validations(row)
         for name, count in _strip_prefix(row, "train/").items():
             if name in _UPLOADS:
                 history["uploads"][name] = history["uploads"].get(name, 0) + int(count)
@@ -228,7 +242,41 @@ def read_history(path: Path) -> dict[str, Any]:
         if "time/round" in row:
             history["seconds"].append(row["time/round"])
             history["timed"].append(int(row["round"]))
+    history["backdoor"] = _order_validations(validations, history["timed"])
     return history
+
+
+def _read_validations(row: Mapping[str, float]) -> Iterator[_Validation]:
+    """Yield the success of a backdoor on validation data in a row, by model."""
+    for name, success in _strip_prefix(row, "val/").items():
+        if name.endswith(f"/{SUCCESS}"):
+            model = name.removesuffix(f"/{SUCCESS}")
+            yield _Validation(model, int(row["round"]), "time/round" in row, success)
+
+
+def _order_validations(
+    validations: Iterable[_Validation], timed: Sequence[int]
+) -> dict[str, dict[int, float]]:
+    """Return the success of a backdoor by model and last round of its training, from 0.
+
+    A validation during a fit has the number of its round. One behind a fit, as of a checkpoint, has
+    the number of rounds before it: if each round is logged, its row has no time of a round.
+
+    Args:
+        validations: The validations in the order of the file.
+        timed: The numbers of the rounds with a time.
+    """
+    numbers = sorted(set(timed))
+    logs_all = numbers == [*range(numbers[0], numbers[-1] + 1)] if numbers else False
+    if len(numbers) == 1 and numbers[0] > 0:  # maybe one of every few rounds
+        logs_all = False
+    rounds, success = set(numbers), dict[str, dict[int, float]]()
+    for model, number, has_time, value in validations:
+        is_behind_fit = not has_time and (logs_all or number in rounds)
+        last_round = number - 1 if is_behind_fit else number
+        if last_round >= 0:
+            success.setdefault(model, {}).setdefault(last_round, value)
+    return success
 
 
 def summarize_attack(rounds: Mapping[str, list[float]]) -> dict[str, float]:

@@ -235,6 +235,22 @@ def test_attack_is_measured_over_all_rounds(tmp_path):
     assert summarize_attack({}) == {}
 
 
+def test_success_of_a_validation_behind_the_fit_is_that_of_its_last_round(tmp_path):
+    """The row of round 3, without a time, is a validation of the last model."""
+    rows = ["0,1,0.5", "1,1,", "2,1,0.75", "3,,0.75", "1,,0.5"]
+
+    def read_success():
+        text = "\n".join(["round,time/round,val/global/backdoor_success", *rows, ""])
+        (tmp_path / "metrics.csv").write_text(text)
+        return read_history(tmp_path / "metrics.csv")["backdoor"]["global"]
+
+    assert read_success() == {0: 0.5, 2: 0.75}
+    rows[1:] = ["1,1,", "1,,0.5", "2,,0.75"]
+    assert read_success() == {0: 0.5, 1: 0.75}, "model 0 is known, and model 1 is not"
+    rows[:] = ["0,,0.5", "1,1,0.25", "2,,0.75"]
+    assert read_success() == {0: 0.5, 1: 0.25, 2: 0.75}, "every second round is logged"
+
+
 def test_rounds_without_a_step_are_counted(tmp_path):
     content = "round,train/cohort,train/small_cohort\n0,2,1\n1,8,\n2,0,1\n"
     (tmp_path / "metrics.csv").write_text(content)
