@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from pl_fed.data.batches import LocalWork
+from pl_fed.data.batches import BatchRule, LocalWork
 from pl_fed.devices import to_device
 from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch
@@ -104,6 +104,19 @@ class Objective:
     def work(self, model: str) -> LocalWork:
         """Return the local work on a model."""
         return self.models[model].work or LocalWork()
+
+    def count_steps(self, rule: BatchRule, sizes: Sequence[int]) -> dict[str, list[int]]:
+        """Return the number of steps of each client in a round, by trained model.
+
+        Args:
+            rule: The split of samples into minibatches.
+            sizes: The number of training samples of each client.
+        """
+        steps = {}
+        for model in self.trained:
+            by_size = {size: rule.count(self.work(model), size) for size in set(sizes)}
+            steps[model] = [by_size[size] for size in sizes]
+        return steps
 
     def build_optimizer(self, parameters: Mapping[str, list[Tensor]]) -> torch.optim.Optimizer:
         """Build the local optimizer, with one parameter group for each trained model.

@@ -88,7 +88,8 @@ class ObjectiveTraining:
         """
         if self.rule.limit == 0:
             return
-        steps = self.count_steps(data, clients) if steps is None else steps
+        if steps is None:
+            steps = self.objective.count_steps(self.rule, data.train.sizes[clients].tolist())
         has_steps = torch.tensor([any(counts) for counts in zip(*steps.values())])
         active_positions = has_steps.nonzero().flatten()
         if not len(active_positions):
@@ -166,19 +167,6 @@ class ObjectiveTraining:
             )
         filled, _ = replace_failed(positions, failed)
         return filled
-
-    def count_steps(self, data: ClientData, clients: Tensor) -> dict[str, list[int]]:
-        """Return the number of steps of each client by the objective's work, by model.
-
-        Args:
-            data: The data of the federation.
-            clients: Client ids, int64 [clients].
-        """
-        sizes, work = data.train.sizes[clients].tolist(), self.objective.work
-        return {
-            name: [self.rule.count(work(name), size) for size in sizes]
-            for name in self.objective.trained
-        }
 
     def _load_chunk(
         self,

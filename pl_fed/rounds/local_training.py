@@ -44,6 +44,8 @@ from pl_fed.rounds.value_watch import ValueWatch
 from pl_fed.trees import count_sample_bytes
 from pl_fed.types import Batch
 
+LimitSteps = Callable[[Tensor, Mapping[str, list[int]], int], dict[str, list[int]]]
+
 _READ_BYTES = 1 << 28  # samples in memory maps that are read at once, in bytes
 
 
@@ -90,14 +92,10 @@ class LocalTraining:
             otherwise the exception ends the run.
         channel: Compresses the uploads; ``None`` without compression.
         watch: The watch over the values of modules; a new one by default.
-
-    Attributes:
         limit_steps: Returns numbers of local steps, by trained model, with at most those that fit
             into a round; ``None`` for rounds without a deadline. Its arguments are the clients'
             ids, the planned numbers, and the round.
     """
-
-    limit_steps: Callable[[Tensor, Mapping[str, list[int]], int], dict[str, list[int]]] | None
 
     def __init__(
         self,
@@ -114,6 +112,7 @@ class LocalTraining:
         leaves_out: bool = False,
         channel: UploadChannel | None = None,
         watch: ValueWatch | None = None,
+        limit_steps: LimitSteps | None = None,
     ) -> None:
         self.states = states
         self.client = states.client
@@ -128,7 +127,7 @@ class LocalTraining:
         self.measures_start_losses = measures_start_losses
         self.measures_group_counts = measures_group_counts
         self.leaves_out = leaves_out
-        self.limit_steps = None
+        self.limit_steps = limit_steps
         self.channel = channel
         self.centers = Centers(states, evaluator)
         self.preparation = Preparation(
@@ -208,22 +207,16 @@ class LocalTraining:
         work = torch.tensor(list(steps.values()), dtype=torch.float64).sum(0)
         return WorkShare.balance(processes, cohort, work)
 
-    def count_steps(self, clients: Tensor, round: int | None = None) -> dict[str, list[int]]:
+    def count_steps(self, clients: Tensor, round: int) -> dict[str, list[int]]:
         """Return the number of local steps of each client, for each trained model.
 
         Args:
             clients: Ids of the clients, int64 [clients].
-            round: The round; its deadline may limit the steps. ``None`` for the planned numbers.
+            round: The round; its deadline may limit the steps.
         """
         sizes = self.states.loaded.train.sizes[clients].tolist()
-        objective, counts = self.client.objective, {}
-        for model in objective.trained:
-            work = objective.work(model)
-            by_size = {size: self.batch_rule.count(work, size) for size in set(sizes)}
-            counts[model] = [by_size[size] for size in sizes]
-        if round is not None and self.limit_steps is not None:
-            return self.limit_steps(clients, counts, round)
-        return counts
+        steps = self.client.objective.count_steps(self.batch_rule, sizes)
+        return steps if self.limit_steps is None else self.limit_steps(clients, steps, round)
 
     def _plan_chunks(self, work: CohortWork) -> list[Tensor]:
         """Choose the engine, and split this process's clients into chunks, by their positions.
@@ -603,11 +596,8 @@ def count_most_steps(objective: Objective, rule: BatchRule, sizes: Tensor) -> in
         rule: The split of samples into minibatches.
         sizes: The number of training samples of each client, int64 [clients].
     """
-    return max(
-        rule.count(objective.work(model), size)
-        for model in objective.trained
-        for size in sizes.unique().tolist()
-    )
+    steps = objective.count_steps(rule, sizes.unique().tolist())
+    return max(max(counts) for counts in steps.values())
 
 
 def _complete_steps(chunk: Chunk, means: dict[str, Tensor]) -> dict[str, Tensor]:

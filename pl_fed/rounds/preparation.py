@@ -75,7 +75,8 @@ class Preparation:
         if self._training is None:
             return {}
         row = self.states.client.row("global").data
-        steps = self._training.count_steps(self.states.data, clients)
+        sizes = self.states.data.train.sizes[clients].tolist()
+        steps = self._training.objective.count_steps(self.rule, sizes)
         return {name: numbers_on(row, counts)[:, None] for name, counts in steps.items()}
 
     def run(self, chunk: Chunk) -> None:

@@ -71,9 +71,11 @@ class RootTraining:
         """
         client, data, rule = self.client, self.states.data, self.rule
         root_data = replace(data, train=Part.from_pieces([data.root]))
-        steps = rule.count(self.objective.work("global"), len(data.root))
+        steps = self.objective.count_steps(rule, [len(data.root)])
         server = torch.tensor([0])  # the server is the only client of the root data
-        batches = Batches(root_data, server, [steps], rule, self.seed, round, None, self.augment)
+        batches = Batches(
+            root_data, server, steps["global"], rule, self.seed, round, augment=self.augment
+        )
         server_states = self.states.server_states
         broadcast = ModelRows(client.row("global").data, client.statistics("global").data).clone()
         views = client.row("global").layout.views(broadcast.parameters)
@@ -83,9 +85,9 @@ class RootTraining:
         start = ClientRound(server.to(size.device), size, torch.zeros_like(size), broadcast)
         start.models["global"] = broadcast.expand(1)
         place = "round {round}, the server's training on its root data"
-        own_optimizer, num_steps = self._build_optimizer(optimizer), {"global": [steps]}
-        rates = list_local_rates(client.local_schedule, own_optimizer, num_steps, round)
-        chunk = Chunk(server, self.objective, batches, num_steps, start, place=place, rates=rates)
+        own_optimizer = self._build_optimizer(optimizer)
+        rates = list_local_rates(client.local_schedule, own_optimizer, steps, round)
+        chunk = Chunk(server, self.objective, batches, steps, start, place=place, rates=rates)
         with ModelGuard(client, ["global"]):
             OneByOne(self.settings).run(client, own_optimizer, chunk)
         update = start.models["global"].parameters - broadcast.parameters

@@ -116,6 +116,18 @@ class RoundRunner:
         self.privacy = privacy
         self.channel = channel
         self.traffic = traffic or Traffic(client, server.aggregator, channel)
+        self.systems: SystemsClock | None = None
+        if systems is not None:
+            number, owners = datamodule.clients.num_clients, datamodule.evaluated_owners
+            self.systems = SystemsClock(
+                systems,
+                ClientProfiles(systems, number, owners, seed, datamodule.num_evaluated - number),
+                self._draw_clients,
+                lambda clients: client.objective.count_steps(
+                    batch_rule, states.loaded.train.sizes[clients].tolist()
+                ),
+                lambda: LinkBytes(*self.traffic.client_bytes),
+            )
         self.local_training = LocalTraining(
             states,
             self.draw_cohort,
@@ -129,19 +141,9 @@ class RoundRunner:
             measures_group_counts=server.aggregator.needs_group_counts,
             leaves_out=leaves_out,
             channel=channel,
+            limit_steps=None if self.systems is None else self.systems.limit_steps,
         )
         self.centers = self.local_training.centers
-        self.systems: SystemsClock | None = None
-        if systems is not None:
-            number, owners = datamodule.clients.num_clients, datamodule.evaluated_owners
-            self.systems = SystemsClock(
-                systems,
-                ClientProfiles(systems, number, owners, seed, datamodule.num_evaluated - number),
-                self._draw_clients,
-                self.local_training.count_steps,
-                lambda: LinkBytes(*self.traffic.client_bytes),
-            )
-            self.local_training.limit_steps = self.systems.limit_steps
         self.root_training = RootTraining(states, batch_rule, seed, datamodule.augment)
         self.small_cohorts = SmallCohorts(
             small_cohort,

@@ -1,6 +1,6 @@
 """The choice of the engine and of its number of clients at a time."""
 
-import math
+from functools import partial
 
 import pytest
 import torch
@@ -56,7 +56,8 @@ def make_workload(client, cohort, data=None):
     share, own = WorkShare.single_process(clients), CohortResults(1, None)
     work = CohortWork(0, optimizer, share, broadcast, RemoteRows(), own, lambda _: None)
     chunk = training._load_chunk(work, clients)
-    return Workload(client, optimizer, cohort, lambda _: chunk, 0, math.inf, training.count_steps)
+    steps = partial(training.count_steps, round=0)
+    return Workload(client, optimizer, cohort, lambda _: chunk, steps=steps)
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked", "auto"])
