@@ -222,8 +222,8 @@ def forge_uploads(
     server: Server,
     server_states: Mapping[str, Tensor],
     client: Client,
-    hides_cohort: bool = False,
-    channel: UploadChannel | None = None,
+    hides_cohort: bool,
+    channel: UploadChannel | None,
 ) -> tuple[Uploads, Tensor]:
     """Let the attackers of a cohort replace their uploads, equally in every process.
 
@@ -252,12 +252,41 @@ def forge_uploads(
         proposals = proposals.replace_broken(valid, server_states)
     context = byzantine_clients.forge_losses(honest.context, attackers)
     honest = replace(honest, context=context, proposals=proposals)
-    carry = _build_carry(client, channel, uploads.context, attackers, honest.rows[attackers])
-    simulation = _MergeSimulation(
-        honest, attackers, valid, byzantine_clients, server, client, carry
-    )
+    own = honest.rows[attackers]
+    simulated: Tensor | None = None  # one copy of the uploads for all simulations
+    send: Callable[[Tensor], Tensor] = client.restrict_rows
+    if channel is not None:
+        ids = context.clients[attackers.cpu()]
+        send = partial(channel.carry, clients=ids, round=context.round)
+
+    def carry(forged: Tensor) -> Tensor:
+        """Return forged uploads as the server receives them, [attackers, numel].
+
+        They have the form of an upload: 0 in the parts that clients keep, for example. An
+        attacker's own upload has gone through the channel already.
+        """
+        is_own = (forged == own).all(dim=1, keepdim=True)
+        return own.where(is_own, send(forged))
+
+    def simulate_merge(forged: Tensor, reject: Callable[[Tensor], None] = lambda _: None) -> Tensor:
+        """Return the update that the server would merge for forged uploads [attackers, numel].
+
+        The memory of its aggregator does not change. ``reject`` receives the ids of the clients
+        whose uploads the aggregator would leave out.
+        """
+        nonlocal simulated
+        if simulated is None:
+            simulated = honest.rows.clone()
+        simulated[attackers] = carry(forged.to(simulated))
+        is_valid = valid.clone()
+        has_loss = _has_finite_loss(honest)[attackers]
+        is_valid[attackers] = finite_rows(simulated[attackers]) & has_loss
+        merged = replace(honest, rows=simulated).leave_out(~is_valid, byzantine_clients)
+        merged = merged.normalize(client, server.aggregator)
+        return server.simulate_merge(merged.rows, merged.weights, merged.context, reject)
+
     rows = byzantine_clients.forge(
-        honest.rows, attackers, valid, uploads.context, simulation, hides_cohort
+        honest.rows, attackers, valid, uploads.context, simulate_merge, hides_cohort
     )
     rows[attackers] = carry(rows[attackers])
     # a finite forged upload is valid even if the attacker's own upload is broken
@@ -271,87 +300,6 @@ def _has_finite_loss(uploads: Uploads) -> Tensor:
     if not len(losses):
         return torch.ones(len(uploads.rows), dtype=torch.bool, device=uploads.rows.device)
     return losses.isfinite().to(uploads.rows.device)
-
-
-def _build_carry(
-    client: Client,
-    channel: UploadChannel | None,
-    context: RoundContext,
-    attackers: Tensor,
-    own: Tensor,
-) -> Callable[[Tensor], Tensor]:
-    """Return the function that turns forged uploads into those that the server receives.
-
-    A forged upload has the form of an upload: it is 0 in the parts that clients keep, for example.
-    An attacker's own upload has gone through the channel already, and is not compressed again.
-
-    Args:
-        client: The algorithm.
-        channel: The channel; ``None`` without compression.
-        context: The context of the cohort.
-        attackers: A mask of the attackers, bool [cohort].
-        own: The attackers' own uploads as the server receives them, [attackers, numel].
-    """
-    send: Callable[[Tensor], Tensor] = client.restrict_rows
-    if channel is not None:
-        ids = context.clients[attackers.cpu()]
-        send = partial(channel.carry, clients=ids, round=context.round)
-
-    def carry(forged: Tensor) -> Tensor:
-        """Return forged uploads as the server receives them, [attackers, numel]."""
-        is_own = (forged == own).all(dim=1, keepdim=True)
-        return own.where(is_own, send(forged))
-
-    return carry
-
-
-class _MergeSimulation:
-    """Merge simulation: returns the update that the server would merge for forged uploads.
-
-    Args:
-        honest: The honest uploads of all clients.
-        attackers: A mask of the attackers, bool [cohort].
-        valid: A mask of the valid uploads, bool [cohort].
-        byzantine_clients: The Byzantine clients, whose number the aggregator expects.
-        server: The server. The memory of its aggregator does not change.
-        client: The algorithm; it may normalise uploads.
-        carry: Returns forged uploads as the server receives them.
-    """
-
-    def __init__(
-        self,
-        honest: Uploads,
-        attackers: Tensor,
-        valid: Tensor,
-        byzantine_clients: ByzantineClients,
-        server: Server,
-        client: Client,
-        carry: Callable[[Tensor], Tensor],
-    ) -> None:
-        self.honest = honest
-        self.attackers = attackers
-        self.valid = valid
-        self.byzantine_clients = byzantine_clients
-        self.server = server
-        self.client = client
-        self.carry = carry
-        self._rows: Tensor | None = None  # one copy of the uploads for all simulations
-
-    def __call__(self, forged: Tensor, reject: Callable[[Tensor], None] = lambda _: None) -> Tensor:
-        """Return the update for forged uploads [attackers, numel].
-
-        ``reject`` receives the ids of the clients whose uploads the aggregator would leave out.
-        """
-        if self._rows is None:
-            self._rows = self.honest.rows.clone()
-        self._rows[self.attackers] = self.carry(forged.to(self._rows))
-        valid = self.valid.clone()
-        has_loss = _has_finite_loss(self.honest)[self.attackers]
-        valid[self.attackers] = finite_rows(self._rows[self.attackers]) & has_loss
-        uploads = replace(self.honest, rows=self._rows)
-        merged = uploads.leave_out(~valid, self.byzantine_clients)
-        merged = merged.normalize(self.client, self.server.aggregator)
-        return self.server.simulate_merge(merged.rows, merged.weights, merged.context, reject)
 
 
 def mean_factor(client: Client, num_uploads: int) -> float:
