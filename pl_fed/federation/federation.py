@@ -299,7 +299,9 @@ class Federation(Configurable):
         if previous is not None and not previous.states.belong_to(client, data, self.seed):
             if stage != "fit" and not loads:
                 previous.states.check_replaceable(client)
-            self._note_spent_privacy(previous.rounds.privacy)
+            privacy = previous.rounds.privacy
+            if privacy is not None and privacy.rounds:
+                self._spent_privacy = privacy
             previous = None
         if stage == "fit" and not loads:
             self._check_budget(previous)
@@ -322,11 +324,6 @@ class Federation(Configurable):
                 vars(part).update(values)
             self.byzantine_clients.load_state_dict(attacks)
             raise
-
-    def _note_spent_privacy(self, privacy: RoundPrivacy | None) -> None:
-        """Note the privacy step of a replaced session, if it has spent budget."""
-        if privacy is not None and privacy.rounds:
-            self._spent_privacy = privacy
 
     def _check_budget(self, previous: Session | None) -> None:
         """Refuse a fit that would begin a spent budget again, with the noise of earlier rounds."""
