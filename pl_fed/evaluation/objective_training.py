@@ -88,12 +88,23 @@ class ObjectiveTraining:
         """
         if self.rule.limit == 0:
             return
-        if steps is None:
-            steps = self.objective.count_steps(self.rule, data.train.sizes[clients].tolist())
-        has_steps = torch.tensor([any(counts) for counts in zip(*steps.values())])
+        sizes = data.train.sizes[clients].tolist()
+        counts = self.objective.count_steps(self.rule, sizes) if steps is None else steps
+        has_steps = torch.tensor([any(numbers) for numbers in zip(*counts.values())])
         active_positions = has_steps.nonzero().flatten()
         if not len(active_positions):
             return
+
+        def load_chunk(positions: Tensor) -> Chunk:
+            """Return a chunk of clients before the training, by their positions."""
+            places, ids, own = positions.tolist(), clients[positions], start.select(positions)
+            own_steps = {name: [numbers[p] for p in places] for name, numbers in counts.items()}
+            most = [max(numbers) for numbers in zip(*own_steps.values())]
+            poison = dict(self.poison(ids, round))
+            batches = Batches(data, ids, most, self.rule, self.seed, round, poison, self.augment)
+            own.optimizer_states = {}  # those of the local steps
+            return Chunk(ids, self.objective, batches, own_steps, own, place=self.place)
+
         training, models = self.client.training, self.objective.trained
         parameters = {name: list(self.client.row(name).tensors.values()) for name in models}
         optimizer = self.objective.build_optimizer(parameters)
@@ -101,10 +112,6 @@ class ObjectiveTraining:
         try:
             guard, stage = ModelGuard(self.client, models), trainer_stage(self.client, "train")
             with torch.enable_grad(), guard, stage:
-
-                def load_chunk(positions: Tensor) -> Chunk:
-                    return self._load_chunk(data, clients, start, positions, round, steps)
-
                 workload = Workload(
                     client=self.client,
                     optimizer=optimizer,
@@ -167,31 +174,3 @@ class ObjectiveTraining:
             )
         filled, _ = replace_failed(positions, failed)
         return filled
-
-    def _load_chunk(
-        self,
-        data: ClientData,
-        clients: Tensor,
-        start: ClientRound,
-        positions: Tensor,
-        round: int,
-        steps: Mapping[str, list[int]],
-    ) -> Chunk:
-        """Return a chunk of clients before the training.
-
-        Args:
-            data: The data of the federation.
-            clients: The ids of all clients, int64 [clients].
-            start: The rows of all clients.
-            positions: The positions of the chunk's clients, int64.
-            round: The round.
-            steps: The number of steps of all clients, by model.
-        """
-        places = positions.tolist()
-        own_steps = {name: [counts[place] for place in places] for name, counts in steps.items()}
-        most_steps = [max(counts) for counts in zip(*own_steps.values())]
-        ids, own = clients[positions], start.select(positions)
-        poison = dict(self.poison(ids, round))
-        batches = Batches(data, ids, most_steps, self.rule, self.seed, round, poison, self.augment)
-        own.optimizer_states = {}  # those of the local steps
-        return Chunk(ids, self.objective, batches, own_steps, own, place=self.place)
