@@ -33,7 +33,7 @@ class SharedQuantity:
     remedy: str
     find: Callable[[FederatedData], str | None]
 
-    def refuse(self, datamodule: FederatedData, purpose: str) -> str | None:
+    def describe(self, datamodule: FederatedData, purpose: str) -> str | None:
         """Return the reason against the quantity, or ``None`` if it is not computed.
 
         Args:
@@ -154,14 +154,14 @@ SHARED_QUANTITIES = (
 )
 
 
-def refuse_shared_quantities(datamodule: FederatedData, purpose: str) -> str | None:
+def describe_shared_quantity(datamodule: FederatedData, purpose: str) -> str | None:
     """Return the reason against the first quantity over all clients, or ``None`` without any.
 
     Args:
         datamodule: The data.
         purpose: The setting that refuses it, such as "for `federation.privacy`".
     """
-    refusals = (quantity.refuse(datamodule, purpose) for quantity in SHARED_QUANTITIES)
+    refusals = (quantity.describe(datamodule, purpose) for quantity in SHARED_QUANTITIES)
     options = {quantity.option.rpartition(".")[2] for quantity in SHARED_QUANTITIES}
     for option, computed in datamodule.dataset.list_shared_quantities().items():
         if option not in options:

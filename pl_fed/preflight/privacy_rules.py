@@ -22,7 +22,7 @@ from pl_fed.attacks import (
 from pl_fed.attacks.adversary import Adversary
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
-from pl_fed.data.shared_quantities import refuse_shared_quantities
+from pl_fed.data.shared_quantities import describe_shared_quantity
 from pl_fed.preflight.trial import Trial
 from pl_fed.privacy import DifferentialPrivacy, Participation
 from pl_fed.random import fork_all_generators
@@ -67,7 +67,7 @@ def check_privacy(
         describe_unfit_buckets(settings.buckets, sampler.size_of_cohort(num_clients)),
         describe_unfit_algorithm(client),
         describe_unfit_states(client, is_without_replacement),
-        refuse_shared_quantities(datamodule, _FOR),
+        describe_shared_quantity(datamodule, _FOR),
         describe_unfit_adversary(adversary, is_without_replacement),
         describe_unfit_systems(systems),
         describe_unfit_augmentation(trial),

@@ -9,7 +9,7 @@ from torch import nn
 
 from pl_fed.data import FederatedData
 from pl_fed.data.held_out import mark_held_out
-from pl_fed.data.shared_quantities import refuse_shared_quantities
+from pl_fed.data.shared_quantities import describe_shared_quantity
 from pl_fed.data.source import Arrays
 from pl_fed.exports.request import find_client
 from pl_fed.partitioners import IID
@@ -158,4 +158,4 @@ def test_names_need_owners():
 
 def test_privacy_refuses_statistics_as_without_held_out_clients():
     data = shared_out(named(), normalize="channel", held_out_clients=1, transforms=[nn.Identity()])
-    assert "data.normalize" in refuse_shared_quantities(data, "for `federation.privacy`")
+    assert "data.normalize" in describe_shared_quantity(data, "for `federation.privacy`")

@@ -23,7 +23,7 @@ from pl_fed.data import (
     Table,
     TorchDataset,
 )
-from pl_fed.data.shared_quantities import SHARED_QUANTITIES, refuse_shared_quantities
+from pl_fed.data.shared_quantities import SHARED_QUANTITIES, describe_shared_quantity
 from pl_fed.trees import leaves, select
 
 pytest.importorskip("pyarrow")
@@ -144,7 +144,7 @@ def test_sources_change_no_other_clients_samples_or_are_refused(tmp_path, name):
             owners = None
         data = load(source, **settings)
         samples.append(samples_of_others(data, owners))
-    refusal = refuse_shared_quantities(data, "for `federation.privacy`")
+    refusal = describe_shared_quantity(data, "for `federation.privacy`")
     assert differs(*samples) == (name in REFUSED)
     assert (refusal is not None) == (name in REFUSED), refusal
     if refusal:
@@ -173,7 +173,7 @@ def test_options_change_no_other_clients_samples_or_are_refused(name):
     settings, is_refused = OPTIONS[name]
     data = [load(Given(numbers(word)), **settings) for word in ("zebra", "cat")]
     assert differs(*(samples_of_others(each, True) for each in data)) == is_refused
-    assert (refuse_shared_quantities(data[0], "for x") is not None) == is_refused
+    assert (describe_shared_quantity(data[0], "for x") is not None) == is_refused
 
 
 DRAWS = {  # name → settings, and whether they are refused
@@ -208,7 +208,7 @@ def test_one_sample_more_changes_no_draw_of_another_client(monkeypatch, name, ma
             ]
         )
     assert (parts[0] != parts[1]) == is_refused
-    refusal = refuse_shared_quantities(data, "for x")
+    refusal = describe_shared_quantity(data, "for x")
     assert (refusal is not None) == is_refused, refusal
     if is_refused:
         assert f"`data.{'root_samples' if name == 'root' else 'central'}` to be" in refusal
@@ -219,7 +219,7 @@ def test_samples_drawn_once_in_their_order_are_refused(redraw):
     arrays = numbers("cat")
     samples = list(zip(arrays.inputs, arrays.targets.tolist()))
     source = TorchDataset(samples, client=arrays.client.tolist(), redraw=redraw)
-    refusal = refuse_shared_quantities(load(source), "for `federation.privacy`")
+    refusal = describe_shared_quantity(load(source), "for `federation.privacy`")
     assert (refusal is None) == (redraw is not False)
     assert refusal is None or "`data.dataset.redraw` to be true or null for" in refusal
 
@@ -259,7 +259,7 @@ def test_draws_without_a_key_are_refused(kind, words, batches):
     Batches of the data set's own are read within a client's steps, whose key global draws have.
     """
     source = TorchDataset(Drawing(kind), client=[*Drawing.owners], batches=batches)
-    refusal = refuse_shared_quantities(load(source), "for `federation.privacy`")
+    refusal = describe_shared_quantity(load(source), "for `federation.privacy`")
     if words is None or (kind, batches) == ("rare", "own"):
         assert refusal is None
     else:
@@ -268,7 +268,7 @@ def test_draws_without_a_key_are_refused(kind, words, batches):
 
 def test_rare_draws_that_are_drawn_anew_are_allowed():
     source = TorchDataset(Drawing("rare"), client=[*Drawing.owners], redraw=True)
-    assert refuse_shared_quantities(load(source), "for `federation.privacy`") is None
+    assert describe_shared_quantity(load(source), "for `federation.privacy`") is None
 
 
 def test_every_option_of_the_data_is_known_here():
@@ -313,7 +313,7 @@ def test_a_source_of_ones_own_lists_its_quantities():
             return {"fill": "the median of all samples"}
 
     data = load(Filled(Arrays(torch.zeros(2, 1), torch.zeros(2, 1), torch.arange(2))))
-    refusal = refuse_shared_quantities(data, "for `federation.privacy`")
+    refusal = describe_shared_quantity(data, "for `federation.privacy`")
     assert "`data.dataset.fill` to give a public constant for `federation.privacy`" in refusal
     assert "the median of all samples" in refusal
 

@@ -22,7 +22,7 @@ from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
 from pl_fed.attacks import ALittleIsEnough, RandomLabels, SignFlipping
 from pl_fed.clients import FedAvg, FedBN
 from pl_fed.data import FederatedData, ImageFolder, Shakespeare, Table
-from pl_fed.data.shared_quantities import refuse_shared_quantities
+from pl_fed.data.shared_quantities import describe_shared_quantity
 from pl_fed.lightning.compatibility import check_private_monitors
 from pl_fed.preflight.privacy_rules import (
     describe_unfit_adversary,
@@ -143,13 +143,13 @@ def option_rows():
     """Yield other options with their refusal."""
     for mode in ("none", [0.5, 0.5], "channel", "feature"):
         data = shared_out(classes([5, 5]), normalize=mode)
-        yield f"data.normalize: {mode}", refuse_shared_quantities(data, FOR)
+        yield f"data.normalize: {mode}", describe_shared_quantity(data, FOR)
     data = shared_out(classes([5, 5]), root_samples=2)
-    yield "data.root_samples: 2", refuse_shared_quantities(data, FOR)
+    yield "data.root_samples: 2", describe_shared_quantity(data, FOR)
     data = shared_out(classes([5, 5]), transforms=[nn.Identity()])
-    yield "data.transforms", refuse_shared_quantities(data, FOR)
+    yield "data.transforms", describe_shared_quantity(data, FOR)
     for name, source in SOURCES.items():
-        yield name, refuse_shared_quantities(FederatedData(source), FOR)
+        yield name, describe_shared_quantity(FederatedData(source), FOR)
     for monitor in ("privacy/epsilon", "val/global/accuracy", "train/loss"):
         refusal = try_refusal(check_private_monitors, Monitoring(monitor))
         yield f"callback or schedule that monitors {monitor}", refusal
