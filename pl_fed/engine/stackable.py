@@ -17,7 +17,7 @@ from pl_fed.nets.modes import BATCH_NORMS
 from pl_fed.optimizers import BoxSGD
 from pl_fed.random import fork_all_generators, fork_torch_rng, read_global_state
 from pl_fed.text import describe_error
-from pl_fed.trees import Tree, leaves, tree_map
+from pl_fed.trees import leaves, tree_map
 from pl_fed.types import Batch
 
 ELEMENTWISE = (
@@ -283,10 +283,7 @@ def _compute_losses(step: PreparedStep, inputs: StepInputs, chunk: Chunk) -> lis
     ]
     width = leaves(padded.targets)[0].shape[1] - 1
     if width and step.client.draws.wanted and not step.step.casts:  # a trace is for one shape
-        trees = padded._asdict().items()
-        shorter = padded._replace(
-            **{name: _drop_last_sample(tree) for name, tree in trees if tree is not None}
-        )
+        shorter = tree_map(lambda leaf: leaf[:, :-1], padded)
         losses.append(step.compute_outputs(inputs.build_stack(0, shorter, width))["loss"])
     return losses
 
@@ -299,11 +296,6 @@ def _pad_last_sample(chunk: Chunk) -> tuple[Batch, Batch]:
     inputs = tree_map(_repeat_first_sample, batch.inputs)
     targets = tree_map(_repeat_first_sample, batch.targets)
     return batch._replace(mask=mask), batch._replace(inputs=inputs, targets=targets, mask=mask)
-
-
-def _drop_last_sample(tree: Tree) -> Tree:
-    """Return minibatches without their last sample."""
-    return tree_map(lambda leaf: leaf[:, :-1], tree)
 
 
 def _repeat_first_sample(leaf: Tensor) -> Tensor:
