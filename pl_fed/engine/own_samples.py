@@ -16,6 +16,7 @@ from pl_fed.engine.base import restore_buffers
 from pl_fed.engine.rule import trains_convolutions
 from pl_fed.nets.calls import swap_tensors
 from pl_fed.nets.modes import evaluation_mode, full_precision
+from pl_fed.text import first_line
 from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch
 
@@ -80,8 +81,8 @@ class OwnSamples:
                 raise
             except Exception as error:  # an error without stacking appears again below
                 self.stacks = False
-                reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
-                rank_zero_info(f"Clients' samples are visited one by one, not stacked: {reason}")
+                reason = first_line(error)
+                rank_zero_info(f"Clients' samples are visited one by one, not stacked: {reason}.")
                 yield from pass_.visit_one_by_one()
             else:
                 yield first

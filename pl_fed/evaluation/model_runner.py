@@ -19,6 +19,7 @@ from pl_fed.engine.rule import trains_convolutions
 from pl_fed.evaluation.restored_values import RestoredValues
 from pl_fed.nets.calls import READS_OWN_WEIGHTS, Net, reads_own_weights
 from pl_fed.tasks import LightningTask
+from pl_fed.text import first_line
 from pl_fed.torch_internals import has_operator_modes
 from pl_fed.trees import Tree, gather, tree_map
 
@@ -161,8 +162,8 @@ class ModelRunner:
                 raise
             except Exception as error:  # an error without stacking appears again below
                 self.stacked = False
-                reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
-                rank_zero_info(f"Personal models are evaluated one by one, not stacked: {reason}")
+                reason = first_line(error)
+                rank_zero_info(f"Personal models are evaluated one by one, not stacked: {reason}.")
             else:
                 yield first
                 yield from stack
