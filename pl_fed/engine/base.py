@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -440,20 +439,16 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Tensor | None, step: int)
 
 
 @contextmanager
-def lend_rates(
-    optimizer: torch.optim.Optimizer, rates: Tensor | None
-) -> Iterator[Callable[[Tensor | None, int], None]]:
-    """Yield a function that sets the rates of the trainer's optimizer, for steps that read them.
-
-    They are restored at the end.
+def restore_rates(optimizer: torch.optim.Optimizer, rates: Tensor | None) -> Iterator[None]:
+    """Restore the rates of the trainer's optimizer at the end of the context.
 
     Args:
-        optimizer: The optimizer of the trainer; it takes no step itself.
+        optimizer: The optimizer; it takes no step itself, but steps may read its rates.
         rates: The rates of the clients; ``None`` if those of the optimizer hold.
     """
     before = [] if rates is None else [group["lr"] for group in optimizer.param_groups]
     try:
-        yield partial(set_rates, optimizer)
+        yield
     finally:
         for group, rate in zip(optimizer.param_groups, before):
             group["lr"] = rate

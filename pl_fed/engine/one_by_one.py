@@ -15,8 +15,8 @@ from pl_fed.engine.base import (
     OwnBuffers,
     allocate_models,
     as_outputs,
-    lend_rates,
     rebuild_optimizer,
+    restore_rates,
     set_rates,
     stack_outputs,
 )
@@ -54,14 +54,14 @@ class OneByOne(Engine):
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
         try:
-            with _fork_generators(client) as seed, lend_rates(optimizer, chunk.rates) as lend:
+            with _fork_generators(client) as seed, restore_rates(optimizer, chunk.rates):
                 for position, client_id in enumerate(batches.clients):
                     seed(key(batches.seed, "torch", batches.round, client_id))
                     models.load(position)
                     own = rebuild_optimizer(chunk.objective, optimizer, models.parameters)
                     states.load(own, models.parameters, position)
                     with client.reading(select_rows(rows, position)):
-                        means = self._train(client, own, chunk, models, keys[position], lend)
+                        means = self._train(client, own, chunk, models, keys[position], optimizer)
                     states.store(own, models.parameters, position)
                     outputs.append(means)
                     chunk.on_done(position + 1)
@@ -80,7 +80,7 @@ class OneByOne(Engine):
         chunk: Chunk,
         models: "_WorkingModels",
         keys: list[int],
-        lend: Callable[[Tensor | None, int], None],
+        trainer_optimizer: torch.optim.Optimizer,
     ) -> dict[str, Tensor]:
         """Take one client's steps, and store each model after its last step.
 
@@ -92,7 +92,7 @@ class OneByOne(Engine):
             chunk: The clients.
             models: The models, loaded for the client.
             keys: The key of the layers' draws in each step.
-            lend: Sets the rates of the trainer's optimizer: see :func:`lend_rates`.
+            trainer_optimizer: The optimizer of the trainer, whose rates a step may read.
 
         Returns:
             The means of the outputs of the steps.
@@ -106,7 +106,7 @@ class OneByOne(Engine):
         plan = chunk.plan_steps(per_step, position, chunk.batches.steps[position])
         for step, batch in enumerate(_load_minibatches(chunk, position)):
             client.draws.start(keys[step])
-            lend(rates, step)
+            set_rates(trainer_optimizer, rates, step)
             if not is_waiting:
                 optimizer.zero_grad()
             outputs: dict[str, Tensor] = {}
