@@ -99,29 +99,16 @@ class LocalStep:
             running = inputs["running"][position]
             _replace(state["buffers"].get(model, {}), buffers.get(model, {}), running)
             if self.updates is not None:
-                updated = self._update_parameters(
-                    position, gradients[model], state, inputs["options"]
-                )
-                _replace(state["leaves"][model], updated, running)
+                leaves, momenta = state["leaves"][model], state["momenta"].get(model, {})
+                update, options = self.updates[position], inputs["options"][position].unbind()
+                updated = {
+                    name: update.apply(leaves[name], gradient, momenta.get(name), options)
+                    for name, gradient in gradients[model].items()
+                }
+                _replace(leaves, updated, running)
         for name, total in state["totals"].items():
             total.add_(torch.where(inputs["running"][-1], outputs[name].detach(), 0))
         return gradients if self.updates is None else {}
-
-    def _update_parameters(
-        self,
-        position: int,
-        gradients: dict[str, Tensor],
-        state: dict[str, Any],
-        options: Tensor,
-    ) -> dict[str, Tensor]:
-        """Return the updated parameters of a model, and update its momenta in place."""
-        model, update = self.trained[position], (self.updates or [])[position]
-        leaves, momenta = state["leaves"][model], state["momenta"].get(model, {})
-        numbers = options[position].unbind()
-        return {
-            name: update.apply(leaves[name], gradient, momenta.get(name), numbers)
-            for name, gradient in gradients.items()
-        }
 
     def gradients(
         self, state: dict[str, Any], inputs: dict[str, Any]

@@ -106,9 +106,9 @@ def check_own_batches(client: Client, data: ClientData, attacks: Iterable[Attack
             for attack in attacks
         },
     }
-    for need in (need for need, is_set in needs.items() if is_set):
+    if unmet := [need for need, is_set in needs.items() if is_set]:
         raise ValueError(
-            f"Expected samples that are tensors for {need} but got batches that the data set's"
+            f"Expected samples that are tensors for {unmet[0]} but got batches that the data set's"
             " `collate_fn` makes: leave it out, log metrics in the module's"
             " steps, or let `collate_fn` return tensors with a row for each sample."
         )
