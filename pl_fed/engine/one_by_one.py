@@ -185,8 +185,9 @@ _SMALL = 1 << 12  # numbers of a buffer that is copied without a comparison
 
 
 def _clear_gradients(parameters: list[Tensor]) -> None:
+    """Remove the gradients of parameters, so that optimizers skip these."""
     for parameter in parameters:
-        parameter.grad = None  # optimizers skip it
+        parameter.grad = None
 
 
 def _drop_left_gradients(

@@ -400,6 +400,7 @@ def read_options(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor
 
 
 def _require_gradients(leaves: Tensors) -> Tensors:
+    """Return leaves that share the memory of these, and that a loss can be differentiated by."""
     return {
         model: {name: leaf.detach().requires_grad_() for name, leaf in group.items()}
         for model, group in leaves.items()
@@ -407,6 +408,7 @@ def _require_gradients(leaves: Tensors) -> Tensors:
 
 
 def _differentiate(loss: Tensor, leaves: Tensors) -> Tensors:
+    """Return the gradients of the leaves that have one, by ``torch.autograd.grad``."""
     flat = [leaf for group in leaves.values() for leaf in group.values()]
     gradients = iter(torch.autograd.grad(loss, flat, allow_unused=True))
     return {
@@ -416,6 +418,7 @@ def _differentiate(loss: Tensor, leaves: Tensors) -> Tensors:
 
 
 def _accumulate(loss: Tensor, leaves: Tensors) -> Tensors:
+    """Return the gradients of the leaves that have one, by ``loss.backward()``."""
     loss.backward()
     return {
         model: {name: leaf.grad for name, leaf in group.items() if leaf.grad is not None}
