@@ -132,20 +132,15 @@ class FederatedEvaluation:
         models, data = self.client.evaluated, self.states.loaded
         if len(models) < 2 or "global" not in models:
             return {}
-        if not self._can_select:
-            return {}
+        task = self.client.task
+        directions = task.metric_directions().values()
+        if not task.has_loss("val") and all(higher is None for higher in directions):
+            return {}  # an evaluation gives nothing by which a better model is selected
         if self.model_selection == "validation" and int(data.val.sizes.sum()):
             return {"hybrid": "val"}
         if self.model_selection == "test" and part == "test":
             return {"hybrid_by_test_data": "test"}
         return {}
-
-    @property
-    def _can_select(self) -> bool:
-        """Whether an evaluation gives anything by which a better model is selected."""
-        task = self.client.task
-        knows = any(higher is not None for higher in task.metric_directions().values())
-        return knows or task.has_loss("val")
 
     def list_evaluated_clients(self, part: str) -> Tensor:
         """Return the ids of the clients that an evaluation of a part sees, int64, in order."""
