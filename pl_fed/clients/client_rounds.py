@@ -3,11 +3,14 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from lightning.pytorch.cli import LRSchedulerCallable
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from pl_fed.arguments import check_finite_options, check_optimizers
 from pl_fed.clients.contract import (
     ClientRound,
     Model,
@@ -17,6 +20,7 @@ from pl_fed.clients.contract import (
     model_of_group,
 )
 from pl_fed.clients.host import FederationModule
+from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.clients.optimizer_layout import OptimizerLayout, find_optimizer_layouts
 from pl_fed.clients.round_rules import call_hook
 from pl_fed.compressors import Compressor
@@ -29,8 +33,12 @@ from pl_fed.nets.rows import (
     trainable_parameters,
     usable_rows,
 )
+from pl_fed.optimizers import LocalSchedule
 from pl_fed.text import quote
 from pl_fed.types import Population
+
+if TYPE_CHECKING:
+    from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 COMPRESSION = "compression."
 """The beginning of the names of rows that clients keep for the codec of uploads."""
@@ -73,7 +81,10 @@ class ClientRounds(FederationModule):
     population: Population
     num_centers: int
     measures_centers: bool
+    objective: Objective
     preparation: Objective | None
+    lr_scheduler: LRSchedulerCallable | None
+    local_schedule: LocalSchedule | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,6 +106,41 @@ class ClientRounds(FederationModule):
     def end_round(self, client: ClientRound) -> Tensor | None:
         """Close the round and return the uploads; see ``Client.end_round``."""
         raise NotImplementedError
+
+    def configure_optimizers(self) -> "OptimizerLRScheduler":
+        """Return the local optimizer and its schedule; Lightning steps the schedule once a round.
+
+        Raises:
+            ValueError: If the optimizer needs a closure, or a ``ReduceLROnPlateau`` schedule has no
+                ``monitor``.
+        """
+        parameters = self.trained_parameters
+        if isinstance(self.objective.optimizer, ModuleOptimizer):
+            self.objective.optimizer.restart()
+        check_optimizers(optimizer=self.objective.optimizer(next(iter(parameters.values()))))
+        optimizer = self.objective.build_optimizer(parameters)
+        scheduler = self.build_schedule(optimizer)
+        self.local_schedule = scheduler if isinstance(scheduler, LocalSchedule) else None
+        if scheduler is None:
+            return optimizer
+        check_finite_options(lr_scheduler=optimizer)
+        if isinstance(scheduler, ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
+            raise ValueError(
+                "Expected argument `lr_scheduler` to have a monitored metric but got"
+                " torch.optim.lr_scheduler.ReduceLROnPlateau: use"
+                " lightning.pytorch.cli.ReduceLROnPlateau with `monitor`."
+            )
+        config: dict[str, Any] = {"scheduler": scheduler, "interval": "epoch"}
+        if hasattr(scheduler, "monitor"):
+            config["monitor"] = scheduler.monitor
+        return {"optimizer": optimizer, "lr_scheduler": config}  # type: ignore[return-value]
+
+    def build_schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Return the schedule of the local optimizer, or ``None`` without one."""
+        if self.lr_scheduler is not None:
+            return self.lr_scheduler(optimizer)
+        build = self.objective.optimizer
+        return build.build_schedule(optimizer) if isinstance(build, ModuleOptimizer) else None
 
     def model(self, name: str) -> nn.Module:
         """Return a model by its name.

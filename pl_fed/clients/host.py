@@ -2,23 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import LRSchedulerCallable
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pl_fed.arguments import check_finite_options, check_optimizers
-from pl_fed.clients.contract import Objective
-from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.data.central import CENTRAL
 from pl_fed.metrics import ClientMetrics
-from pl_fed.optimizers import LocalSchedule
-
-if TYPE_CHECKING:
-    from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 
 class FederationLike(Protocol):
@@ -61,15 +51,7 @@ class FederationModule(LightningModule):
     It forwards Lightning's hooks to the federation of its trainer, and logs the metrics.
     """
 
-    objective: Objective
-    lr_scheduler: LRSchedulerCallable | None
-    local_schedule: LocalSchedule | None
     models: dict[str, Any]
-
-    @property
-    def trained_parameters(self) -> dict[str, list[Tensor]]:
-        """The trainable parameters of each trained model."""
-        raise NotImplementedError
 
     @property
     def federation(self) -> FederationLike:
@@ -98,41 +80,6 @@ class FederationModule(LightningModule):
             " trainer.test with `ckpt_path`, but got load_from_checkpoint: a checkpoint contains"
             " all clients, and `python -m pl_fed export` writes single models."
         )
-
-    def configure_optimizers(self) -> "OptimizerLRScheduler":
-        """Return the local optimizer and its schedule; Lightning steps the schedule once a round.
-
-        Raises:
-            ValueError: If the optimizer needs a closure, or a ``ReduceLROnPlateau`` schedule has no
-                ``monitor``.
-        """
-        parameters = self.trained_parameters
-        if isinstance(self.objective.optimizer, ModuleOptimizer):
-            self.objective.optimizer.restart()
-        check_optimizers(optimizer=self.objective.optimizer(next(iter(parameters.values()))))
-        optimizer = self.objective.build_optimizer(parameters)
-        scheduler = self.build_schedule(optimizer)
-        self.local_schedule = scheduler if isinstance(scheduler, LocalSchedule) else None
-        if scheduler is None:
-            return optimizer
-        check_finite_options(lr_scheduler=optimizer)
-        if isinstance(scheduler, ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
-            raise ValueError(
-                "Expected argument `lr_scheduler` to have a monitored metric but got"
-                " torch.optim.lr_scheduler.ReduceLROnPlateau: use"
-                " lightning.pytorch.cli.ReduceLROnPlateau with `monitor`."
-            )
-        config: dict[str, Any] = {"scheduler": scheduler, "interval": "epoch"}
-        if hasattr(scheduler, "monitor"):
-            config["monitor"] = scheduler.monitor
-        return {"optimizer": optimizer, "lr_scheduler": config}  # type: ignore[return-value]
-
-    def build_schedule(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Return the schedule of the local optimizer, or ``None`` without one."""
-        if self.lr_scheduler is not None:
-            return self.lr_scheduler(optimizer)
-        build = self.objective.optimizer
-        return build.build_schedule(optimizer) if isinstance(build, ModuleOptimizer) else None
 
     def setup(self, stage: str) -> None:
         """Make the federation ready, in the trainer's precision, before a checkpoint is loaded."""
