@@ -29,7 +29,7 @@ from pl_fed.preflight.net_trial import (
     try_features,
     warn_of_untrained_parameters,
 )
-from pl_fed.preflight.privacy_rules import check_privacy, find_participation
+from pl_fed.preflight.privacy_rules import check_privacy
 from pl_fed.preflight.round_trial import try_round
 from pl_fed.preflight.rules import (
     check_accumulation,
@@ -478,16 +478,13 @@ class SessionSetup:
         federation = self.federation
         if federation.privacy is None:
             return None
-        num_clients = states.loaded.num_clients
-        spent = None if self.previous is None else self.previous.rounds.privacy
-        if spent is not None:
-            participation = find_participation(federation.privacy, federation.sampler, num_clients)
-            denominator = federation.sampler.size_of_cohort(num_clients)
-            if spent.is_budget_of(federation.privacy, participation, denominator):
-                return spent
-        agree = states.processes.select_first
         return build_privacy(
-            federation.privacy, federation.sampler, num_clients, federation.seed, agree
+            federation.privacy,
+            federation.sampler,
+            states.loaded.num_clients,
+            federation.seed,
+            states.processes.select_first,
+            spent=None if self.previous is None else self.previous.rounds.privacy,
         )
 
 

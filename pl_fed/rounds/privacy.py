@@ -425,6 +425,7 @@ def build_privacy(
     num_clients: int,
     seed: int,
     agree: Callable[[int], int] = lambda number: number,
+    spent: RoundPrivacy | None = None,
 ) -> RoundPrivacy:
     """Return the privacy step for a sampler.
 
@@ -434,11 +435,16 @@ def build_privacy(
         num_clients: The number of clients of the run.
         seed: The seed of the federation.
         agree: Returns the first process's argument: all processes add the same noise.
+        spent: The privacy step of an earlier session, which goes on with the same settings.
 
     Raises:
-        ValueError: If there is no theorem for the sampler.
+        ValueError: If there is no theorem for the sampler, or the settings are others than those of
+            a budget that rounds have spent.
     """
     participation = find_participation(settings, sampler, num_clients)
+    denominator = sampler.size_of_cohort(num_clients)
+    if spent is not None and spent.is_budget_of(settings, participation, denominator):
+        return spent
     if settings.delta >= 1 / participation.clients:
         rank_zero_warn(
             f"`{_PATH}.delta` = {settings.delta:g} is not below 1 / {participation.clients} clients"
@@ -448,7 +454,6 @@ def build_privacy(
     noise_seed = settings.noise_seed
     if noise_seed is None:
         noise_seed = agree(secrets.randbits(_NOISE_SEED_BITS))
-    denominator = sampler.size_of_cohort(num_clients)
     return RoundPrivacy(settings, participation, denominator, seed, noise_seed)
 
 
