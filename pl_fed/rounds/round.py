@@ -78,7 +78,7 @@ class RoundRunner:
         leaves_out: Whether a client that raises an exception is left out.
         systems: The clients' speed and availability; ``None`` for equal clients without a clock.
         channel: Compresses the uploads; ``None`` without compression.
-        traffic: Counts the bytes that clients send and receive; a new count by default.
+        traffic: Counts the bytes that clients send and receive; ``None`` for a new count.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class RoundRunner:
         max_rejected: float,
         seed: int,
         small_cohort: SmallCohortRule,
-        privacy: RoundPrivacy | None = None,
-        leaves_out: bool = False,
-        systems: Systems | None = None,
-        channel: UploadChannel | None = None,
-        traffic: Traffic | None = None,
+        privacy: RoundPrivacy | None,
+        leaves_out: bool,
+        systems: Systems | None,
+        channel: UploadChannel | None,
+        traffic: Traffic | None,
     ) -> None:
         client: Client = states.client
         self.states = states
@@ -143,7 +143,6 @@ class RoundRunner:
             channel=channel,
             limit_steps=None if self.systems is None else self.systems.limit_steps,
         )
-        self.centers = self.local_training.centers
         self.root_training = RootTraining(states, batch_rule, seed, datamodule.augment)
         self.small_cohorts = SmallCohorts(
             small_cohort,
@@ -292,7 +291,7 @@ class RoundRunner:
             notes(f"clients_of_center_{number}", float((is_own & ~has_failed).sum()))
             if not is_own.any():
                 continue
-            with self.centers.lend(number) as row:
+            with self.local_training.centers.lend(number) as row:
                 part = uploads.select(is_own)
                 context = self.byzantine_clients.assume_byzantine(part.context)
                 context = replace(context, broadcast=row.clone(), center=number)

@@ -140,7 +140,7 @@ class Uploads:
         return replace(self, rows=self.rows * own_factors, may_change=True)
 
     def distance_to_benign_mean(
-        self, update: Tensor, benign: Tensor, aggregator: Aggregator, factor: float = 1.0
+        self, update: Tensor, benign: Tensor, aggregator: Aggregator, factor: float
     ) -> Tensor | float:
         """Return the distance of the merged update to the mean of the benign uploads.
 
