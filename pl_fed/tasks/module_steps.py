@@ -1,7 +1,8 @@
 """The steps of a LightningModule: which ones it defines, and calls of them."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
 
@@ -175,12 +176,31 @@ def call_step(
     module = cast(nn.Module, net.module if isinstance(net, Net) else net)
     function, kind = getattr(module, step), cast(Any, type(module))
     with one_process():
-        batch = _transfer(module, batch, device, datamodule)
+        with _lend_trainer(datamodule, module):
+            batch = _transfer(module, batch, device, datamodule)
         arguments = (batch, batch_idx, 0)[: _count_arguments(kind, step)]
         if not isinstance(net, Net):
             return function(*arguments)
         with swap_tensors(net.module, net.tensors):
             return function(*arguments)
+
+
+@contextmanager
+def _lend_trainer(datamodule: Any, module: nn.Module) -> Iterator[None]:
+    """Let the hooks of a data module, if there is one, read the trainer of a module.
+
+    Such a hook may change batches only if ``self.trainer.training``. The data module may have the
+    trainer of an earlier plain fit.
+    """
+    trainer = getattr(module, "_trainer", None)
+    if datamodule is None or trainer is None:
+        yield
+        return
+    before, datamodule.trainer = datamodule.trainer, trainer
+    try:
+        yield
+    finally:
+        datamodule.trainer = before
 
 
 def _transfer(module: nn.Module, batch: Any, device: torch.device | None, datamodule: Any) -> Any:

@@ -4,6 +4,7 @@ import copy
 import functools
 import sys
 import warnings
+from types import SimpleNamespace
 
 import lightning
 import numpy as np
@@ -631,6 +632,25 @@ def test_hook_before_the_transfer_gets_the_batch_on_the_cpu_and_the_step_on_the_
 
     call_step(Shifts().to("meta"), "training_step", torch.zeros(3, 4), 0)
     assert places == ["cpu", "meta"]
+
+
+def test_hook_of_a_data_module_reads_the_trainer_of_the_step():
+    """Its own trainer is None, or that of an earlier plain fit."""
+
+    class Adds(lightning.LightningDataModule):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch + (10 if self.trainer.training else 20)
+
+    class Returns(LitAutoencoder):
+        def training_step(self, batch, batch_idx):
+            return float(batch)
+
+    module, own = Returns(), Adds()
+    module._trainer = SimpleNamespace(training=True)
+    for earlier in (None, SimpleNamespace(training=False)):
+        own.trainer = earlier
+        assert call_step(module, "training_step", torch.tensor(1.0), 0, datamodule=own) == 11
+        assert own.trainer is earlier
 
 
 class Doubles(lightning.LightningModule):
