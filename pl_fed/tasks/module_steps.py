@@ -249,8 +249,9 @@ def _count_arguments(kind: type, step: str) -> int:
     As in Lightning, a third parameter with a default has its default: it may be anything, such as
     ``stage="val"``.
     """
-    _, *parameters = inspect.signature(getattr(kind, step)).parameters.values()
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+    own, *parameters = inspect.signature(getattr(kind, step)).parameters.values()
+    # of a decorated step, the module itself may be one of *args
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in (own, *parameters)):
         return 2
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(

@@ -653,6 +653,18 @@ def test_hook_of_a_data_module_reads_the_trainer_of_the_step():
         assert own.trainer is earlier
 
 
+def test_step_behind_a_decorator_with_any_arguments_gets_batch_and_index():
+    def pass_on(step):
+        return lambda *arguments, **options: step(*arguments, **options)
+
+    class Decorated(LitAutoencoder):
+        @pass_on
+        def training_step(self, batch, batch_idx):
+            return batch.sum(), batch_idx
+
+    assert call_step(Decorated(), "training_step", torch.ones(3, 4), 5) == (12, 5)
+
+
 class Doubles(lightning.LightningModule):
     """A frozen layer and a trained one, of doubled inputs."""
 
