@@ -31,6 +31,7 @@ from pl_fed.command.run_choice import (
     is_requeued,
 )
 from pl_fed.command.run_files import (
+    CONFIG,
     active_loggers,
     class_entries,
     discard_unstarted_run,
@@ -47,7 +48,7 @@ from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import check_source, check_weights_only, local_path
 from pl_fed.lightning.trainer import Trainer
 from pl_fed.plain_yaml import load_yaml
-from pl_fed.reports.configs import group_name
+from pl_fed.reports.configs import group_name, read_config
 from pl_fed.run_folder import (
     SUMMARY,
     RunLock,
@@ -149,7 +150,9 @@ class FederatedCLI(SectionsCLI):
             return f"{folder}; it has no checkpoints/last.ckpt to resume from."
         arguments = _resume_arguments(self._arguments, run_dir)
         command = shlex.join([*program_name().split(), *arguments])
-        start = "" if run.checkpoint else " from round 0, because it has no checkpoint yet"
+        start = ""
+        if run.checkpoint is None:
+            start = f" from {_read_start(run) or 'round 0'}, because it has no checkpoint yet"
         return f"{folder}. Resume the run{start}:\n  {command}"
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -175,17 +178,13 @@ class FederatedCLI(SectionsCLI):
         resumes, run = self.subcommand == "fit", self._choose_run(root)
         if is_first_process():  # only this process chooses the folder and writes into it
             self._lock_folder(run.folder if run and resumes else self._choose_folder(root))
-            if self.subcommand == "fit" and run is None:
-                write_slurm_job(self.run_dir)  # type: ignore[arg-type]
-            if run and resumes:
-                check_writable(run_dir=run.folder)  # before the first change of a file
-            if self.subcommand == "fit" and saves_into_run_folder(config.trainer):
-                (self.run_dir / "checkpoints").mkdir(exist_ok=True)  # type: ignore[operator]
+            if resumes:
+                self._prepare_folder(run, config)
         self._resumes = bool(run and resumes)
         if self._resumes or (resumes and config.ckpt_path == LAST):
             # the last checkpoint in the run's folder; without one, the run is as a new one, also in
             # a process that sees the folder that the first process has just made
-            config.ckpt_path = LAST if run and run.checkpoint else None
+            config.ckpt_path = _find_start(run)
         self._config_without_folder = self.config
         self.config = copy.deepcopy(self.config)
         config = self.config[self.subcommand]
@@ -208,16 +207,31 @@ class FederatedCLI(SectionsCLI):
             else:
                 silence_wandb()
 
+    def _prepare_folder(self, run: StoredRun | None, config: Namespace) -> None:
+        """Prepare the folder of a fit for its files.
+
+        The folder of checkpoints tells that the run may restart. A run that begins with the
+        checkpoint of a path gets it later, with its config, which has the path.
+        """
+        if run is None:
+            write_slurm_job(self.run_dir)  # type: ignore[arg-type]
+        else:
+            check_writable(run_dir=run.folder)  # before the first change of a file
+        is_known = run is not None or config.ckpt_path in (None, LAST)
+        if is_known and saves_into_run_folder(config.trainer):
+            (self.run_dir / "checkpoints").mkdir(exist_ok=True)  # type: ignore[operator]
+
     def _choose_run(self, root: str | Path) -> StoredRun | None:
         """Return the run that ``ckpt_path`` names, by ``last`` or its folder, or ``None``.
 
-        A job that SLURM has requeued continues its run also without ``ckpt_path``.
+        A job that SLURM has requeued continues its run also without ``ckpt_path``, or with that of
+        the checkpoint from which the run began.
         """
         path = self.config[self.subcommand].ckpt_path
         file = None if path in (None, LAST) else local_path(path)
-        fits = self.subcommand == "fit"
-        repeats = fits and path is None and self._lock is None and is_requeued()
-        if path != LAST and not repeats and (file is None or not file.is_dir()):
+        fits, is_run = self.subcommand == "fit", path == LAST or bool(file and file.is_dir())
+        repeats = fits and not is_run and self._lock is None and is_requeued()
+        if not is_run and not repeats:
             return None
         config = load_yaml(dump_config(self.config, self.parser))[self.subcommand]
         if repeats:
@@ -246,8 +260,8 @@ class FederatedCLI(SectionsCLI):
                     rows.replace(self.run_dir / _UNSAVED_METRICS)
                 (self.run_dir / SUMMARY).unlink(missing_ok=True)  # the run is not finished
             rank_zero_warn(
-                f"{run.folder} was stopped before its first checkpoint, so it restarts from round"
-                " 0."
+                f"{run.folder} was stopped before its first checkpoint, so it restarts from"
+                f" {config.ckpt_path or 'round 0'}."
             )
 
     def _place_loggers(self, config: Namespace) -> None:
@@ -298,6 +312,29 @@ class FederatedCLI(SectionsCLI):
     def after_fit(self) -> None:
         """Test the final models."""
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+
+
+def _find_start(run: StoredRun | None) -> str | None:
+    """Return the checkpoint of a run that goes on or restarts: ``last``, or a path; or ``None``.
+
+    Raises:
+        ValueError: If the checkpoint of the path is no longer there.
+    """
+    if run is not None and run.checkpoint is not None:
+        return LAST
+    if (start := _read_start(run)) is not None:
+        _check_checkpoint(start)
+    return start
+
+
+def _read_start(run: StoredRun | None) -> str | None:
+    """Return the checkpoint's path from which a run without a checkpoint of its own has begun.
+
+    ``None`` if it began in round 0.
+    """
+    config = read_config(run.folder / CONFIG) if run else None
+    start = (config or {}).get("ckpt_path")
+    return start if isinstance(start, str) else None
 
 
 def _check_checkpoint(path: str) -> None:

@@ -458,6 +458,32 @@ def test_run_stopped_before_its_first_checkpoint_restarts_in_its_folder(run, tmp
     assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
 
 
+def test_run_from_a_path_that_is_stopped_before_its_first_checkpoint_restarts_from_it(
+    run, tmp_path, monkeypatch, capsys
+):
+    """Not from round 0, without what the other run has learned; also in a requeued job of SLURM."""
+    path, root = str(run / "checkpoints" / "last.ckpt"), tmp_path / "further"
+    arguments = ["fit", *QUICKSTART, *short(root), "--trainer.max_epochs", "3"]
+
+    def interrupt(self, *args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundRunner, "run", interrupt)
+        with pytest.raises(SystemExit):
+            main([*arguments, "--ckpt_path", path])
+    assert f"Resume the run from {path}, because it has no" in capsys.readouterr().err
+    (further,) = root.iterdir()
+    with pytest.warns(UserWarning, match=f"first checkpoint, so it restarts from {path}"):
+        main([*arguments, "--ckpt_path", "last"])
+    assert [row["round"] for row in rows(further / "metrics.csv")] == ["2", "3"]
+    remove_checkpoint(further)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    main([*arguments, "--ckpt_path", path])
+    assert [*root.iterdir()] == [further]
+
+
 DDP = {
     "class_path": "lightning.pytorch.strategies.DDPStrategy",
     "init_args": {"timeout": "0:00:20"},
