@@ -48,6 +48,7 @@ from pl_fed.lightning.checkpoints import (
     AtomicCheckpointIO,
     check_source,
     check_weights_only,
+    local_path,
     read_identity,
     read_round,
 )
@@ -348,13 +349,22 @@ class Trainer(LightningTrainer):
         self._check_rounds(read_round(path))
         check_weights_only(weights_only)
         with self._hold_run_dir():
-            if path is None and not (self._has_fitted or self._began_anew):
+            if not (self._has_fitted or self._began_anew or self._has_saved(path)):
                 raise holds_run_error(self.run_dir)
             check_run_of_callbacks(self, loads=path is not None)
             self._has_fitted = True
             if path is not None:
                 postpone_experiments(self.loggers)
             super().fit(model, datamodule=datamodule, ckpt_path=path, weights_only=True)
+
+    def _has_saved(self, path: str | Path | None) -> bool:
+        """Return whether a checkpoint lies in the run's folder, or where its callbacks save."""
+        file = None if path is None else local_path(path)
+        if file is None:
+            return False
+        saved = [getattr(callback, "dirpath", None) for callback in self.checkpoint_callbacks]
+        folders = [self.run_dir, *(Path(folder) for folder in saved if folder)]
+        return any(folder.resolve() in file.resolve().parents for folder in folders)
 
     def _check_rounds(self, finished: int | None) -> None:
         """Refuse to resume after more rounds than the run has; warn of an attack after them."""

@@ -120,6 +120,20 @@ def test_another_run_beside_a_finished_one_without_a_checkpoint_is_refused(tmp_p
     assert (tmp_path / "metrics.csv").read_text() == before
 
 
+def test_a_run_from_the_checkpoint_of_another_one_replaces_no_third_run(tmp_path):
+    """As when a script is started again that goes on with the first run in the second's folder."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    quiet_trainer(first, 1).fit(*make_client_and_data())
+    path = first / "checkpoints" / "last.ckpt"
+    quiet_trainer(second, 2).fit(*make_client_and_data(), ckpt_path=path)
+    with pytest.raises(ValueError, match=r"`run_dir` to be a folder without a run but got .*go on"):
+        quiet_trainer(second, 2).fit(*make_client_and_data(), ckpt_path=path)
+    own = second / "checkpoints" / "last.ckpt"
+    quiet_trainer(second, 3).fit(*make_client_and_data(), ckpt_path=own)
+    rows = list(csv.DictReader((second / "metrics.csv").open()))
+    assert [row["round"] for row in rows] == ["1", "2"]
+
+
 def test_a_change_of_the_current_folder_leaves_the_files_together(tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
