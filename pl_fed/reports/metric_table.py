@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MAX_ROUND = 2**53  # integers below it are exact as float64
+_VALIDATION = "val/"
 _PLAIN = b"0123456789+-.einfa,\r\n"  # the letters of numbers, of nan and inf, and of lines
 
 
@@ -58,6 +59,8 @@ class MetricTable:
     def read(cls, file: TextIO) -> "MetricTable":
         """Read a CSV file with a column ``round``; rows of one round are joined.
 
+        Of two validations in rows of one round, that of the row with a trained round counts.
+
         A last row without the end of its line was cut, so that its last number may be another one.
         """
         text, cut_rows = _drop_cut_row(file.read())
@@ -71,6 +74,8 @@ class MetricTable:
         rounds, places = np.unique(numbers[has_round].astype(np.int64), return_inverse=True)
         is_in_order = len(rounds) == num_rows and bool((places[1:] > places[:-1]).all())
         has_value = ~np.isnan(values)
+        place_of_time = place_by_name.get("time/round")
+        is_trained = has_round if place_of_time is None else has_value[place_of_time]
         columns, last_cells = {}, {}
         for name, place in place_by_name.items():
             if (is_value := has_value[place] & has_round).any():
@@ -79,7 +84,10 @@ class MetricTable:
                 column = values[place]
                 if not is_in_order:
                     column = np.full(len(rounds), np.nan)
-                    column[places[is_value[has_round]]] = values[place, is_value]  # the last one
+                    # a validation behind the fit, as of a checkpoint, is not that of its round
+                    is_own = is_value & is_trained if name.startswith(_VALIDATION) else is_value
+                    for cells in (is_value, is_own):
+                        column[places[cells[has_round]]] = values[place, cells]  # the last one
                 columns[name] = column
         last_row = int(np.flatnonzero(has_round)[-1]) if len(places) else -1
         return cls(

@@ -58,6 +58,15 @@ def test_finite_points_leave_out_empty_and_infinite_cells():
     assert table.finite_points("b") == ([], [])
 
 
+def test_validation_behind_the_fit_replaces_none_of_a_round():
+    """A checkpoint of round 0 is validated with the number of rounds behind it, 1."""
+    text = "round,time/round,val/a,test/a\n0,1,0.5,\n1,1,0.25,\n1,,0.5,0.75\n2,,0.125,\n"
+    table = MetricTable.read(io.StringIO(text))
+    assert table.curve("val/a") == {0: 0.5, 1: 0.25, 2: 0.125}
+    assert table.curve("test/a") == {1: 0.75}
+    assert table.last("val/a") == (2, 0.125)
+
+
 def test_last_cells_are_those_of_the_file_not_of_the_rounds():
     table = read("round,a,b\n0,1,\n3,2,5\n1,,7\n,4,4\n")
     assert table.last_cells == {"a": (1, 3, 2), "b": (2, 1, 7)}
