@@ -32,6 +32,8 @@ from that code:
 - Its normal distribution function is not one. Here it is that with mean 1 and deviation 1.
 - It chooses the variant by the configured share of clients; here ``setting`` does. In
   ``"cross_silo"``, an absent client has response 0, as in its sums.
+- It has a fixed set of clients. Here a client that joins later has the mean response in all rounds
+  before.
 """
 
 import math
@@ -40,7 +42,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pl_fed.aggregators.base import Aggregator
 from pl_fed.aggregators.client_mixture import ClientMixture
@@ -141,12 +142,16 @@ class AAggFF(Aggregator):
         return weighted_sum(uploads, chosen.to(uploads.device))
 
     def _admit_clients(self) -> None:
-        """Give new clients of the mixture a gradient of 0."""
+        """Give new clients of the mixture the mean of the other clients' gradients.
+
+        In rounds before they joined, they have the mean response: with equal losses, all clients
+        have equal weights.
+        """
         before, after = len(self.gradients), len(self.mixture.shares)
         if after > before:
-            self.gradients = functional.pad(self.gradients, (0, after - before))
+            self.gradients = _append_means(self.gradients, after)
             if self.setting == "cross_silo":
-                self.curvature = functional.pad(self.curvature, (0, after - before) * 2)
+                self.curvature = _append_means(_append_means(self.curvature, after).T, after)
 
     def _respond(self, losses: Tensor) -> Tensor:
         """Return CDF(F_k / mean F), float64 [n]; equal losses of 0 are the mean."""
@@ -182,3 +187,9 @@ class AAggFF(Aggregator):
     def max_byzantine(self, num_uploads: int) -> int:
         """Return 0: one upload can move the result anywhere."""
         return 0
+
+
+def _append_means(rows: Tensor, number: int) -> Tensor:
+    """Return rows [n, ...], and their mean as further rows: ``number`` in all; zeros for n = 0."""
+    mean = rows.sum(0, keepdim=True) / max(1, len(rows))
+    return torch.cat([rows, mean.expand(number - len(rows), *rows.shape[1:])])

@@ -128,6 +128,15 @@ def test_losses_of_zero_and_clients_that_join():
         assert len(aggregator.gradients) == 4
 
 
+@pytest.mark.parametrize("setting", ["cross_silo", "cross_device"])
+def test_clients_that_join_after_rounds_of_equal_losses_have_equal_weights(setting):
+    aggregator = AAggFF(setting)
+    for _ in range(50):
+        merge(aggregator, np.eye(4), [1.0] * 4, range(4), 4)
+    merge(aggregator, np.eye(6), [1.0] * 6, range(6), 6)
+    assert aggregator.mixture.shares.tolist() == pytest.approx([1 / 6] * 6)
+
+
 @table_test(
     ("arguments", "name"), [({"setting": "silo"}, "setting"), ({"response": "beta"}, "response")]
 )
