@@ -90,6 +90,9 @@ def draw_distributions(groups: Sequence[Group]) -> Iterator[Picture]:
         )
         if any(len(group.tested_runs) > 1 for group, _ in panels):
             caption += " With several runs, each rank shows their mean and their range."
+        caption += _describe_diverged(
+            sum(_count_diverged(group, model, metric) for group, _ in panels)
+        )
         lines = {group.number: ranks.mean.tolist() for group, ranks in panels}
         alt = "; ".join(f"{group.title}: {_describe(ranks)}" for group, ranks in panels)
         named = [group for group, _ in panels] if len(groups) > 1 else []
@@ -107,10 +110,11 @@ def draw_distributions(groups: Sequence[Group]) -> Iterator[Picture]:
 def draw_gains(groups: Sequence[Group]) -> Iterator[Picture]:
     """Yield the picture of clients' gains over local training: a line for each other group."""
     metric = main_metric(groups, "test")
-    panels = []
+    panels, num_diverged = [], 0
     for group, benefits in list_benefits(groups):
         rows = [np.sort(benefit.gains) for benefit in benefits]
         panels.append((group, Ranks.stretch(rows)))
+        num_diverged += sum(benefit.num_diverged for benefit in benefits)
     if not panels:
         return
     title = f"Clients' gains in test {metric} over local training"
@@ -118,6 +122,7 @@ def draw_gains(groups: Sequence[Group]) -> Iterator[Picture]:
         "Differences from local training of the same client, sorted from the largest loss to the"
         " largest gain. A client below the line at 0 is better off alone."
     )
+    caption += _describe_diverged(num_diverged)
     alt = "; ".join(f"{group.title}: {_describe(ranks)}" for group, ranks in panels)
     yield Picture(
         "gains",
@@ -128,6 +133,25 @@ def draw_gains(groups: Sequence[Group]) -> Iterator[Picture]:
         _draw(panels, f"gain in {metric}", [group for group, _ in panels], zero=True),
         describe_equal_lines({group.number: ranks.mean.tolist() for group, ranks in panels}),
     )
+
+
+def _count_diverged(group: Group, model: str, metric: str) -> int:
+    """Return the number of results of benign clients whose models have diverged, over the seeds."""
+    column = f"{model}_{metric}"
+    runs = [run for run in group.tested_runs if len(benign_results(run, column))]
+    return sum(
+        int(
+            (run.benign & run.mark_results(model, metric) & ~np.isfinite(run.clients[column])).sum()
+        )
+        for run in group.first_of_seeds(runs)
+    )
+
+
+def _describe_diverged(number: int) -> str:
+    """Return a sentence about results that a picture leaves out; empty if there are none."""
+    if not number:
+        return ""
+    return f" Clients whose models have diverged are left out, and are worse than all: {number}."
 
 
 def benign_results(run: Run, column: str) -> NDArray[np.float64]:

@@ -103,6 +103,17 @@ def test_ranks_leave_out_clients_without_samples(make_groups, tmp_path):
     assert clients.rank_clients(group, "global_accuracy").values.tolist() == [[0.2, 0.4]]
 
 
+def test_caption_of_ranks_counts_clients_whose_models_have_diverged(make_groups, tmp_path):
+    make_groups(*seeds((0.2, 0.4, 0.6)))
+    table = tmp_path / "run00" / "per_client.csv"
+    first, *others = read_table(table)
+    write_table(table, [{**first, "personal_accuracy": "inf"}, *others])
+    personal, other = clients.draw_distributions(group_runs(find_runs([tmp_path])[0]))
+    assert [row["accuracy"] for row in personal.rows] == [0.4, 0.6]
+    assert "diverged are left out, and are worse than all: 1." in personal.caption
+    assert "diverged" not in other.caption
+
+
 @pytest.mark.slow
 def test_pictures_show_losses_for_real_valued_targets(make_groups, tmp_path):
     make_groups(*seeds((0.5, 0.75)))
