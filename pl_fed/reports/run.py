@@ -136,7 +136,8 @@ class Run:
             metric: The metric, a column of the model.
         """
         values, name = self.clients[f"{model}_{metric}"], f"test/{model}/{metric}"
-        is_result, mean = ~np.isnan(values), self.final(name)
+        is_result: NDArray[np.bool_] = ~np.isnan(values)
+        mean = self.final(name)
         if mean is None or not np.isfinite(mean) or self.is_undefined(name):
             is_result |= self.clients.get("test_samples", np.zeros(len(values))) > 0
         return is_result
