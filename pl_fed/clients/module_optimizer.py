@@ -13,7 +13,12 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from pl_fed.clients.contract import model_of_group
-from pl_fed.clients.module_schedule import ModuleSchedule, count_local_steps, read_schedule
+from pl_fed.clients.module_schedule import (
+    ModuleSchedule,
+    count_local_steps,
+    read_schedule,
+    refuse_counts_of_batches,
+)
 from pl_fed.nets.gradient_hooks import list_step_hooks
 from pl_fed.nets.rows import trainable_parameters
 from pl_fed.text import first_line
@@ -107,7 +112,8 @@ class ModuleOptimizer:
 
     def _call_module(self, name: str) -> tuple[torch.optim.Optimizer, list[Any]]:
         """Return the optimizer and the schedules of ``configure_optimizers``."""
-        result = self.module.configure_optimizers()  # type: ignore[operator]
+        with refuse_counts_of_batches(self.module):
+            result = self.module.configure_optimizers()  # type: ignore[operator]
         if result is None:
             raise ValueError(
                 f"Expected `configure_optimizers` of {name} to return an optimizer but got None."

@@ -2,11 +2,12 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -53,6 +54,37 @@ def count_local_steps(module: nn.Module) -> AbstractContextManager[None]:
         trainer: Any = module.trainer
         return getattr(trainer, "count_local_steps", nullcontext)()  # type: ignore[no-any-return]
     return nullcontext()
+
+
+@contextmanager
+def refuse_counts_of_batches(module: nn.Module) -> Iterator[None]:
+    """Refuse reads of the trainer's dataloader within the context: its length counts clients.
+
+    A schedule of steps would have other numbers of steps than a client takes.
+
+    Args:
+        module: A LightningModule, whose ``configure_optimizers`` runs within the context.
+
+    Raises:
+        ValueError: At such a read.
+    """
+
+    def refuse(*_: Any) -> None:
+        """Refuse a read."""
+        raise ValueError(
+            f"Expected `configure_optimizers` of {type(module).__name__} to read its number of"
+            " steps from `self.trainer.estimated_stepping_batches` but got one that reads the"
+            " trainer's dataloader, which has an entry for each client and not for each minibatch."
+        )
+
+    trainer = getattr(module, "_trainer", None)
+    readers = ((getattr(trainer, "datamodule", None), "train_dataloader"),)
+    readers += ((getattr(trainer, "fit_loop", None), "setup_data"),)
+    with ExitStack() as patches:
+        for owner, name in readers:
+            if hasattr(owner, name):
+                patches.enter_context(mock.patch.object(owner, name, refuse))
+        yield
 
 
 def read_schedule(name: str, schedules: Sequence[Any]) -> ModuleSchedule | None:

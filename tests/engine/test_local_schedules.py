@@ -345,6 +345,24 @@ def linear_by_a_lambda(optimizer, module):
     return LambdaLR(optimizer, lambda step: 1 - step / module.trainer.estimated_stepping_batches)
 
 
+def linear_by_the_dataloader(optimizer, module):
+    steps = len(module.trainer.datamodule.train_dataloader()) * module.trainer.max_epochs
+    return LambdaLR(optimizer, lambda step: max(0, 1 - step / steps))
+
+
+def linear_by_data_set_up_early(optimizer, module):
+    module.trainer.fit_loop.setup_data()
+    return linear_by_the_dataloader(optimizer, module)
+
+
+@table_test("make", [linear_by_the_dataloader, linear_by_data_set_up_early])
+@pytest.mark.slow
+def test_schedule_by_the_length_of_the_dataloader_is_refused(make):
+    """It counts clients: with one client, the rate was 0 after 3 of 3 rounds' 18 local steps."""
+    with pytest.raises(ValueError, match=r"steps from `self.trainer.estimated_stepping_batches`"):
+        run_by_trainer(FedAvg(seeded(lambda: Steps(make))), rounds=1)
+
+
 @table_test("make", [one_cycle_of_lightning, linear_by_a_lambda])
 @pytest.mark.slow
 def test_steps_of_a_module_are_local_steps_for_a_schedule_of_steps(make):
