@@ -268,9 +268,12 @@ class LightningData(DataSource):
                 usual = not repeats and len(sampler) == len(loader.dataset)
             if not usual or type(loader.batch_sampler) is not BatchSampler:
                 other = loader.batch_sampler if usual else sampler
+                is_shorter = not usual and _count(sampler) < _count(loader.dataset)
+                remedy = " To leave samples out, give the dataloader a torch.utils.data.Subset."
                 rank_zero_warn(
                     f"pl_fed ignores the sampler {type(other).__name__} of `{_HOOKS[part]}` of"
                     f" {self.name}: a pass over a client's data visits each sample once."
+                    f"{remedy if is_shorter else ''}"
                 )
 
     def _warn_of_batch_hooks(self) -> None:
@@ -298,6 +301,11 @@ def _find_sampler(loader: Any) -> Any:
     """Return the sampler of a dataloader, or of its own batch sampler."""
     batches = loader.batch_sampler
     return batches.sampler if type(batches) is BatchSampler else loader.sampler
+
+
+def _count(samples: Any) -> float:
+    """Return the length of a sampler or data set; infinity if it has none."""
+    return len(samples) if hasattr(samples, "__len__") else np.inf
 
 
 def _find_minibatches(loader: Any) -> tuple[int, bool] | None:
