@@ -58,9 +58,10 @@ def count_local_steps(module: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def refuse_counts_of_batches(module: nn.Module) -> Iterator[None]:
-    """Refuse reads of the trainer's dataloader within the context: its length counts clients.
+    """Refuse reads of dataloaders within the context: no length is that of a client's minibatches.
 
-    A schedule of steps would have other numbers of steps than a client takes.
+    The trainer's dataloader has an entry for each client, and that of a module has all samples. A
+    schedule of steps would have other numbers of steps than a client takes.
 
     Args:
         module: A LightningModule, whose ``configure_optimizers`` runs within the context.
@@ -73,13 +74,16 @@ def refuse_counts_of_batches(module: nn.Module) -> Iterator[None]:
         """Refuse a read."""
         raise ValueError(
             f"Expected `configure_optimizers` of {type(module).__name__} to read its number of"
-            " steps from `self.trainer.estimated_stepping_batches` but got one that reads the"
-            " trainer's dataloader, which has an entry for each client and not for each minibatch."
+            " steps from `self.trainer.estimated_stepping_batches` but got one that reads a"
+            " dataloader, whose length is not the number of a client's minibatches."
         )
 
     trainer = getattr(module, "_trainer", None)
-    readers = ((getattr(trainer, "datamodule", None), "train_dataloader"),)
-    readers += ((getattr(trainer, "fit_loop", None), "setup_data"),)
+    readers = (
+        (module, "train_dataloader"),
+        (getattr(trainer, "datamodule", None), "train_dataloader"),
+        (getattr(trainer, "fit_loop", None), "setup_data"),
+    )
     with ExitStack() as patches:
         for owner, name in readers:
             if hasattr(owner, name):

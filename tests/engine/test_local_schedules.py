@@ -355,7 +355,14 @@ def linear_by_data_set_up_early(optimizer, module):
     return linear_by_the_dataloader(optimizer, module)
 
 
-@table_test("make", [linear_by_the_dataloader, linear_by_data_set_up_early])
+def linear_by_the_own_dataloader(optimizer, module):
+    steps = len(module.train_dataloader())
+    return LambdaLR(optimizer, lambda step: max(0, 1 - step / steps))
+
+
+@table_test(
+    "make", [linear_by_the_dataloader, linear_by_data_set_up_early, linear_by_the_own_dataloader]
+)
 @pytest.mark.slow
 def test_schedule_by_the_length_of_the_dataloader_is_refused(make):
     """It counts clients: with one client, the rate was 0 after 3 of 3 rounds' 18 local steps."""
