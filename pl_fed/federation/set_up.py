@@ -19,6 +19,7 @@ from pl_fed.evaluation.monitor import Monitor
 from pl_fed.evaluation.objective_training import ObjectiveTraining
 from pl_fed.nets.weights import fit_names, read_weights
 from pl_fed.preflight.compression_rules import check_compression, warn_of_codec_memory
+from pl_fed.preflight.memory_trial import warn_of_augmentation_memory
 from pl_fed.preflight.net_trial import (
     check_default_parts,
     find_net_facts,
@@ -250,6 +251,8 @@ class SessionSetup:
         rounds.server.warn_of_lost_memory()
         if sentence := rounds.describe_small_cohorts():
             rank_zero_info(sentence)
+        if self.federation.privacy is None:  # which refuses such modules
+            warn_of_augmentation_memory(trial)
         if (codec := self.federation.compression) is not None and trial.client.sent_layout:
             warn_of_codec_memory(codec, trial.client.sent_layout)
         try_attacks(trial, self.federation.byzantine_clients.attacks_on_data)

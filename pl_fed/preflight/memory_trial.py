@@ -6,6 +6,7 @@ several calls. So a class must give the same numbers with its declared memory al
 
 import copy
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,8 +17,11 @@ from pl_fed.aggregators import Aggregator
 from pl_fed.attacks import Attack
 from pl_fed.nets.kept_values import KeptValues, Part
 from pl_fed.preflight.trial import Trial, TrialRound
-from pl_fed.types import RoundContext
+from pl_fed.random import fork_all_generators
+from pl_fed.trees import leaves, tree_map
+from pl_fed.types import Batch, RoundContext
 
+_AUGMENTED = 4  # samples of a minibatch that tries modules for a memory
 _ROUNDING = 1e-3  # of the largest number of a row, between one client and two in a call
 
 
@@ -181,6 +185,57 @@ def check_attack_memory(attack: Attack, forge: Callable[[Attack], object]) -> No
             f" {type(attack).__name__} forges otherwise after `load_state_dict` of it: a checkpoint"
             " holds no other attributes, so a resumed run differs."
         )
+
+
+def warn_of_augmentation_memory(trial: Trial) -> None:
+    """Warn if modules of ``data.augment`` have a memory: see :func:`augmentation_remembers`."""
+    if augmentation_remembers(trial):
+        rank_zero_warn(
+            f"{name_augmentation(trial)} of `data.augment` changes samples by those of earlier"
+            " calls, so that a resumed run, and other engines and processes, get other samples:"
+            " keep no values between calls, and draw from the global generators of torch, NumPy or"
+            " Python."
+        )
+
+
+def name_augmentation(trial: Trial) -> str:
+    """Return the names of the classes of ``data.augment``."""
+    modules = getattr(trial.augment, "modules", ())
+    return ", ".join(type(module).__name__ for module in modules)
+
+
+def augmentation_remembers(trial: Trial) -> bool:
+    """Return whether modules of ``data.augment`` change samples by those of earlier calls.
+
+    So does a module that keeps a mean of its inputs, or draws from a generator of its own. Its
+    result for some samples then differs after a call for others.
+
+    Args:
+        trial: The algorithm and its samples.
+    """
+    if trial.augment is None:
+        return False
+    index = trial.data.train.index
+    own, others = trial.load(index[:_AUGMENTED]), trial.load(index[-_AUGMENTED:])
+    try:
+        alone, again = (_augment_last(trial, own) for _ in range(2))
+        after_others = _augment_last(trial, others, own)
+    except Exception:  # it cannot be copied, or fails: a real error appears in another trial
+        return False
+    # without equal results, it has draws that no seed repeats
+    return _are_equal(alone, again) and not _are_equal(alone, after_others)
+
+
+def _augment_last(trial: Trial, *batches: Batch) -> list[Tensor]:
+    """Return the last of some minibatches as a copy of the modules augments them in turn."""
+    trial = replace(trial, augment=copy.deepcopy(trial.augment))
+    augmented: list[Tensor] = []
+    with fork_all_generators(batches[0].device) as seed:
+        for batch in batches:
+            seed(0)
+            inputs = tree_map(torch.clone, batch.inputs)  # a module may change them in place
+            augmented = leaves(trial.augment_batch(batch._replace(inputs=inputs)).inputs)
+    return augmented
 
 
 def _are_equal(rows: Iterable[Any], others: Iterable[Any]) -> bool:

@@ -5,9 +5,6 @@ with the client, or a value that this file refuses. ``tests/privacy/test_release
 the table of all algorithms, aggregators and options.
 """
 
-import copy
-from dataclasses import replace
-
 import torch
 
 from pl_fed.aggregators import Aggregator, Chain, Mean
@@ -23,17 +20,14 @@ from pl_fed.attacks.adversary import Adversary
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.data.shared_quantities import describe_shared_quantity
+from pl_fed.preflight.memory_trial import augmentation_remembers, name_augmentation
 from pl_fed.preflight.trial import Trial
 from pl_fed.privacy import DifferentialPrivacy, Participation
-from pl_fed.random import fork_all_generators
 from pl_fed.samplers import All, Cyclic, Poisson, Sampler, Uniform
 from pl_fed.systems import Systems
-from pl_fed.trees import leaves, tree_map
-from pl_fed.types import Batch
 
 _FOR = "for `federation.privacy`"
 _FOR_BUCKETS = "for `federation.privacy.buckets`"
-_AUGMENTED = 4  # samples of a minibatch that tries modules for a memory
 
 
 def check_privacy(
@@ -271,47 +265,17 @@ def describe_unfit_states(client: Client, is_without_replacement: bool) -> str |
 def describe_unfit_augmentation(trial: Trial) -> str | None:
     """Return the reason against modules of ``data.augment`` with a memory, or ``None``.
 
-    A module that keeps a mean of its inputs, or draws from a generator of its own, changes the
-    samples of a client by those of the clients before it. Its result for some samples then differs
-    after a call for others.
-
     Args:
         trial: The algorithm and its samples.
     """
-    if trial.augment is None:
+    if not augmentation_remembers(trial):
         return None
-    index = trial.data.train.index
-    own, others = trial.load(index[:_AUGMENTED]), trial.load(index[-_AUGMENTED:])
-    try:
-        alone, again = (_augment_last(trial, own) for _ in range(2))
-        after_others = _augment_last(trial, others, own)
-    except Exception:  # it cannot be copied, or fails: a real error appears in another trial
-        return None
-    if not _are_equal(alone, again) or _are_equal(alone, after_others):
-        return None  # without a memory, or with draws that no seed repeats
     return (
         f"Expected modules of `data.augment` without a memory {_FOR} but got"
-        f" {', '.join(type(module).__name__ for module in getattr(trial.augment, 'modules', ()))},"
-        " which change samples by those of earlier calls, from other clients: keep no values"
-        " between calls, and draw from the global generators of torch, NumPy or Python."
+        f" {name_augmentation(trial)}, which change samples by those of earlier calls, from other"
+        " clients: keep no values between calls, and draw from the global generators of torch,"
+        " NumPy or Python."
     )
-
-
-def _augment_last(trial: Trial, *batches: Batch) -> list[torch.Tensor]:
-    """Return the last of some minibatches as a copy of the modules augments them in turn."""
-    trial = replace(trial, augment=copy.deepcopy(trial.augment))
-    augmented: list[torch.Tensor] = []
-    with fork_all_generators(batches[0].device) as seed:
-        for batch in batches:
-            seed(0)
-            inputs = tree_map(torch.clone, batch.inputs)  # a module may change them in place
-            augmented = leaves(trial.augment_batch(batch._replace(inputs=inputs)).inputs)
-    return augmented
-
-
-def _are_equal(rows: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    """Return whether tensors have the same bits."""
-    return all(map(torch.equal, rows, others))
 
 
 def describe_unfit_systems(systems: Systems | None) -> str | None:

@@ -348,3 +348,25 @@ def test_attack_on_data_with_a_memory_or_draws_of_its_own_gets_a_warning():
         "`poison` of Shifting keeps values from one call to the next",
         "`poison` of Shifting draws from a global generator",
     ]
+
+
+class Counting(torch.nn.Module):
+    """Shifts inputs by a count of its calls."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.calls
+
+
+def test_augmentation_with_a_memory_gets_a_warning(recwarn):
+    """A resumed run, and other engines, would give clients other samples without a word."""
+    for modules in ([torch.nn.Dropout()], [torch.nn.Dropout(), Counting()]):
+        data = shared_out(classes([8, 8]), augment=modules)
+        client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
+        Federation(All(), seed=0).setup(client, data, "fit")
+    texts = [str(w.message) for w in recwarn if "`data.augment`" in str(w.message)]
+    assert [text.partition(" changes")[0] for text in texts] == [
+        "Dropout, Counting of `data.augment`"
+    ]
