@@ -187,9 +187,10 @@ class Server:
                     f"Expected the memory of {name} to have the shapes of the checkpoint's but got"
                     " others: declare memory whose shape changes by `add_memory`."
                 ) from error
+            memory = "and its memory" if state["aggregator"] else "without a memory"
             raise ValueError(
                 f"Expected a checkpoint with the aggregator {name} but got one with {saved_name}"
-                " and its memory."
+                f" {memory}: restore that aggregator and its pre-aggregators, or start a new run."
             ) from error
         self._optimizer = None
         self._pending = state["optimizer"]

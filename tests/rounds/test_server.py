@@ -226,7 +226,7 @@ def test_state_of_another_optimizer_is_refused():
 @table_test(
     ("aggregator", "words"),
     [
-        (Mean(), "aggregator Mean but got one with Momentum"),
+        (Mean(), "aggregator Mean but got one with Momentum and its memory: restore"),
         (Longer(), "aggregator Longer but got one with Mom"),
     ],
 )
@@ -234,6 +234,12 @@ def test_state_of_another_aggregator_is_refused(aggregator, words):
     state = Server(Momentum(), sgd(lr=1.0)).state_dict(torch.ones(3))
     with pytest.raises(ValueError, match=words):
         Server(aggregator, sgd(lr=1.0)).load_state_dict(state)
+
+
+def test_aggregator_without_a_memory_is_no_start_for_one_with_a_memory():
+    state = Server(Mean(), sgd(lr=1.0)).state_dict(torch.ones(3))
+    with pytest.raises(ValueError, match=r"got one with Mean without a memory: restore that agg"):
+        Server(Momentum(), sgd(lr=1.0)).load_state_dict(state)
 
 
 def test_stateless_aggregators_may_be_exchanged():
