@@ -26,7 +26,7 @@ def forgets_steps(build: Build, shapes: Iterable[Sequence[int]]) -> bool:
 
     Example:
         >>> class Slowing(torch.optim.SGD):
-        ...     steps = 0
+        ...     __module__, steps = "my_optimizers", 0
         ...     def step(self, closure=None):
         ...         self.steps += 1
         ...         self.param_groups[0]["lr"] = 1 / self.steps
