@@ -16,7 +16,29 @@ class MovedFolder(Callback):
     A ``ModelCheckpoint`` saves the path of its folder. Under another path, also of the same folder,
     Lightning would drop the scores of the rounds before, and choose among later rounds only. If the
     loaded checkpoint lies in the present folder of a ``ModelCheckpoint``, this is the saved folder.
+
+    Checkpoints have the paths as the user writes the run's folder: those of a relative folder are
+    the same on every machine.
+
+    Args:
+        run_dir: The absolute path of the run's folder.
+        written: The same folder as the user writes it.
     """
+
+    def __init__(self, run_dir: Path, written: Path) -> None:
+        self.run_dir, self.written = run_dir, written
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Write the folder in the states of checkpoint callbacks as the user does."""
+        states = checkpoint.get("callbacks") or {}
+        for callback in trainer.checkpoint_callbacks:
+            state = states.get(callback.state_key)
+            folder = getattr(callback, "dirpath", None)
+            if state is not None and folder and Path(folder).is_relative_to(self.run_dir):
+                written = self.written / Path(folder).relative_to(self.run_dir)
+                states[callback.state_key] = _rename_folder(state, str(written))
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -28,9 +50,11 @@ class MovedFolder(Callback):
             state = states.get(callback.state_key)
             if not isinstance(callback, ModelCheckpoint) or state is None:
                 continue
-            folder = callback.dirpath
-            if folder is not None and loaded.parent == Path(folder).resolve():
-                states[callback.state_key] = _rename_folder(state, str(folder))
+            if callback.dirpath is None:
+                continue
+            folder = Path(callback.dirpath).resolve()
+            if folder in (loaded.parent, Path(state.get("dirpath", "")).resolve()):
+                states[callback.state_key] = _rename_folder(state, str(callback.dirpath))
 
 
 def _rename_folder(state: Mapping[str, Any], folder: str) -> dict[str, Any]:

@@ -288,8 +288,11 @@ class FederatedCLI(SectionsCLI):
         self.config = self._config_without_folder  # config.yaml must not name this run's folder
         federation: Federation = self._get(self.config_init, "federation")
         self.trainer_class = Trainer
+        run_dir = self._place
+        if self.run_dir is not None and self.run_dir.absolute() == run_dir:
+            run_dir = self.run_dir  # as the user writes it
         trainer = super().instantiate_trainer(
-            federation=federation, run_dir=self._place, lock=self._lock, **kwargs
+            federation=federation, run_dir=run_dir, lock=self._lock, **kwargs
         )
         config = self.config[self.subcommand].as_dict()
         added: list[Callback] = [

@@ -185,7 +185,7 @@ class Trainer(LightningTrainer):
             logger=[RunCSV(self.run_dir), *loggers],
             callbacks=[
                 *([RoundProgress(federation)] if shows_progress else []),
-                MovedFolder(),
+                MovedFolder(self.run_dir, _write_folder(self.run_dir, run_dir or default_root_dir)),
                 WandbReport(self.run_dir),
                 RunSummary(federation, self.run_dir),  # removed before the row of a test
                 RoundMetrics(),
@@ -528,6 +528,11 @@ def _warn_of_rank(run_dir: Path) -> None:
         f" no folder, but this run has one process: its files are in {run_dir} without a lock, and"
         f" may replace those of another run. Unset {name}, or set `trainer.num_nodes`."
     )
+
+
+def _write_folder(folder: Path, given: str | Path | None) -> Path:
+    """Return the run's folder as a user writes it: relative, if the given path is."""
+    return folder if Path(given or "").is_absolute() else Path(os.path.relpath(folder))
 
 
 def _choose_run_dir(root: str | Path | None, run_dir: str | Path | None) -> Path:

@@ -60,3 +60,41 @@ def test_run_in_a_new_folder_leaves_the_files_of_the_earlier_run(tmp_path):
     assert all(path.startswith(str(tmp_path / "new")) for path in best.best_k_models)
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == ["last.ckpt", "round=0.ckpt", "round=1.ckpt"]
+
+
+@pytest.mark.slow
+def test_checkpoints_have_paths_as_the_user_writes_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fit("run", 2)
+    state = list_states(tmp_path / "run")[0]
+    assert state["dirpath"] == "run/checkpoints"
+    assert list(state["best_k_models"]) == [
+        "run/checkpoints/round=0.ckpt",
+        "run/checkpoints/round=1.ckpt",
+    ]
+    fit(tmp_path / "other", 2)
+    assert list_states(tmp_path / "other")[0]["dirpath"] == str(tmp_path / "other" / "checkpoints")
+
+
+def list_states(folder):
+    """Return the states of the checkpoint callbacks in the last checkpoint."""
+    callbacks = torch.load(folder / "checkpoints" / "last.ckpt")["callbacks"]
+    return [state for name, state in callbacks.items() if name.startswith("ModelCheckpoint")]
+
+
+@pytest.mark.filterwarnings("error:The dirpath has changed")
+@pytest.mark.slow
+def test_best_rounds_in_a_folder_of_their_own_survive_a_resume(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scores = []
+    for rounds, options in ((3, {}), (5, {"ckpt_path": "last"})):
+        best = ModelCheckpoint(
+            dirpath="run/best", monitor="round", mode="min", filename="{round:.0f}"
+        )
+        last = ModelCheckpoint(save_last=True)
+        trainer = quiet_trainer("run", rounds, callbacks=[best, last])
+        client = seeded(lambda: FedAvg(mlp(), optimizer=sgd(0.2)))
+        trainer.fit(client, shared_out(classes([9, 7, 5]), val_fraction=0.3), **options)
+        scores.append(float(best.best_model_score))
+    assert scores == [0.0, 0.0]
+    assert os.listdir("run/best") == ["round=0.ckpt"]
