@@ -608,7 +608,7 @@ def test_checkpoint_holds_only_tensors_and_plain_values(tmp_path):
         names = {"format", "identity", "adversary", "byzantine", "engine", "store", "server"}
         names |= {"participation", "clients", "traffic"}
         assert set(content["federation"]) == names
-        trainer, client = make(tmp_path / "again", max_epochs=ROUNDS + 1)
+        trainer, client = make(tmp_path / f"again from {path.stem}", max_epochs=ROUNDS + 1)
         trainer.fit(client, digits(), ckpt_path=path, weights_only=True)
         assert trainer.global_step == ROUNDS + 1
 

@@ -51,7 +51,7 @@ def forgets_steps(build: Build, shapes: Iterable[Sequence[int]]) -> bool:
     except Exception:  # such as an optimizer for matrices, or for a GPU
         return False
     pairs = zip(first, second)
-    return not all(torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs)
+    return not all(torch.equal(own.nan_to_num(), other.nan_to_num()) for own, other in pairs)
 
 
 def _step(

@@ -349,7 +349,7 @@ class Trainer(LightningTrainer):
         self._check_rounds(read_round(path))
         check_weights_only(weights_only)
         with self._hold_run_dir():
-            if not (self._has_fitted or self._began_anew or self._has_saved(path)):
+            if not (self._has_fitted or self._began_anew or self._may_go_on(path)):
                 raise holds_run_error(self.run_dir)
             check_run_of_callbacks(self, loads=path is not None)
             self._has_fitted = True
@@ -357,14 +357,13 @@ class Trainer(LightningTrainer):
                 postpone_experiments(self.loggers)
             super().fit(model, datamodule=datamodule, ckpt_path=path, weights_only=True)
 
-    def _has_saved(self, path: str | Path | None) -> bool:
-        """Return whether a checkpoint lies in the run's folder, or where its callbacks save."""
+    def _may_go_on(self, path: str | Path | None) -> bool:
+        """Return whether a checkpoint goes on in the run's folder: one of another run does not."""
         file = None if path is None else local_path(path)
         if file is None:
-            return False
-        saved = [getattr(callback, "dirpath", None) for callback in self.checkpoint_callbacks]
-        folders = [self.run_dir, *(Path(folder) for folder in saved if folder)]
-        return any(folder.resolve() in file.resolve().parents for folder in folders)
+            return path is not None
+        folders = file.resolve().parents
+        return self.run_dir.resolve() in folders or not any(map(holds_run, folders[:2]))
 
     def _check_rounds(self, finished: int | None) -> None:
         """Refuse to resume after more rounds than the run has; warn of an attack after them."""
@@ -530,9 +529,9 @@ def _warn_of_rank(run_dir: Path) -> None:
     )
 
 
-def _write_folder(folder: Path, given: str | Path | None) -> Path:
-    """Return the run's folder as a user writes it: relative, if the given path is."""
-    return folder if Path(given or "").is_absolute() else Path(os.path.relpath(folder))
+def _write_folder(folder: Path, argument: str | Path | None) -> Path:
+    """Return the run's folder as a user writes it: relative, if the argument is."""
+    return folder if Path(argument or "").is_absolute() else Path(os.path.relpath(folder))
 
 
 def _choose_run_dir(root: str | Path | None, run_dir: str | Path | None) -> Path:

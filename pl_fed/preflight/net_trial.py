@@ -712,7 +712,7 @@ def _warn_of_memory_and_draws(attack: Attack, batch: Batch, context: ClientConte
             poisoned.append([*leaves(changed.inputs), *leaves(changed.targets)])
             draws = read_generators() != before
     pairs = zip(*poisoned, strict=True)
-    if not all(torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs):
+    if not all(torch.equal(first.nan_to_num(), second.nan_to_num()) for first, second in pairs):
         rank_zero_warn(
             f"`poison` of {type(attack).__name__} keeps values from one call to the next, which a"
             " resumed run lacks, and which depend on the order of the clients: let it depend on"
