@@ -1,6 +1,6 @@
 """Trees of tensors: a tensor, or a tuple, list or dict of trees."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,22 @@ def read_versions(tree: Tree) -> list[tuple[int, int]]:
         False
     """
     return [(id(leaf), leaf._version) for leaf in leaves(tree)]
+
+
+def are_equal(values: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Return whether two lists hold equal tensors, NaN at equal places; other values are ignored.
+
+    Example:
+        >>> are_equal([torch.tensor(torch.nan)], [torch.tensor(torch.nan)])
+        True
+    """
+    values, others = list(values), list(others)
+    return len(values) == len(others) and all(
+        not isinstance(value, Tensor)
+        or not isinstance(other, Tensor)
+        or (value.shape == other.shape and torch.allclose(value, other, 0, 0, equal_nan=True))
+        for value, other in zip(values, others)
+    )
 
 
 def foreign_leaf(tree: Tree) -> str | None:

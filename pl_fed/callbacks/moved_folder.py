@@ -48,9 +48,7 @@ class MovedFolder(Callback):
         states = checkpoint.get("callbacks") or {}
         for callback in trainer.checkpoint_callbacks:
             state = states.get(callback.state_key)
-            if not isinstance(callback, ModelCheckpoint) or state is None:
-                continue
-            if callback.dirpath is None:
+            if not isinstance(callback, ModelCheckpoint) or state is None or not callback.dirpath:
                 continue
             folder = Path(callback.dirpath).resolve()
             if folder in (loaded.parent, Path(state.get("dirpath", "")).resolve()):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pl_fed.nets.fingerprints import LIBRARIES, package_of
 from pl_fed.random import fork_all_generators, key
+from pl_fed.trees import are_equal
 
 _STEPS = 3  # of the trial; the last one is repeated with a restored state
 
@@ -50,8 +51,7 @@ def forgets_steps(build: Build, shapes: Iterable[Sequence[int]]) -> bool:
         _step(resumed, second, gradients[-1], _STEPS)
     except Exception:  # such as an optimizer for matrices, or for a GPU
         return False
-    pairs = zip(first, second)
-    return not all(torch.equal(own.nan_to_num(), other.nan_to_num()) for own, other in pairs)
+    return not are_equal(first, second)
 
 
 def _step(

@@ -82,7 +82,9 @@ class FederatedCLI(SectionsCLI):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.run_dir: Path | None = None
-        self._place: Path | None = None  # its absolute path: code of the user may change folders
+        self._absolute_dir: Path | None = (
+            None  # its absolute path: code of the user may change folders
+        )
         self._lock = lock
         self._callbacks = callbacks
         self._ckpt_path: str | None = None
@@ -108,7 +110,7 @@ class FederatedCLI(SectionsCLI):
                 self._clean_up(error)
                 raise
             if getattr(self.trainer, "fast_dev_run", False):  # leaves no results
-                discard_unstarted_run(self._place)
+                discard_unstarted_run(self._absolute_dir)
 
     def _clean_up(self, error: BaseException) -> None:
         """Remove the folder of a run that did not start; explain how to resume a stopped run.
@@ -116,10 +118,10 @@ class FederatedCLI(SectionsCLI):
         Raises:
             OSError: If the disk is full; the original error does not name the run's folder.
         """
-        discard_unstarted_run(self._place)
+        discard_unstarted_run(self._absolute_dir)
         if self.run_dir is not None:
             remedy = "start the run again"
-            if last_checkpoint(self._place or self.run_dir):
+            if last_checkpoint(self._absolute_dir or self.run_dir):
                 folder = shlex.quote(str(self.run_dir))
                 remedy = f"resume from its last checkpoint: --ckpt_path {folder}"
             files = f"the files of the run in {self.run_dir}"
@@ -135,7 +137,7 @@ class FederatedCLI(SectionsCLI):
         if not is_first_process():
             return
         stop = f"Stopped by {signal_name}"
-        if self.run_dir is None or self._place is None or not self._place.is_dir():
+        if self.run_dir is None or self._absolute_dir is None or not self._absolute_dir.is_dir():
             print(f"{stop} before a run started.", file=sys.stderr)
         else:
             print(f"{stop}. {self._describe_resume(self.run_dir)}", file=sys.stderr)
@@ -143,7 +145,7 @@ class FederatedCLI(SectionsCLI):
     def _describe_resume(self, run_dir: Path) -> str:
         """Return a text with the run's folder and, if possible, the command that resumes it."""
         folder = f"The run's folder is {run_dir}"
-        run = StoredRun.read(self._place or run_dir)
+        run = StoredRun.read(self._absolute_dir or run_dir)
         if self.subcommand != "fit" or not isinstance(self._arguments, list):
             return f"{folder}."
         if run is None:
@@ -217,8 +219,8 @@ class FederatedCLI(SectionsCLI):
             write_slurm_job(self.run_dir)  # type: ignore[arg-type]
         else:
             check_writable(run_dir=run.folder)  # before the first change of a file
-        is_known = run is not None or config.ckpt_path in (None, LAST)
-        if is_known and saves_into_run_folder(config.trainer):
+        may_restart = run is not None or config.ckpt_path in (None, LAST)
+        if may_restart and saves_into_run_folder(config.trainer):
             (self.run_dir / "checkpoints").mkdir(exist_ok=True)  # type: ignore[operator]
 
     def _choose_run(self, root: str | Path) -> StoredRun | None:
@@ -269,8 +271,8 @@ class FederatedCLI(SectionsCLI):
         group = group_name(config.as_dict())
         config.trainer.logger = active_loggers(config.trainer.logger)
         for logger in class_entries(config.trainer.logger):
-            if self._place is not None:
-                place_logger(logger, self._place, group)
+            if self._absolute_dir is not None:
+                place_logger(logger, self._absolute_dir, group)
 
     def _choose_folder(self, root: str | Path) -> Path:
         """Return the folder of a new run."""
@@ -281,14 +283,14 @@ class FederatedCLI(SectionsCLI):
         if self._lock is None or self._lock.folder != folder:
             self._lock = RunLock(folder)
         self._until_the_end.enter_context(self._lock)
-        self.run_dir, self._place = folder, folder.absolute()
+        self.run_dir, self._absolute_dir = folder, folder.absolute()
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
         """Build the trainer that runs the federation."""
         self.config = self._config_without_folder  # config.yaml must not name this run's folder
         federation: Federation = self._get(self.config_init, "federation")
         self.trainer_class = Trainer
-        run_dir = self._place
+        run_dir = self._absolute_dir
         if self.run_dir is not None and self.run_dir.absolute() == run_dir:
             run_dir = self.run_dir  # as the user writes it
         trainer = super().instantiate_trainer(
@@ -300,7 +302,7 @@ class FederatedCLI(SectionsCLI):
             Summary(federation, self.run_dir, self._next_command()),
         ]
         if self.subcommand == "predict":
-            added.append(Predictions(self._place or Path()))
+            added.append(Predictions(self._absolute_dir or Path()))
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks.insert(0, self._status)  # before any bar
         callbacks.extend([*added, *self._callbacks])

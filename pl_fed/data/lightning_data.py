@@ -268,7 +268,7 @@ class LightningData(DataSource):
                 usual = not repeats and len(sampler) == len(loader.dataset)
             if not usual or type(loader.batch_sampler) is not BatchSampler:
                 other = loader.batch_sampler if usual else sampler
-                is_shorter = not usual and _count(sampler) < _count(loader.dataset)
+                is_shorter = not usual and _length_of(sampler) < _length_of(loader.dataset)
                 remedy = " To leave samples out, give the dataloader a torch.utils.data.Subset."
                 rank_zero_warn(
                     f"pl_fed ignores the sampler {type(other).__name__} of `{_HOOKS[part]}` of"
@@ -303,7 +303,7 @@ def _find_sampler(loader: Any) -> Any:
     return batches.sampler if type(batches) is BatchSampler else loader.sampler
 
 
-def _count(samples: Any) -> float:
+def _length_of(samples: Any) -> float:
     """Return the length of a sampler or data set; infinity if it has none."""
     return len(samples) if hasattr(samples, "__len__") else np.inf
 

@@ -185,7 +185,9 @@ class Trainer(LightningTrainer):
             logger=[RunCSV(self.run_dir), *loggers],
             callbacks=[
                 *([RoundProgress(federation)] if shows_progress else []),
-                MovedFolder(self.run_dir, _write_folder(self.run_dir, run_dir or default_root_dir)),
+                MovedFolder(
+                    self.run_dir, _folder_as_written(self.run_dir, run_dir or default_root_dir)
+                ),
                 WandbReport(self.run_dir),
                 RunSummary(federation, self.run_dir),  # removed before the row of a test
                 RoundMetrics(),
@@ -529,7 +531,7 @@ def _warn_of_rank(run_dir: Path) -> None:
     )
 
 
-def _write_folder(folder: Path, argument: str | Path | None) -> Path:
+def _folder_as_written(folder: Path, argument: str | Path | None) -> Path:
     """Return the run's folder as a user writes it: relative, if the argument is."""
     return folder if Path(argument or "").is_absolute() else Path(os.path.relpath(folder))
 

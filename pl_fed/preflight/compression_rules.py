@@ -11,6 +11,7 @@ from pl_fed.compressors import Compressor
 from pl_fed.nets.fingerprints import is_by_user
 from pl_fed.nets.rows import RowLayout
 from pl_fed.random import fork_all_generators, key, normal_row
+from pl_fed.trees import are_equal
 
 _FOR = "for `federation.compression`"
 
@@ -92,7 +93,7 @@ def warn_of_codec_memory(compressor: Compressor, layout: RowLayout) -> None:
                 sent.append(copied.send(row, layout, keys, memory)[0])
     except Exception:
         return
-    if not torch.equal(sent[0].nan_to_num(), sent[1].nan_to_num()):
+    if not are_equal(sent[:1], sent[1:]):
         rank_zero_warn(
             f"{type(compressor).__name__} of `federation.compression` keeps values from one upload"
             " to the next, which a resumed run lacks, and which mix the clients: keep the rows of"

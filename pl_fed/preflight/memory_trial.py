@@ -5,9 +5,8 @@ several calls. So a class must give the same numbers with its declared memory al
 """
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -18,7 +17,7 @@ from pl_fed.attacks import Attack
 from pl_fed.nets.kept_values import KeptValues, Part
 from pl_fed.preflight.trial import Trial, TrialRound
 from pl_fed.random import fork_all_generators
-from pl_fed.trees import leaves, tree_map
+from pl_fed.trees import are_equal, leaves, tree_map
 from pl_fed.types import Batch, RoundContext
 
 _AUGMENTED = 4  # samples of a minibatch that tries modules for a memory
@@ -47,8 +46,8 @@ def check_hooks(trial: Trial, number: int, changed: Collection[str]) -> None:
             for draw in (0, 0, 1):
                 seed(draw)
                 results.append(_run_hooks(copied, number))
-        keeps_values = not _are_equal(results[0], results[1])
-        draws = not _are_equal(results[1], results[2])
+        keeps_values = not are_equal(results[0], results[1])
+        draws = not are_equal(results[1], results[2])
     except Exception:  # a real error appears in the first round
         return
     if keeps_values:
@@ -151,7 +150,7 @@ def check_aggregator_memory(build: Callable[[], Aggregator], context: RoundConte
         aggregator(first, weights, context)
         resumed.load_state_dict(aggregator.state_dict())
         results = [merge(second, weights, context) for merge in (aggregator, resumed)]
-        is_saved = _are_equal(results[:1], results[1:])
+        is_saved = are_equal(results[:1], results[1:])
     except Exception:  # such memory has its own error
         return
     if not is_saved:
@@ -176,7 +175,7 @@ def check_attack_memory(attack: Attack, forge: Callable[[Attack], object]) -> No
         resumed = copy.deepcopy(attack)
         forge(attack)
         resumed.load_state_dict(copy.deepcopy(attack.state_dict()))
-        is_saved = _are_equal([forge(attack)], [forge(resumed)])
+        is_saved = are_equal([forge(attack)], [forge(resumed)])
     except Exception:  # such a state has its own error
         return
     if not is_saved:
@@ -223,7 +222,7 @@ def augmentation_remembers(trial: Trial) -> bool:
     except Exception:  # it cannot be copied, or fails: a real error appears in another trial
         return False
     # without equal results, it has draws that no seed repeats
-    return _are_equal(alone, again) and not _are_equal(alone, after_others)
+    return are_equal(alone, again) and not are_equal(alone, after_others)
 
 
 def _augment_last(trial: Trial, *batches: Batch) -> list[Tensor]:
@@ -236,14 +235,3 @@ def _augment_last(trial: Trial, *batches: Batch) -> list[Tensor]:
             inputs = tree_map(torch.clone, batch.inputs)  # a module may change them in place
             augmented = leaves(trial.augment_batch(batch._replace(inputs=inputs)).inputs)
     return augmented
-
-
-def _are_equal(rows: Iterable[Any], others: Iterable[Any]) -> bool:
-    """Return whether two lists hold the same tensors, NaN at the same places."""
-    rows, others = list(rows), list(others)
-    return len(rows) == len(others) and all(
-        not isinstance(row, Tensor)
-        or not isinstance(other, Tensor)
-        or (row.shape == other.shape and torch.allclose(row, other, 0, 0, equal_nan=True))
-        for row, other in zip(rows, others)
-    )

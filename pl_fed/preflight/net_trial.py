@@ -37,7 +37,16 @@ from pl_fed.tasks.criterion import CriterionTask
 from pl_fed.tasks.metric_values import local_metrics
 from pl_fed.tasks.module_facts import ModuleFacts
 from pl_fed.text import quote
-from pl_fed.trees import Tree, clone, count_samples, describe, leaves, read_versions, select
+from pl_fed.trees import (
+    Tree,
+    are_equal,
+    clone,
+    count_samples,
+    describe,
+    leaves,
+    read_versions,
+    select,
+)
 from pl_fed.types import Batch, ClientContext
 
 _Result = TypeVar("_Result")
@@ -711,8 +720,7 @@ def _warn_of_memory_and_draws(attack: Attack, batch: Batch, context: ClientConte
             changed = apply_attacks(own, [copied], context)
             poisoned.append([*leaves(changed.inputs), *leaves(changed.targets)])
             draws = read_generators() != before
-    pairs = zip(*poisoned, strict=True)
-    if not all(torch.equal(first.nan_to_num(), second.nan_to_num()) for first, second in pairs):
+    if not are_equal(*poisoned):
         rank_zero_warn(
             f"`poison` of {type(attack).__name__} keeps values from one call to the next, which a"
             " resumed run lacks, and which depend on the order of the clients: let it depend on"
