@@ -159,7 +159,7 @@ class LocalTraining:
         remote = share.fetch_states(self.states.store)
         if self.measures_start_losses and len(share.clients):
             unknown = client.row("global").data.new_full((), math.nan)
-            own.start_losses = self._measure(
+            own.tables["start_losses", ""] = self._measure(
                 self.evaluator.start_losses, unknown, share.clients, round, own.errors, remote
             )
         if self.measures_group_counts and len(cohort):
@@ -499,13 +499,7 @@ class LocalTraining:
         """
         client, end, numel = self.client, chunk.round, self.client.row("global").layout.numel
         finite = metrics["loss"].abs() < math.inf
-        for model in client.validated:
-            data, models = self.states.data, end.models[model]
-            tables = self.evaluator.own_tables(data, "val", chunk.clients, model, models)
-            end.validation_losses[model] = tables.mean_losses.to(models.parameters)
-            if self.evaluator.is_monitoring:
-                scores = -self.evaluator.monitor(data).score(tables)  # lower is better
-                end.validation_scores[model] = scores.to(models.parameters)
+        self._validate(chunk)
         end.step_means = dict(metrics) if chunk.batches.max_steps else _ZeroMeans(metrics)
         with _note_errors(chunk.batches.round, chunk.clients, "end_round"):
             uploads, new_states = client.run_end_round(end)
@@ -531,10 +525,24 @@ class LocalTraining:
         status = torch.full_like(finite, UploadStatus.MALFORMED, dtype=torch.int8)
         if usable.all_usable:
             status.fill_(UploadStatus.NOT_FINITE).masked_fill_(finite, UploadStatus.VALID)
-        idle = torch.tensor(chunk.idle) if chunk.idle else None
-        return ChunkResults(
-            positions, chunk.clients, metrics, status, idle, uploads, proposals, states, end.group
-        )
+        numbers = {("metrics", name): values for name, values in metrics.items()}
+        numbers["status", ""] = status
+        if chunk.idle:
+            numbers["idle", ""] = torch.tensor(chunk.idle)
+        if end.group is not None:  # clients that fail are in group 0, and send nothing
+            numbers["group", ""] = end.group
+        return ChunkResults(positions, chunk.clients, numbers, uploads, proposals, states)
+
+    def _validate(self, chunk: Chunk) -> None:
+        """Add the losses and scores on validation data, for algorithms that read them."""
+        data, end = self.states.data, chunk.round
+        for model in self.client.validated:
+            models = end.models[model]
+            tables = self.evaluator.own_tables(data, "val", chunk.clients, model, models)
+            end.validation_losses[model] = tables.mean_losses.to(models.parameters)
+            if self.evaluator.is_monitoring:
+                scores = -self.evaluator.monitor(data).score(tables)  # lower is better
+                end.validation_scores[model] = scores.to(models.parameters)
 
     def _check_proposals(self, end: ClientRound, usable: "_UsableRows") -> dict[str, Tensor]:
         """Return the clients' proposals of new server states by name, [clients, length] each."""

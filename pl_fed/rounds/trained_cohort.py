@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.devices import move_positions, to_device
-from pl_fed.distributed.table_layout import TableLayout
+from pl_fed.distributed.table_layout import TableLayout, TableName
 from pl_fed.distributed.work_share import WorkShare
 from pl_fed.state import ClientStore
 from pl_fed.trees import select
@@ -35,26 +35,19 @@ class ChunkResults:
     Attributes:
         positions: The clients' positions in this process's part of the cohort, int64 [clients].
         clients: The clients' ids, int64 [clients].
-        metrics: Means over the local steps of the values that ``training_step`` returned,
-            [clients] each.
-        status: The :class:`UploadStatus` of each client, int8 [clients].
-        idle: A mask of the clients that took no step, bool [clients], on the CPU; ``None`` if each
-            took one.
+        tables: A number of each client by kind and name, [clients] each: see
+            :class:`CohortResults`.
         uploads: The uploads, [clients, numel]; ``None`` if the clients send nothing.
         proposals: Proposals of new server states by name, [clients, length] each.
         states: The clients' new states by name, [clients, length] each.
-        group: The center of each client, int64 [clients]; ``None`` without centers.
     """
 
     positions: Tensor
     clients: Tensor
-    metrics: dict[str, Tensor]
-    status: Tensor
-    idle: Tensor | None
+    tables: dict[TableName, Tensor]
     uploads: Tensor | None
     proposals: dict[str, Tensor]
     states: dict[str, Tensor]
-    group: Tensor | None = None
 
     @classmethod
     def build_failed(cls, position: int, like: Tensor) -> "ChunkResults":
@@ -67,9 +60,10 @@ class ChunkResults:
         return cls(
             positions=torch.tensor([position]),
             clients=torch.empty(0, dtype=torch.int64),
-            metrics={"loss": like.new_full((1,), math.nan)},
-            status=torch.full((1,), UploadStatus.FAILED, dtype=torch.int8, device=like.device),
-            idle=None,
+            tables={
+                ("metrics", "loss"): like.new_full((1,), math.nan),
+                ("status", ""): like.new_full((1,), UploadStatus.FAILED, dtype=torch.int8),
+            },
             uploads=None,
             proposals={},
             states={},
@@ -85,6 +79,17 @@ class ChunkResults:
 class CohortResults:
     """Cohort results: the results of this process's clients in a round, collected from chunks.
 
+    Small tables have a number of each client. Their kinds are:
+
+    - ``metrics``: means over the local steps of the values that ``training_step`` returned, by name
+    - ``status``: the :class:`UploadStatus`, int8
+    - ``has_upload``, and ``proposals`` by server state: whether the client sends them, bool
+    - ``idle``: whether the client took no step, bool
+    - ``group``: the client's center, int64
+    - ``start_losses``: the mean loss of w^t over all training data of the client
+
+    A chunk, a process or a round may lack a table: it is zero for all of its clients.
+
     Args:
         num_clients: The number of this process's clients in the cohort.
         buffer: The upload buffer of the previous round, or ``None``. It is reused, because the
@@ -92,18 +97,11 @@ class CohortResults:
 
     Attributes:
         buffer: The upload buffer of this round; ``None`` if one chunk contains all uploads.
-        metrics: Means over the local steps of the values that ``training_step`` returned,
-            [clients] each.
-        status: The :class:`UploadStatus` of each client, int8 [clients]; ``None`` without clients.
-        has_upload: A mask of the clients that send an upload, bool [clients].
-        idle: A mask of the clients that took no step, bool [clients]; ``None`` if each took one.
+        tables: The small tables by kind and name, [clients] each.
         uploads: The uploads, [clients, numel]; ``None`` if no client sends one.
         proposals: Proposals of new server states by name, [clients, length] each.
-        start_losses: The mean loss of w^t over all training data of each client, [clients]; or
-            ``None``.
         group_counts: Counts of the clients' samples by group and class under w^t, int64 [clients,
             3, groups, classes]; ``None`` in all processes or in none.
-        group: The center of each client, int64 [clients]; ``None`` without centers.
         states: The clients' ids and new states, for each chunk.
         errors: The exceptions of clients that failed, by id.
         num_done: The number of clients with results.
@@ -115,50 +113,34 @@ class CohortResults:
         self.num_clients = num_clients
         self.buffer = buffer
         self.lone_model: Tensor | None = None
-        self.metrics: dict[str, Tensor] = {}
-        self.status: Tensor | None = None
-        self.has_upload = torch.zeros(num_clients, dtype=torch.bool)
-        self.idle: Tensor | None = None
+        self.tables: dict[TableName, Tensor] = {}
         self.uploads: Tensor | None = None
         self.proposals: dict[str, Tensor] = {}
-        self.start_losses: Tensor | None = None
         self.group_counts: Tensor | None = None
-        self.group: Tensor | None = None
         self.states: list[tuple[Tensor, dict[str, Tensor]]] = []
         self.errors: dict[int, Exception] = {}
         self.num_done = 0
-        self._proposers: dict[str, list[Tensor]] = {}
 
     def add(self, chunk: ChunkResults) -> None:
         """Add the results of a chunk."""
         self.num_done += len(chunk.positions)
-        positions = _as_slice(chunk.positions)
-        for name, values in chunk.metrics.items():
-            rows = self.metrics.get(name)
-            if rows is None and len(values) < self.num_clients:
-                # zeros: a chunk of clients without a step has no outputs of steps
-                rows = values.new_zeros(self.num_clients)
-            self.metrics[name] = self._insert(rows, positions, values)
-        self.status = self._insert(self.status, positions, chunk.status)
-        if chunk.idle is not None:
-            if self.idle is None:
-                self.idle = torch.zeros(self.num_clients, dtype=torch.bool)
-            self.idle[positions] = chunk.idle
-        if chunk.group is not None:
-            if self.group is None:  # clients that fail are in group 0, and send nothing
-                self.group = chunk.group.new_zeros(self.num_clients)
-            self.group[positions] = chunk.group
+        positions, tables = _as_slice(chunk.positions), dict(chunk.tables)
+        if chunk.uploads is not None:
+            collected = self._reuse_buffer(chunk.uploads) if self.uploads is None else self.uploads
+            self.uploads = self._insert(collected, positions, chunk.uploads)
+            self.buffer = None if self.uploads is chunk.uploads else self.uploads
+            for name, rows in chunk.proposals.items():
+                self.proposals[name] = self._insert(self.proposals.get(name), positions, rows)
+            sent = torch.ones(len(chunk.positions), dtype=torch.bool)
+            tables["has_upload", ""] = sent
+            tables |= {("proposals", name): sent for name in chunk.proposals}
+        for key, values in tables.items():
+            table = self.tables.get(key)
+            if table is None and len(values) < self.num_clients:
+                table = values.new_zeros(self.num_clients)
+            self.tables[key] = self._insert(table, positions, values)
         if len(chunk.clients):
             self.states.append((chunk.clients, chunk.states))
-        if chunk.uploads is None:
-            return
-        self.has_upload[positions] = True
-        collected = self._reuse_buffer(chunk.uploads) if self.uploads is None else self.uploads
-        self.uploads = self._insert(collected, positions, chunk.uploads)
-        self.buffer = None if self.uploads is chunk.uploads else self.uploads
-        for name, rows in chunk.proposals.items():
-            self.proposals[name] = self._insert(self.proposals.get(name), positions, rows)
-            self._proposers.setdefault(name, []).append(chunk.positions)
 
     def complete_proposals(self, current: Mapping[str, Tensor]) -> None:
         """Add the server's current state as the proposal of clients without a proposal.
@@ -168,11 +150,10 @@ class CohortResults:
         Args:
             current: The server's current states by name, [length] each.
         """
-        for name, proposers in self._proposers.items():
-            if sum(map(len, proposers)) < self.num_clients:
-                missing = torch.ones(self.num_clients, dtype=torch.bool)
-                missing[torch.cat(proposers)] = False
-                self.proposals[name][missing.to(current[name].device)] = current[name]
+        for name, rows in self.proposals.items():
+            missing = ~self.tables["proposals", name]
+            if missing.any():
+                rows[missing.to(rows.device)] = current[name]
 
     def _insert(self, rows: Tensor | None, positions: slice | Tensor, values: Tensor) -> Tensor:
         """Write the values of a chunk into the rows of all clients, and return these rows."""
@@ -255,28 +236,14 @@ class TrainedCohort:
             layout: The names of the results' tables, on which the processes agree.
         """
         device = broadcast.device
-        tables = {("metrics", name): values for name, values in own.metrics.items()}
-        if own.status is not None:
-            tables["status", ""], tables["has_upload", ""] = own.status, own.has_upload
-        if own.idle is not None:
-            tables["idle", ""] = own.idle
-        if own.group is not None:
-            tables["group", ""] = own.group
-        if own.start_losses is not None:
-            tables["start_losses", ""] = own.start_losses
-        tables |= {("proposals", name): own.has_upload for name in own.proposals}
-        if len(share.cohort):
-            joined = share.join_tables(tables, layout, device)
-        else:  # no process has results
-            joined = {
-                ("metrics", "loss"): broadcast.new_empty(0),
-                ("status", ""): torch.empty(0, dtype=torch.int8, device=device),
-                ("has_upload", ""): own.has_upload,
-            }
+        joined = share.join_tables(own.tables, layout, device) if len(share.cohort) else {}
         no_counts = torch.empty(0, dtype=torch.int64, device=device)
         metrics = {name: values for (kind, name), values in joined.items() if kind == "metrics"}
-        status, has_upload = joined["status", ""], joined["has_upload", ""].cpu()
-        num_uploads, idle = int(has_upload.count_nonzero()), joined.get(("idle", ""))
+        metrics = metrics or {"loss": broadcast.new_empty(0)}
+        no_clients = torch.empty(0, dtype=torch.int8, device=device)
+        status, idle = joined.get(("status", ""), no_clients), joined.get(("idle", ""))
+        has_upload = joined.get(("has_upload", ""), torch.zeros(len(status), dtype=torch.bool))
+        num_uploads = int(has_upload.count_nonzero())
         if num_uploads < len(has_upload) and (num_uploads or "global" in trained):
             is_known = to_device(has_upload, status) | (status == UploadStatus.FAILED)
             status = torch.where(is_known, status, UploadStatus.MALFORMED)
