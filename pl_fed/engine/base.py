@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows, Objective
@@ -282,77 +282,6 @@ def name_clients(clients: Iterable[int | Tensor]) -> str:
         return f"client {ids[0]}"
     more = f", ... ({len(ids)} in all)" if len(ids) > _MOST_IDS else ""
     return f"clients {', '.join(map(str, ids[:_MOST_IDS]))}{more}"
-
-
-class OwnBuffers:
-    """Own buffers: the buffers of modules and the places where they are registered.
-
-    Args:
-        module: The module with its submodules.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._places = [
-            (f"{prefix}.{name}" if prefix else name, part._buffers, name, buffer, buffer.detach())
-            for prefix, part in module.named_modules(remove_duplicate=True)
-            for name, buffer in part._buffers.items()
-            if buffer is not None
-        ]
-
-    def name_buffers(self) -> dict[str, Tensor]:
-        """Return the buffers by their dotted names."""
-        return {name: buffer for name, *_, buffer, _ in self._places}
-
-    def adopt(self) -> None:
-        """Put the buffers back where others replace them, with the values of these others.
-
-        The same holds for a buffer whose ``.data`` has been set: it then lies in no row.
-        """
-        # the buffers of TorchScript have no `get`
-        for _, registered, name, buffer, own in self._places:
-            other: Any = registered[name] if name in registered else None  # noqa: SIM401
-            if other is buffer and buffer.data_ptr() == own.data_ptr():
-                continue
-            if other is not None:
-                own.copy_(other.detach())
-            buffer.data = own
-            registered[name] = buffer
-
-    def put_back(self) -> list[str]:
-        """Put the buffers back with their own values, and return the names of the replaced ones."""
-        replaced = []
-        for full_name, registered, name, buffer, own in self._places:
-            other: Any = registered[name] if name in registered else None  # noqa: SIM401
-            if other is not buffer or buffer.data_ptr() != own.data_ptr():
-                buffer.data = own
-                registered[name] = buffer
-                replaced.append(full_name)
-        return replaced
-
-
-@contextmanager
-def restore_buffers(module: nn.Module) -> Iterator[list[str]]:
-    """Restore a module's buffers after a trial, and add the names of changed ones to the list.
-
-    A trial may change a buffer in place, or replace it by another tensor.
-    """
-    own = OwnBuffers(module)
-    buffers = own.name_buffers()
-    before = {name: buffer.clone() for name, buffer in buffers.items()}
-    changed: list[str] = []
-    try:
-        yield changed
-    finally:
-        replaced = own.put_back()
-        changed += [name for name, b in buffers.items() if not _are_equal(before[name], b)]
-        for name in changed:
-            buffers[name].copy_(before[name])
-        changed += [name for name in replaced if name not in changed]
-
-
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have equal numbers; NaN equals NaN."""
-    return bool(a.equal(b)) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def are_close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:

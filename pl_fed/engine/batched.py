@@ -18,7 +18,6 @@ from pl_fed.engine.base import (
     LocalSettings,
     allocate_models,
     allocate_rows,
-    restore_buffers,
     stack_outputs,
 )
 from pl_fed.engine.buffers import StepBuffers
@@ -34,6 +33,7 @@ from pl_fed.engine.step import (
 from pl_fed.engine.tracing import plain_attributes
 from pl_fed.nets.calls import READS_OWN_WEIGHTS
 from pl_fed.nets.gradient_hooks import have_gradient_hooks, list_step_hooks
+from pl_fed.nets.own_buffers import restore_buffers
 from pl_fed.random import fork_all_generators, fork_torch_rng, key, read_global_state
 from pl_fed.text import first_line
 from pl_fed.trees import clone, leaves, read_versions, tree_map

@@ -12,7 +12,6 @@ from pl_fed.clients.contract import ModelRows, select_rows
 from pl_fed.engine.base import (
     Chunk,
     Engine,
-    OwnBuffers,
     allocate_models,
     as_outputs,
     rebuild_optimizer,
@@ -21,6 +20,7 @@ from pl_fed.engine.base import (
     stack_outputs,
 )
 from pl_fed.engine.optimizer_states import OptimizerStates
+from pl_fed.nets.own_buffers import OwnBuffers
 from pl_fed.random import fork_all_generators, fork_torch_rng, key
 from pl_fed.tasks.base import SkippedStepError
 from pl_fed.types import Batch

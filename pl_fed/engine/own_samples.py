@@ -12,10 +12,10 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, SampleFunction, Visit
 from pl_fed.data.client_data import ClientData
 from pl_fed.devices import to_device
-from pl_fed.engine.base import restore_buffers
 from pl_fed.engine.rule import trains_convolutions
 from pl_fed.nets.calls import swap_tensors
 from pl_fed.nets.modes import evaluation_mode, full_precision
+from pl_fed.nets.own_buffers import restore_buffers
 from pl_fed.text import first_line
 from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch

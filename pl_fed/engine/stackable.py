@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings, restore_buffers
+from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings
 from pl_fed.engine.batched import PreparedStep, StackedRunner, StepInputs, drop_unsupported_mask
 from pl_fed.engine.step import have_same_gradients
 from pl_fed.nets.calls import READS_OWN_WEIGHTS
 from pl_fed.nets.modes import BATCH_NORMS
+from pl_fed.nets.own_buffers import restore_buffers
 from pl_fed.optimizers import BoxSGD
 from pl_fed.random import fork_all_generators, fork_torch_rng, read_global_state
 from pl_fed.text import describe_error
