@@ -54,9 +54,11 @@ class ByzantineClients:
             num_clients: Number of clients.
             num_classes: Number of classes, or 0.
             seed: The seed of the federation.
-            own_samples: Returns the ids of a client's training samples. Then the position of a
-                sample among them keys its draws, as privacy needs. Without it, its id does: its
-                place in the data set, and so the number of other clients' samples.
+            own_samples: Returns the ids of a client's training samples; with privacy only. Then
+                the position of a sample among them keys its draws. Without it, its id does: its
+                place in the data set, and so the number of other clients' samples. With it,
+                attackers with the knowledge ``own`` know only themselves of the cohort, so that
+                their uploads depend on no benign client.
 
         Raises:
             ValueError: If an id is not the id of a client.
@@ -252,7 +254,6 @@ class ByzantineClients:
         valid: Tensor,
         context: RoundContext,
         simulate_merge: Callable[..., Tensor],
-        hides_cohort: bool = False,
     ) -> Tensor:
         """Let the attackers of a cohort replace their uploads, in place.
 
@@ -264,8 +265,6 @@ class ByzantineClients:
             context: The context of the round, with nets and samples for attackers that train.
             simulate_merge: Returns the update that the server would merge from forged uploads
                 [attackers, numel], for attackers that know the honest uploads.
-            hides_cohort: Whether attackers know only themselves of the cohort, so that their
-                uploads do not depend on the participation and the data of benign clients.
 
         Returns:
             ``uploads``.
@@ -294,7 +293,7 @@ class ByzantineClients:
                 num_samples=0,
                 root=empty,
             )
-            if hides_cohort:
+            if self._own_samples is not None:  # with privacy
                 context = _hide_cohort(context)
         else:
             context = replace(context, simulate_merge=simulate_merge)

@@ -2,7 +2,6 @@
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +21,7 @@ from pl_fed.nets.fingerprints import is_by_user, read_values
 from pl_fed.preflight.aggregator_trial import try_aggregator, try_buckets
 from pl_fed.random import fork_all_generators, generator, key
 from pl_fed.rounds.attack_measures import AttackMeasures
-from pl_fed.rounds.broken_clients import check_broken_share, describe_client_error
+from pl_fed.rounds.broken_clients import check_broken_share, warn_of_broken
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates, read_frozen_values
 from pl_fed.rounds.local_training import LocalTraining
@@ -376,32 +375,10 @@ class RoundRunner:
         if not trained.num_broken:
             return
         benign = ~self.byzantine_clients.is_byzantine[trained.clients]
-        losses, start_losses = trained.losses.double(), trained.start_losses.double()
-        if len(start_losses):  # of both losses, the one that is not finite
-            start_losses = to_device(start_losses, losses)
-            losses = losses.where(start_losses.isfinite(), start_losses)
-        errors = trained.own.errors
-        broken = check_broken_share(
-            trained.status, benign, losses, trained.clients, round, self.max_rejected, errors
-        )
+        broken = check_broken_share(trained, benign, round, self.max_rejected)
         if broken.any() and not self._has_warned:
             self._has_warned = True
-            has_failed = (trained.status == UploadStatus.FAILED).cpu() & benign
-            reasons = []
-            if has_failed.any():
-                reasons.append(f"of an exception ({describe_client_error(errors)})")
-            if (broken & ~has_failed).any():
-                reasons.append(
-                    "they contain NaN or infinity, have a wrong length, or are not real numbers,"
-                    " or their clients lack a finite loss"
-                )
-            warn = warnings.warn if errors else rank_zero_warn  # only its process has an exception
-            warn(
-                f"pl_fed left out the uploads of clients {trained.clients[broken].tolist()} in"
-                f" round {round}, because {' or because '.join(reasons)}. This warning appears"
-                " once; `train/rejected` counts the broken uploads of every round.",
-                stacklevel=2,
-            )
+            warn_of_broken(trained, broken, round)
 
     def _collect_uploads(
         self,
@@ -539,7 +516,6 @@ class RoundRunner:
             server,
             self._server_states,
             client=self.client,
-            hides_cohort=self.privacy is not None,
             channel=self.channel,
         )
         reported = forged.context  # losses that attackers may forge

@@ -222,7 +222,6 @@ def forge_uploads(
     server: Server,
     server_states: Mapping[str, Tensor],
     client: Client,
-    hides_cohort: bool,
     channel: UploadChannel | None,
 ) -> tuple[Uploads, Tensor]:
     """Let the attackers of a cohort replace their uploads, equally in every process.
@@ -238,7 +237,6 @@ def forge_uploads(
         server: The server. Attackers may simulate a merge by its aggregator.
         server_states: The server's current states by name, [length] each.
         client: The algorithm; it may normalise uploads.
-        hides_cohort: Whether attackers know only themselves of the cohort.
         channel: Compresses the forged uploads, too; ``None`` without compression.
 
     Returns:
@@ -285,9 +283,7 @@ def forge_uploads(
         merged = merged.normalize(client, server.aggregator)
         return server.simulate_merge(merged.rows, merged.weights, merged.context, reject)
 
-    rows = byzantine_clients.forge(
-        honest.rows, attackers, valid, uploads.context, simulate_merge, hides_cohort
-    )
+    rows = byzantine_clients.forge(honest.rows, attackers, valid, uploads.context, simulate_merge)
     rows[attackers] = carry(rows[attackers])
     # a finite forged upload is valid even if the attacker's own upload is broken
     is_valid = finite_rows(rows) & (valid | attackers.to(valid.device))

@@ -6,9 +6,10 @@ import pytest
 import torch
 from tables import table_test
 
+from pl_fed.distributed.work_share import WorkShare
 from pl_fed.nets.rows import finite_rows
 from pl_fed.rounds.broken_clients import NonFiniteLossError, check_broken_share
-from pl_fed.rounds.trained_cohort import UploadStatus
+from pl_fed.rounds.trained_cohort import CohortResults, TrainedCohort, UploadStatus
 
 
 def broken_check(losses, rows, byzantine=(), max_share=0.0, misshapen=()):
@@ -19,7 +20,20 @@ def broken_check(losses, rows, byzantine=(), max_share=0.0, misshapen=()):
     sent = torch.where(finite & losses.isfinite(), UploadStatus.VALID, UploadStatus.NOT_FINITE)
     sent[list(misshapen)] = UploadStatus.MALFORMED
     benign = ~is_byzantine[clients]
-    return int(check_broken_share(sent, benign, losses, clients, 7, max_share, {}).sum())
+    trained = TrainedCohort(
+        share=WorkShare.single_process(clients),
+        broadcast=losses[:0],
+        metrics={"loss": losses},
+        status=sent,
+        has_uploads=True,
+        start_losses=losses[:0],
+        group_counts=losses[:0],
+        idle=None,
+        group=None,
+        proposed=[],
+        own=CohortResults(3, None),
+    )
+    return int(check_broken_share(trained, benign, 7, max_share).sum())
 
 
 GOOD_ROWS = [[1.0], [2.0], [3.0]]
