@@ -2,47 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from pl_fed.data.central import CENTRAL
 from pl_fed.metrics import ClientMetrics
-
-
-class FederationLike(Protocol):
-    """The part of a federation that its clients call."""
-
-    max_rejected: float
-
-    def setup(self, client: Any, datamodule: Any, stage: str, loads: bool, settings: Any) -> None:
-        """Make the federation ready for a stage."""
-
-    def evaluate(self, part: str, clients: Tensor) -> None:
-        """Add clients to the metrics of a part of the data."""
-
-    def evaluate_central(self, part: str) -> Mapping[str, Tensor]:
-        """Return the metrics of the global model on the server's samples."""
-
-    def predict(self, clients: Tensor) -> list[dict[str, Any]]:
-        """Return each client's predictions."""
-
-    def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
-        """Return the metrics of a part of the data, by model."""
-
-    def held_out_metrics(self, part: str) -> Mapping[str, ClientMetrics]:
-        """Return the metrics of a part of the data over held-out clients, by model."""
-
-    @property
-    def monitored_metric(self) -> str:
-        """The metric that chooses models."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the federation from :meth:`state_dict`."""
 
 
 class FederationModule(LightningModule):
@@ -54,13 +20,13 @@ class FederationModule(LightningModule):
     models: dict[str, Any]
 
     @property
-    def federation(self) -> FederationLike:
-        """The federation of this client's trainer.
+    def federation(self) -> Any:
+        """The federation of this client's trainer, a :class:`pl_fed.Federation`.
 
         Raises:
             TypeError: If the trainer is not a ``pl_fed.Trainer``.
         """
-        federation: FederationLike | None = getattr(self.trainer, "federation", None)
+        federation = getattr(self.trainer, "federation", None)
         if federation is None:
             raise TypeError(
                 "Expected a client to be fitted by `pl_fed.Trainer(federation=...)` but got"
@@ -119,7 +85,8 @@ class FederationModule(LightningModule):
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> list[dict[str, Any]]:
         """Return the personalised predictions of a batch of client ids on their test data."""
-        return self.federation.predict(batch)
+        predictions: list[dict[str, Any]] = self.federation.predict(batch)
+        return predictions
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
