@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -221,66 +220,68 @@ def refuse_unusable_loss(trial: Trial) -> None:
     Raises:
         ValueError: With the remedy.
     """
-    steps = _compute_on_copy(trial, _take_two_steps)
-    if steps is None:
+    reads = _compute_on_copy(trial, _find_loss_reads)
+    if reads is None:
         return
-    name, has_gradient = type(trial.client.global_model).__name__, steps.has_gradient
-    if not has_gradient:  # the loss of pairs, for example, may need more samples than two
-        index = trial.data.train.index
-        spread = index[:: max(1, len(index) // _MINIBATCH)][:_MINIBATCH]  # of all clients
-        spread_steps = _compute_on_copy(trial, _take_two_steps, spread)
-        has_gradient = spread_steps is None or spread_steps.has_gradient
-    if not has_gradient:
+    name, index = type(trial.client.global_model).__name__, trial.data.train.index
+    # the loss of pairs, for example, may need more samples than two
+    spread = index[:: max(1, len(index) // _MINIBATCH)][:_MINIBATCH]  # of all clients
+    if (
+        not reads.has_gradient
+        and _compute_on_copy(trial, lambda *args: _read_numbers(*args)[1], spread) is False
+    ):
         raise ValueError(
             f"Expected {trial.client.task.name} of {name} to have a gradient but got a number"
             " without one: compute it from the net's outputs, without detach(), item() or"
             " torch.no_grad()."
         )
-    if not any(steps.lost):
-        return
-    plain_steps = _compute_on_copy(trial, partial(_take_two_steps, gradient=0.0))
-    if plain_steps is None or any(plain_steps.lost):
-        return  # a second step has NaN without any gradient, too
-    if steps.lost[0]:
+    if reads.in_loss:
         raise ValueError(
             f"Expected `training_step` of {name} to read no `.grad` of parameters, which is None"
             " there for all models of clients, but got a loss that depends on it: call"
             " torch.autograd.grad in `training_step`, or use `on_before_optimizer_step`."
         )
-    rank_zero_warn(
-        f"`training_step` of {name} logs a value of `.grad` of parameters, which is None there for"
-        " all models of clients: log it in `on_before_optimizer_step`."
-    )
+    if reads.in_logs:
+        rank_zero_warn(
+            f"`training_step` of {name} logs a value of `.grad` of parameters, which is None there"
+            " for all models of clients: log it in `on_before_optimizer_step`."
+        )
 
 
 @dataclass(frozen=True)
-class _TwoSteps:
-    """Two steps: the numbers of two training steps, the second one with gradients in ``.grad``.
+class _LossReads:
+    """Loss reads: the parameters and gradients on which the numbers of a training step depend.
 
     Attributes:
-        has_gradient: Whether the first loss has a gradient.
-        lost: Whether each number, the loss and then the logs, was finite and becomes NaN.
+        has_gradient: Whether the loss has a gradient.
+        in_loss: Whether the loss reads ``.grad`` of parameters.
+        in_logs: Whether a log does.
     """
 
     has_gradient: bool
-    lost: list[bool]
+    in_loss: bool = False
+    in_logs: bool = False
 
 
-def _take_two_steps(client: Client, batch: Batch, gradient: float = math.nan) -> _TwoSteps:
-    """Compute the loss and the logs twice. Only steps of a LightningModule can read gradients.
+def _find_loss_reads(client: Client, batch: Batch) -> _LossReads:
+    """Take a training step without gradients, and with gradients of 0 and of NaN in ``.grad``.
 
-    Args:
-        client: The algorithm.
-        batch: A minibatch.
-        gradient: The number in all gradients of the second step.
+    A number that NaN alone makes NaN reads them. Only steps of a LightningModule can.
     """
-    first, has_gradient = _read_numbers(client, batch)
-    for parameter in client.global_model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.full_like(parameter, gradient)
-    second = _read_numbers(client, batch)[0] if client.task.runs_steps else first
-    lost = [math.isfinite(a) and math.isnan(b) for a, b in zip(first, second)]
-    return _TwoSteps(has_gradient, lost)
+    numbers, has_gradient = _read_numbers(client, batch)
+    if not client.task.runs_steps:
+        return _LossReads(has_gradient)
+    steps = [numbers]
+    for gradient in (0.0, math.nan):
+        for parameter in client.global_model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.full_like(parameter, gradient)
+        steps.append(_read_numbers(client, batch)[0])
+    in_loss, *in_logs = (
+        math.isfinite(first) and not math.isnan(zero) and math.isnan(lost)
+        for first, zero, lost in zip(*steps)
+    )
+    return _LossReads(has_gradient, in_loss, any(in_logs))
 
 
 def _read_numbers(client: Client, batch: Batch) -> tuple[list[float], bool]:
