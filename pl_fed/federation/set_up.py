@@ -257,7 +257,7 @@ class SessionSetup:
             warn_of_codec_memory(codec, trial.client.sent_layout)
         try_attacks(trial, self.federation.byzantine_clients.attacks_on_data)
         check_accumulation(trial.client, trial.settings.batches_per_step)
-        check_engine(trial.client, rounds.batch_rule, trial.data, self.federation.engine.name)
+        check_engine(trial.client, session.states.rule, trial.data, self.federation.engine.name)
 
     def _try_steps(self, session: Session, trial: Trial) -> None:
         """Try the local steps of the algorithm, and let the session expect their changes."""
@@ -267,21 +267,21 @@ class SessionSetup:
         warn_of_untrained_parameters(trial.client)
         refuse_unknown_options(trial.client)
         try_round(trial)
-        facts = self._find_step_facts(trial, session.rounds.batch_rule)
+        facts = self._find_step_facts(trial, session.states.rule)
         trial.client.draws_globally = facts.draws_globally
         trial.client.reads_optimizer = facts.reads_optimizer
         session.rounds.local_training.watch.expect(facts)
 
-    def _find_step_facts(self, trial: Trial, batch_rule: BatchRule) -> StepFacts:
+    def _find_step_facts(self, trial: Trial, rule: BatchRule) -> StepFacts:
         """Return the changes by local steps; refuse any that passes from one client to the next."""
-        facts = find_step_facts(trial, batch_rule.batch_size)
+        facts = find_step_facts(trial, rule.batch_size)
         refuse_changes(facts)
         task, net = trial.client.task, type(trial.client.global_model).__name__
         if self.federation.privacy is not None:
             refuse_shared_values("local steps", net, facts.shared)
             if isinstance(task, LightningTask):
                 refuse_shared_values("evaluation steps", net, task.facts.shared_values)
-        if fault := explain_smallest_minibatch(trial, batch_rule):
+        if fault := explain_smallest_minibatch(trial, rule):
             if not self._leaves_out:
                 raise ValueError(fault)
             rank_zero_warn(f"{fault} Without it, pl_fed leaves these clients out.")
@@ -315,9 +315,8 @@ class SessionSetup:
         loads_again = previous is not None and data is not previous.states.loaded
         evaluated = None if loads_again else previous
         states = self._build_states()
-        batch_rule = self.settings.build_batch_rule(self.datamodule)
-        evaluation = self._build_evaluation(states, batch_rule, evaluated)
-        rounds = self._build_rounds(states, evaluation, batch_rule)
+        evaluation = self._build_evaluation(states, evaluated)
+        rounds = self._build_rounds(states, evaluation)
         held_out = self._build_held_out(rounds, evaluated)
         self.datamodule.limit_validation(_list_sampled(evaluation, held_out))
         central = self._build_central(states, evaluation)
@@ -326,22 +325,25 @@ class SessionSetup:
     def _build_states(self) -> ClientStates:
         """Return the clients' data and states: those of the previous session if there is one."""
         federation, settings, data = self.federation, self.settings, self.datamodule.clients
+        rule, augment = settings.build_batch_rule(self.datamodule), self.datamodule.augment
         if self.previous is None:
             federation.server.reset()
-            return ClientStates(self.client, data, federation.server, settings, federation.storage)
+            return ClientStates(
+                self.client, data, federation.server, settings, federation.storage, rule, augment
+            )
         states = self.previous.states
-        states.renew(data, settings)
+        states.renew(data, settings, rule, augment)
         return states
 
     def _build_evaluation(
-        self, states: ClientStates, batch_rule: BatchRule, evaluated: Session | None
+        self, states: ClientStates, evaluated: Session | None
     ) -> FederatedEvaluation:
         """Return the evaluation of the clients, with the results of an earlier session, if any."""
         federation = self.federation
         return FederatedEvaluation(
             states,
             federation.byzantine_clients,
-            self._build_adaptation(federation.byzantine_clients, federation.seed, batch_rule),
+            self._build_adaptation(states, federation.byzantine_clients, federation.seed),
             federation.model_selection,
             federation.monitor,
             federation.untrained_models,
@@ -352,9 +354,7 @@ class SessionSetup:
             before=None if evaluated is None else evaluated.evaluation,
         )
 
-    def _build_rounds(
-        self, states: ClientStates, evaluation: FederatedEvaluation, batch_rule: BatchRule
-    ) -> RoundRunner:
+    def _build_rounds(self, states: ClientStates, evaluation: FederatedEvaluation) -> RoundRunner:
         """Return the rounds; they go on with the traffic and time of a previous session."""
         federation = self.federation
         before = None if self.previous is None else self.previous.rounds
@@ -370,7 +370,6 @@ class SessionSetup:
             federation.byzantine_clients,
             federation.engine_choice,
             evaluation.evaluator,
-            batch_rule,
             max_rejected=federation.max_rejected,
             seed=federation.seed,
             small_cohort=federation.small_cohort,
@@ -405,7 +404,7 @@ class SessionSetup:
         )
 
     def _build_adaptation(
-        self, byzantine_clients: ByzantineClients, seed: int, batch_rule: BatchRule
+        self, states: ClientStates, byzantine_clients: ByzantineClients, seed: int
     ) -> ObjectiveTraining | None:
         """Return the training of personal models before an evaluation, or ``None`` without one.
 
@@ -426,12 +425,12 @@ class SessionSetup:
         return ObjectiveTraining(
             client,
             objective,
-            batch_rule,
+            states.rule,
             self.settings.local,
             self.federation.engine_choice,
             key(seed, "adaptation"),
             byzantine_clients.poison,
-            self.datamodule.augment,
+            states.augment,
             place="the adaptation before an evaluation, {clients}",
             leaves_out=self._leaves_out,
         )
@@ -465,7 +464,7 @@ class SessionSetup:
         evaluation = FederatedEvaluation(
             states,
             benign_clients,
-            self._build_adaptation(benign_clients, seed, rounds.batch_rule),
+            self._build_adaptation(states, benign_clients, seed),
             federation.model_selection,
             federation.monitor,
             sample=self._draw_sample(data),

@@ -1,6 +1,6 @@
 """The clients' data, and the states that they keep between rounds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.client_rounds import optimizer_state_name
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.features import place_data
+from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.devices import to_device
 from pl_fed.distributed.processes import Processes
@@ -37,6 +38,8 @@ class ClientStates:
         settings: The trainer's settings. Their precision is the precision in which a frozen body
             computes features.
         storage: The storage options of the clients' states.
+        rule: The split of samples into minibatches.
+        augment: Applied to the inputs of each minibatch of training data.
 
     Attributes:
         participation: The number of rounds with a valid result of each client, int32 [clients];
@@ -54,11 +57,15 @@ class ClientStates:
         server: Server,
         settings: RunSettings,
         storage: StorageOptions,
+        rule: BatchRule,
+        augment: Callable[[Any], Any] | None,
     ) -> None:
         self.client = client
         self.loaded = data
         self._server = server
         self.settings = settings
+        self.rule = rule
+        self.augment = augment
         self._storage = storage
         self._data: ClientData | None = None
         self._data_format: tuple[torch.device, torch.dtype, bool] | None = None
@@ -179,7 +186,13 @@ class ClientStates:
         """Make samples with a trigger anew, for a fit: its rounds number the trigger's versions."""
         self._trigger_data = TriggeredData()
 
-    def renew(self, data: ClientData, settings: RunSettings) -> None:
+    def renew(
+        self,
+        data: ClientData,
+        settings: RunSettings,
+        rule: BatchRule,
+        augment: Callable[[Any], Any] | None,
+    ) -> None:
         """Continue in another stage; the data of the same clients may be loaded again.
 
         Kept features are computed again under another precision.
@@ -187,7 +200,7 @@ class ClientStates:
         kind = self.client.row("global").example.device.type
         if settings.autocast_dtype(kind) != self.settings.autocast_dtype(kind):
             self._data = None
-        self.settings = settings
+        self.settings, self.rule, self.augment = settings, rule, augment
         if data is not self.loaded:
             self.loaded, self._data = data, None
 

@@ -53,7 +53,15 @@ class HeldOutStates(ClientStates):
         server: Server,
         storage: StorageOptions,
     ) -> None:
-        super().__init__(training.client, data, server, training.settings, storage)
+        super().__init__(
+            training.client,
+            data,
+            server,
+            training.settings,
+            storage,
+            training.rule,
+            training.augment,
+        )
         self._training = training
         self._placed: ClientData | None = None  # the data that the present parts belong to
 
@@ -80,8 +88,8 @@ class HeldOutClients:
         states: Their data and states.
         evaluation: Evaluates models on their data; its Byzantine clients change the data of
             held-out clients as those of benign clients.
-        training: The local training of the rounds; that of held-out clients has its engine, its
-            minibatches, its augmentation and its watch over modules.
+        training: The local training of the rounds; that of held-out clients has its engine and its
+            watch over modules.
         seed: The seed of the federation.
         local_rounds: Number of local rounds of an algorithm without an adaptation, at least 1.
     """
@@ -107,8 +115,6 @@ class HeldOutClients:
             lambda _: self._cohort,
             evaluator=evaluation.evaluator,
             byzantine_clients=evaluation.byzantine_clients,
-            augment=training.augment,
-            batch_rule=training.batch_rule,
             seed=key(seed, "held-out clients"),
             leaves_out=training.leaves_out,
             watch=training.watch,

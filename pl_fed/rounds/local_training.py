@@ -81,8 +81,6 @@ class LocalTraining:
         engine: Runs the local steps.
         evaluator: Measures the losses that an algorithm or an aggregator needs.
         byzantine_clients: The Byzantine clients, which may poison their data.
-        augment: Applied to the inputs of each minibatch.
-        batch_rule: The split of samples into minibatches.
         seed: The seed of the federation.
         measures_start_losses: Whether to measure the loss of w^t, or of the client's center, over
             each client's training data.
@@ -104,8 +102,6 @@ class LocalTraining:
         engine: EngineChoice,
         evaluator: Evaluator,
         byzantine_clients: ByzantineClients,
-        augment: Callable[[Tensor], Tensor] | None,
-        batch_rule: BatchRule,
         seed: int,
         measures_start_losses: bool = False,
         measures_group_counts: bool = False,
@@ -120,9 +116,7 @@ class LocalTraining:
         self.engine = engine
         self.evaluator = evaluator
         self.byzantine_clients = byzantine_clients
-        self.augment = augment
         self.settings = states.settings
-        self.batch_rule = batch_rule
         self.seed = seed
         self.measures_start_losses = measures_start_losses
         self.measures_group_counts = measures_group_counts
@@ -130,9 +124,7 @@ class LocalTraining:
         self.limit_steps = limit_steps
         self.channel = channel
         self.centers = Centers(states, evaluator)
-        self.preparation = Preparation(
-            states, batch_rule, engine, seed, byzantine_clients.poison, augment
-        )
+        self.preparation = Preparation(states, engine, seed, byzantine_clients.poison)
         self.watch = watch or ValueWatch(states.client)
         self._upload_buffer: Tensor | None = None
         self._table_layout = TableLayout()
@@ -195,7 +187,7 @@ class LocalTraining:
         check_local_schedule(self.client, self.settings.local.batches_per_step)
         if self.client.local_schedule is not None:
             sizes = self.states.loaded.train.sizes
-            most = count_most_steps(self.client.objective, self.batch_rule, sizes)
+            most = count_most_steps(self.client.objective, self.states.rule, sizes)
             self.client.local_schedule.check_length(self.settings.rounds, most)
 
     def _share_work(self, cohort: Tensor, round: int) -> WorkShare:
@@ -215,7 +207,7 @@ class LocalTraining:
             round: The round; its deadline may limit the steps.
         """
         sizes = self.states.loaded.train.sizes[clients].tolist()
-        steps = self.client.objective.count_steps(self.batch_rule, sizes)
+        steps = self.client.objective.count_steps(self.states.rule, sizes)
         return steps if self.limit_steps is None else self.limit_steps(clients, steps, round)
 
     def _plan_chunks(self, work: CohortWork) -> list[Tensor]:
@@ -382,7 +374,7 @@ class LocalTraining:
         data = self.states.loaded
         if self.states.data.mapped and data.redraw is None and len(clients):
             steps = self._max_steps(self.count_steps(clients, round))
-            batches = Batches(data, clients, steps, self.batch_rule, self.seed, round)
+            batches = Batches(data, clients, steps, self.states.rule, self.seed, round)
             read_ahead(data.inputs, batches.sample_ids)
 
     def _split_cohort(self, cohort: Tensor, round: int) -> list[Tensor]:
@@ -442,11 +434,11 @@ class LocalTraining:
             self.states.data,
             clients,
             self._max_steps(steps),
-            self.batch_rule,
+            self.states.rule,
             self.seed,
             work.round,
             self.byzantine_clients.poison(clients, work.round),
-            self.augment,
+            self.states.augment,
         )
         return Chunk(clients, self.client.objective, batches, steps, start, rates=rates)
 
@@ -470,7 +462,7 @@ class LocalTraining:
         if self.limit_steps is not None:
             steps = self.limit_steps(clients, steps, round)
         sizes = self.states.loaded.train.sizes[clients].tolist()
-        has_batch = [self.batch_rule.batches_per_pass(size) > 0 for size in sizes]
+        has_batch = [self.states.rule.batches_per_pass(size) > 0 for size in sizes]
         return {
             model: [count * has for count, has in zip(counts, has_batch)]
             for model, counts in steps.items()

@@ -1,11 +1,8 @@
 """The preparation of a round: local training between ``begin`` and the local steps."""
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from pl_fed.clients.round_rules import call_hook, read_preparation_steps
-from pl_fed.data.batches import BatchRule
 from pl_fed.devices import numbers_on
 from pl_fed.engine.base import Chunk
 from pl_fed.engine.choice import EngineChoice
@@ -22,11 +19,9 @@ class Preparation:
 
     Args:
         states: The data of the federation.
-        rule: The split of samples into minibatches.
         engine: The engine of the rounds.
         seed: The seed of the federation.
         poison: Returns the functions that change the data of clients, for client ids and a round.
-        augment: Applied to the inputs of each minibatch.
 
     Raises:
         ValueError: If the objective trains the global model, or a model that is not declared.
@@ -35,15 +30,12 @@ class Preparation:
     def __init__(
         self,
         states: ClientStates,
-        rule: BatchRule,
         engine: EngineChoice,
         seed: int,
         poison: Poison,
-        augment: Callable[[Tensor], Tensor] | None,
     ) -> None:
         client = states.client
         self.states = states
-        self.rule = rule
         self._training: ObjectiveTraining | None = None
         if client.preparation is None:
             return
@@ -57,12 +49,12 @@ class Preparation:
         self._training = ObjectiveTraining(
             client,
             client.preparation,
-            rule,
+            states.rule,
             states.settings.local,
             engine,
             key(seed, "preparation"),
             poison,
-            augment,
+            states.augment,
             place="the preparation of round {round}, {clients}",
         )
 
@@ -76,7 +68,7 @@ class Preparation:
             return {}
         row = self.states.client.row("global").data
         sizes = self.states.data.train.sizes[clients].tolist()
-        steps = self._training.objective.count_steps(self.rule, sizes)
+        steps = self._training.objective.count_steps(self.states.rule, sizes)
         return {name: numbers_on(row, counts)[:, None] for name, counts in steps.items()}
 
     def run(self, chunk: Chunk) -> None:
@@ -91,7 +83,7 @@ class Preparation:
         sizes = data.train.sizes[chunk.clients].tolist()
         steps = {
             name: [
-                count if self.rule.batches_per_pass(size) else 0
+                count if self.states.rule.batches_per_pass(size) else 0
                 for count, size in zip(read_preparation_steps(start, name), sizes)
             ]
             for name in self._training.objective.trained

@@ -1,6 +1,5 @@
 """The root update of FLTrust: the server trains the global model on its own data."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from pl_fed.clients.contract import ClientRound, ModelRows, Objective, model_of_group
 from pl_fed.clients.local_rates import list_local_rates
 from pl_fed.clients.model_guard import ModelGuard
-from pl_fed.data.batches import Batches, BatchRule
+from pl_fed.data.batches import Batches
 from pl_fed.data.client_data import Part
 from pl_fed.engine.base import Chunk
 from pl_fed.engine.one_by_one import OneByOne
@@ -32,23 +31,13 @@ class RootTraining:
 
     Args:
         states: The data of the federation and the server's states; ``data.root`` is the server's.
-        rule: The split of samples into minibatches.
         seed: The seed of the federation.
-        augment: Applied to the inputs of each minibatch.
     """
 
-    def __init__(
-        self,
-        states: ClientStates,
-        rule: BatchRule,
-        seed: int,
-        augment: Callable[[Tensor], Tensor] | None,
-    ) -> None:
+    def __init__(self, states: ClientStates, seed: int) -> None:
         self.states = states
-        self.rule = rule
         self.settings = states.settings.local
         self.seed = key(seed, "root")
-        self.augment = augment
         self.client = states.client
         self._model, work = self.client.root_work
         model = replace(self.client.objective.models[self._model], work=work)
@@ -69,12 +58,13 @@ class RootTraining:
             round: The round, from 0.
             optimizer: The clients' optimizer, with this round's options.
         """
-        client, data, rule = self.client, self.states.data, self.rule
+        client, data, rule = self.client, self.states.data, self.states.rule
         root_data = replace(data, train=Part.from_pieces([data.root]))
         steps = self.objective.count_steps(rule, [len(data.root)])
         server = torch.tensor([0])  # the server is the only client of the root data
+        augment = self.states.augment
         batches = Batches(
-            root_data, server, steps["global"], rule, self.seed, round, augment=self.augment
+            root_data, server, steps["global"], rule, self.seed, round, augment=augment
         )
         server_states = self.states.server_states
         broadcast = ModelRows(client.row("global").data, client.statistics("global").data).clone()

@@ -10,7 +10,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.data.batches import BatchRule
 from pl_fed.data.module import FederatedData
 from pl_fed.devices import to_device
 from pl_fed.engine import EngineChoice
@@ -69,7 +68,6 @@ class RoundRunner:
         byzantine_clients: The Byzantine clients and their attack.
         engine: Runs the local steps.
         evaluator: Measures the losses that an algorithm or an aggregator needs.
-        batch_rule: The split of samples into minibatches.
         max_rejected: The largest share of a round's benign clients that may be broken, in [0, 1].
         seed: The seed of the federation.
         small_cohort: Effect of a cohort that is too small for the aggregator.
@@ -89,7 +87,6 @@ class RoundRunner:
         byzantine_clients: ByzantineClients,
         engine: EngineChoice,
         evaluator: Evaluator,
-        batch_rule: BatchRule,
         max_rejected: float,
         seed: int,
         small_cohort: SmallCohortRule,
@@ -108,7 +105,6 @@ class RoundRunner:
         self.byzantine_clients = byzantine_clients
         self.evaluator = evaluator
         self.settings = states.settings
-        self.batch_rule = batch_rule
         # a stop because of broken uploads would tell an observer about clients' data
         self.max_rejected = max_rejected if privacy is None else 1.0
         self.seed = seed
@@ -123,7 +119,7 @@ class RoundRunner:
                 ClientProfiles(systems, number, owners, seed, datamodule.num_evaluated - number),
                 self._draw_clients,
                 lambda clients: client.objective.count_steps(
-                    batch_rule, states.loaded.train.sizes[clients].tolist()
+                    states.rule, states.loaded.train.sizes[clients].tolist()
                 ),
                 lambda: LinkBytes(*self.traffic.client_bytes),
             )
@@ -133,8 +129,6 @@ class RoundRunner:
             engine,
             evaluator,
             byzantine_clients,
-            datamodule.augment,
-            batch_rule,
             seed,
             measures_start_losses=server.aggregator.needs_start_losses,
             measures_group_counts=server.aggregator.needs_group_counts,
@@ -142,7 +136,7 @@ class RoundRunner:
             channel=channel,
             limit_steps=None if self.systems is None else self.systems.limit_steps,
         )
-        self.root_training = RootTraining(states, batch_rule, seed, datamodule.augment)
+        self.root_training = RootTraining(states, seed)
         self.small_cohorts = SmallCohorts(
             small_cohort,
             server.new_aggregator,
@@ -482,7 +476,7 @@ class RoundRunner:
     def _read_attacker_samples(self, client: int) -> Batch:
         """Return the training samples of an attacker; none if they are too few for a minibatch."""
         data = self.states.data
-        if self.batch_rule.batches_per_pass(int(data.train.sizes[client])):
+        if self.states.rule.batches_per_pass(int(data.train.sizes[client])):
             return data.training_samples(client)
         return data.batch(torch.empty(0, dtype=torch.int64, device=data.device))
 
