@@ -77,7 +77,7 @@ def check_finite(**arguments: float | None) -> None:
             raise ValueError(f"Expected argument `{name}` to be a finite number but got {value!r}.")
 
 
-def check_choice(choices: Collection[str], **arguments: str) -> None:
+def check_choice(choices: Collection[str | None], **arguments: str | None) -> None:
     """Raise ``ValueError`` unless all arguments are among the choices."""
     for name, value in arguments.items():
         if value not in choices:

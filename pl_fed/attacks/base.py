@@ -82,6 +82,10 @@ class Attack(Configurable, ABC):
         """Whether the attack calls ``context.simulate_merge``, so it knows uploads and defence."""
         return False
 
+    def list_parts(self) -> list["Attack"]:
+        """Return the attack, and those that are combined in it, at any depth."""
+        return [self]
+
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
         """Return poisoned training samples of a Byzantine client.
 

@@ -72,6 +72,10 @@ class Combined(Attack):
         """Whether at least one attack calls ``context.simulate_merge``."""
         return any(attack.needs_simulation for attack in self.attacks)
 
+    def list_parts(self) -> list[Attack]:
+        """Return the attack, and those that are combined in it, at any depth."""
+        return [self, *(part for attack in self.attacks for part in attack.list_parts())]
+
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
         """Return the batch after all attacks."""
         return apply_attacks(batch, [attack for attack in self.attacks if attack.poisons], context)

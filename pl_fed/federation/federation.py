@@ -206,16 +206,8 @@ class Federation(Configurable):
             check_integers(-(2**63), 2**63 - 1, seed=seed)
         check_integers(1, **{"federation.held_out_rounds": held_out_rounds})
         check_choice(("skip", "raise"), small_cohort=small_cohort)
-        if model_selection not in ("validation", "test", None):
-            raise ValueError(
-                'Expected argument `model_selection` to be "validation", "test" or None but got'
-                f" {model_selection!r}."
-            )
-        if untrained_models not in ("global", None):
-            raise ValueError(
-                'Expected argument `untrained_models` to be "global" or None but got'
-                f" {untrained_models!r}."
-            )
+        check_choice(("validation", "test", None), model_selection=model_selection)
+        check_choice(("global", None), untrained_models=untrained_models)
         self.sampler = Uniform() if sampler is None else sampler
         defence: Aggregator = Mean() if aggregator is None else aggregator
         if pre_aggregators:

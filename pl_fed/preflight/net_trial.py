@@ -692,18 +692,13 @@ def try_attacks(trial: Trial, attacks: Collection[Attack]) -> None:
     context = ClientContext(seed=0, round=0, client=0, num_classes=trial.data.num_classes)
     for attack in attacks:
         apply_attacks(batch, [attack], context)
-        if not attack.trains and _is_by_user(attack):
+        if not attack.trains and any(map(is_by_user, attack.list_parts())):
             _warn_of_memory_and_draws(attack, batch, context)
         attack.trigger(batch)
         if attack.trains:
             net = trial.client.global_model
             with evaluation_mode(net), restore_values(trial.client), torch.no_grad():
                 attack.try_training(net, batch, context)
-
-
-def _is_by_user(attack: Attack) -> bool:
-    """Return whether an attack, or one that is combined in it, is of a user's own class."""
-    return any(map(is_by_user, (attack, *getattr(attack, "attacks", ()))))
 
 
 def _warn_of_memory_and_draws(attack: Attack, batch: Batch, context: ClientContext) -> None:

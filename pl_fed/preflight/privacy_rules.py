@@ -11,7 +11,6 @@ from pl_fed.aggregators import Aggregator, Chain, Mean
 from pl_fed.attacks import (
     ALittleIsEnough,
     Attack,
-    Combined,
     ConstrainedReplacement,
     FairnessAttack,
     ModelReplacement,
@@ -327,7 +326,7 @@ def describe_unfit_adversary(adversary: Adversary, is_without_replacement: bool)
             " one client may take the place of an attacker: use Poisson, or set"
             " `federation.privacy.amplification` to false."
         )
-    for attack in _list_attacks(adversary.attack):
+    for attack in adversary.attack.list_parts():
         if argument := _find_argument_of_the_cohort(attack):
             instead = ", or `norm_bound`" if argument == "scale" else ""
             return (
@@ -336,13 +335,6 @@ def describe_unfit_adversary(adversary: Adversary, is_without_replacement: bool)
                 f" know it; set a number{instead}."
             )
     return None
-
-
-def _list_attacks(attack: Attack) -> list[Attack]:
-    """Return the single attacks of an attack: those of :class:`Combined`, at any depth."""
-    if isinstance(attack, Combined):
-        return [single for part in attack.attacks for single in _list_attacks(part)]
-    return [attack]
 
 
 def _find_argument_of_the_cohort(attack: Attack) -> str | None:

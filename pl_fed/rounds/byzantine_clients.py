@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from pl_fed.attacks import Attack, Combined
+from pl_fed.attacks import Attack
 from pl_fed.attacks.adversary import Adversary
 from pl_fed.attacks.base import apply_attacks
 from pl_fed.nets.fingerprints import is_by_user, read_values
@@ -317,7 +317,7 @@ class ByzantineClients:
             ValueError: If a checkpoint lacks a part of the attack's memory.
         """
         attack = cast(Attack, self.attack)
-        if not _has_user_code(attack):
+        if not any(map(is_by_user, attack.list_parts())):
             return attack.forge(honest, own, context)
 
         def forge(attack: Attack) -> Tensor:
@@ -342,13 +342,6 @@ def _copy(attack: Attack) -> Attack | None:
     except Exception:  # for example an attribute with a lock
         return None
     return None if copied is attack else copied
-
-
-def _has_user_code(attack: Attack) -> bool:
-    """Return whether an attack, or one that is combined in it, is of a user's own class."""
-    if isinstance(attack, Combined):
-        return any(map(_has_user_code, attack.attacks))
-    return is_by_user(attack)
 
 
 def _key_by_position(batch: Batch, poison: Callable[[Batch], Batch], own: Tensor) -> Batch:

@@ -569,7 +569,7 @@ def test_evaluated_hybrid_models(kind, selection, fraction, expected):
 
 
 def test_unknown_selection_is_refused():
-    with pytest.raises(ValueError, match='`model_selection` to be "validation", "test" or None'):
+    with pytest.raises(ValueError, match="`model_selection` to be 'validation', 'test' or None"):
         pl_fed.Federation(model_selection="oracle")
 
 
