@@ -266,7 +266,7 @@ class ClientRounds(FederationModule):
                 loss = client.training_step(batch, 0)
             upload, kept = client.run_end_round(round)
         """
-        broadcast = ModelRows(self.row("global").data, self.statistics("global").data).clone()
+        broadcast = self.model_rows("global").clone()
         like = broadcast.parameters
         defaults = self.state_defaults()
         optimizer = self.objective.build_optimizer(self.trained_parameters)
@@ -380,6 +380,10 @@ class ClientRounds(FederationModule):
             layout = RowLayout.from_tensors(tensors.items())
             self._rows[key] = Row(tensors, layout, neighbor=self.row(name).example)
         return self._rows[key]
+
+    def model_rows(self, name: str) -> ModelRows:
+        """Return both rows of a model: writing into them changes the model."""
+        return ModelRows(self.row(name).data, self.statistics(name).data)
 
     def renew_rows(self) -> None:
         """Drop the cached rows of models with replaced tensors (by a callback, for example)."""

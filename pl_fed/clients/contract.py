@@ -184,6 +184,11 @@ class ModelRows:
         """Return a copy."""
         return ModelRows(self.parameters.clone(), self.statistics.clone())
 
+    def copy_(self, other: "ModelRows") -> None:
+        """Write the numbers of another model in place."""
+        self.parameters.copy_(other.parameters)
+        self.statistics.copy_(other.statistics)
+
     @classmethod
     def choose(cls, models: "Sequence[ModelRows]", choice: Tensor) -> "ModelRows":
         """Return the chosen one of several models for each client.

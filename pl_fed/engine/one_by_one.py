@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.contract import ModelRows, select_rows
+from pl_fed.clients.contract import select_rows
 from pl_fed.engine.base import (
     Chunk,
     Engine,
@@ -220,9 +220,7 @@ class _WorkingModels:
         self.client = client
         self.models = chunk.round.models
         self.steps = chunk.steps
-        self.own = {
-            name: ModelRows(client.row(name).data, client.statistics(name).data) for name in names
-        }
+        self.own = {name: client.model_rows(name) for name in names}
         self.after = allocate_models(self.models, names)
         self.parameters = {name: list(client.row(name).tensors.values()) for name in names}
         self.position = 0
@@ -240,8 +238,7 @@ class _WorkingModels:
         """Load the models of a client."""
         self.position, self.trained = position, []
         for name, own in self.own.items():
-            own.parameters.copy_(self.models[name].parameters[position])
-            own.statistics.copy_(self.models[name].statistics[position])
+            own.copy_(self.models[name][position])
             net, steps = self.client.model(name), self.steps[name][position]
             hooked = net if self.client.task.list_gradient_hooks(net) else None
             self.trained.append(_TrainedModel(name, self.parameters[name], steps, hooked))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows
-from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.model_guard import restore_models
 from pl_fed.data.client_data import ClientData
 from pl_fed.evaluation.client_losses import ClientLosses
 from pl_fed.evaluation.client_measures import ClientMeasures
@@ -186,8 +186,8 @@ class Evaluator:
         for ids in clients.split(self.runner.max_clients):
             rows = self._begin(ids).models[model]
             for position in range(len(ids)):
-                with torch.inference_mode(False), ModelGuard(self.client, [model]):
-                    self.runner.load_rows(model, rows[position])
+                with torch.inference_mode(False), restore_models(self.client, [model]):
+                    self.client.model_rows(model).copy_(rows[position])
                     net = self._restore(self._copy_model(model))
                 yield net
 

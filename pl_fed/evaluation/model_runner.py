@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows
-from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.model_guard import restore_models
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.own_samples import OwnSamples
@@ -81,9 +81,9 @@ class ModelRunner:
             return
         for positions in self.split_clients(sizes):
             own = self._begin(clients[positions]).models[model] if rows is None else rows[positions]
-            with ModelGuard(self.client, [model]):
+            with restore_models(self.client, [model]):
                 for number, position in enumerate(positions.tolist()):
-                    self.load_rows(model, own[number])
+                    self.client.model_rows(model).copy_(own[number])
                     yield position
                     self.restored.restore()
 
@@ -198,9 +198,9 @@ class ModelRunner:
         self, model: str, rows: ModelRows, samples: "SampleBatches"
     ) -> Iterator[tuple[Tensor, Tensor, Tree]]:
         module = self.client.model(model)
-        with ModelGuard(self.client, [model]):
+        with restore_models(self.client, [model]):
             for number in range(len(samples.sizes)):
-                self.load_rows(model, rows[number])
+                self.client.model_rows(model).copy_(rows[number])
                 for position, index in samples.client_batches(number):
                     inputs = samples.data.inputs_of(index)
                     yield position, index, self.predict(module, inputs)
@@ -214,11 +214,6 @@ class ModelRunner:
             FasterProducts() if on_cpu and is_mkl_slow() else nullcontext(),
         ):
             return self.client.task.predict(module, inputs)
-
-    def load_rows(self, model: str, rows: ModelRows) -> None:
-        """Write one client's parameters and running statistics into a model."""
-        self.client.row(model).data.copy_(rows.parameters)
-        self.client.statistics(model).data.copy_(rows.statistics)
 
     def _run_stacked(
         self, model: str, rows: ModelRows, samples: "SampleBatches"

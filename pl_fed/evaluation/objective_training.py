@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Objective
-from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.model_guard import restore_models
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
@@ -110,7 +110,7 @@ class ObjectiveTraining:
         optimizer = self.objective.build_optimizer(parameters)
         self.client.train()
         try:
-            guard, stage = ModelGuard(self.client, models), trainer_stage(self.client, "train")
+            guard, stage = restore_models(self.client, models), trainer_stage(self.client, "train")
             with torch.enable_grad(), guard, stage:
                 workload = Workload(
                     client=self.client,

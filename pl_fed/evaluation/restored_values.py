@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import kept_parts, lay_rows
-from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.model_guard import restore_models
 from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.nets.kept_values import Part, ValueGuard
 from pl_fed.nets.modes import list_shortened_weights
@@ -54,7 +54,7 @@ class RestoredValues:
             self._changed_values.clear()
             shortens = list_shortened_weights(self.client.global_model)
             try:
-                with ModelGuard(self.client, ["global"]) if shortens else nullcontext():
+                with restore_models(self.client, ["global"]) if shortens else nullcontext():
                     yield
             finally:
                 self._changed_values |= {*self._guard.restore()}

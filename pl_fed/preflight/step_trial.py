@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.kept_parts import STOP, kept_parts, lay_rows, restore_values, user_names
-from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.model_guard import restore_models
 from pl_fed.clients.optimizer_options import OptionGuard
 from pl_fed.data.batches import BatchRule
 from pl_fed.devices import is_out_of_memory
@@ -250,7 +250,7 @@ def _run_client(trial: Trial, number: int, width: int) -> _Run:
         fork_all_generators() as seed,
         torch.inference_mode(False),
         torch.enable_grad(),
-        ModelGuard(client, {"global", *client.trained}),
+        restore_models(client, {"global", *client.trained}),
     ):
         seed(0)
         samples = trial.data.train.samples(number)

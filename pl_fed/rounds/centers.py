@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.model_guard import restore_models
 from pl_fed.distributed.work_share import RemoteRows
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.rounds.client_states import ClientStates
@@ -45,7 +45,7 @@ class Centers:
         if not client.measures_centers:
             return None
         row, losses = client.row("global").data, []
-        with ModelGuard(client, ["global"]), self.settings.autocast(), torch.no_grad():
+        with restore_models(client, ["global"]), self.settings.autocast(), torch.no_grad():
             for center in self.rows:
                 row.copy_(center)
                 losses.append(self.evaluator.start_losses(self.states.data, clients, {}))
@@ -66,7 +66,7 @@ class Centers:
         start = self.states.begin(clients, remote=remote, center_losses=self.measure(clients))
         group = cast(Tensor, start.group).cpu()
         row, parts, places = self.client.row("global").data, [], []
-        with ModelGuard(self.client, ["global"]):
+        with restore_models(self.client, ["global"]):
             for number in group.unique().tolist():
                 own = (group == number).nonzero().flatten()
                 row.copy_(self.rows[number])

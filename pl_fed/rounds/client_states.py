@@ -284,8 +284,7 @@ class ClientStates:
             preparation_steps: Number of steps of the preparation, by its model, [clients, 1] each.
         """
         client, store, remote = self.client, self.store, remote or RemoteRows()
-        if broadcast is None:
-            broadcast = ModelRows(client.row("global").data, client.statistics("global").data)
+        broadcast = broadcast or client.model_rows("global")
         row = broadcast.parameters
         start = ClientRound(
             ids=to_device(clients, row),

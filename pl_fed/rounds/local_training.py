@@ -12,7 +12,7 @@ from torch import Tensor
 from pl_fed.clients.client_rounds import read_rates
 from pl_fed.clients.contract import ClientRound, ModelRows, Objective
 from pl_fed.clients.local_rates import find_mean_rates, list_local_rates
-from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.model_guard import restore_models
 from pl_fed.clients.round_rules import StepRows
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
@@ -159,8 +159,8 @@ class LocalTraining:
             own.group_counts = self._measure(
                 self.evaluator.group_counts, none, share.clients, round, own.errors, remote
             )
-        with ModelGuard(client, {"global", *client.trained}) as before:
-            broadcast = ModelRows(before.rows["global"], before.statistics["global"])
+        with restore_models(client, {"global", *client.trained}) as before:
+            broadcast = before["global"]
             work = CohortWork(round, optimizer, share, broadcast, remote, own, on_clients_done)
             with self.watch.watch(round) if len(cohort) else nullcontext():
                 chunks: Sequence[Tensor] = self._plan_chunks(work)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pl_fed.clients.contract import ClientRound, ModelRows, Objective, model_of_group
+from pl_fed.clients.contract import ClientRound, Objective, model_of_group
 from pl_fed.clients.local_rates import list_local_rates
-from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.model_guard import restore_models
 from pl_fed.data.batches import Batches
 from pl_fed.data.client_data import Part
 from pl_fed.engine.base import Chunk
@@ -67,7 +67,7 @@ class RootTraining:
             root_data, server, steps["global"], rule, self.seed, round, augment=augment
         )
         server_states = self.states.server_states
-        broadcast = ModelRows(client.row("global").data, client.statistics("global").data).clone()
+        broadcast = client.model_rows("global").clone()
         views = client.row("global").layout.views(broadcast.parameters)
         for name, tensor in read_frozen_values(client, root_data, 0, server_states).items():
             views[name].copy_(tensor)
@@ -78,7 +78,7 @@ class RootTraining:
         own_optimizer = self._build_optimizer(optimizer)
         rates = list_local_rates(client.local_schedule, own_optimizer, steps, round)
         chunk = Chunk(server, self.objective, batches, steps, start, place=place, rates=rates)
-        with ModelGuard(client, ["global"]):
+        with restore_models(client, ["global"]):
             OneByOne(self.settings).run(client, own_optimizer, chunk)
         update = start.models["global"].parameters - broadcast.parameters
         return client.restrict_rows(update)[0]

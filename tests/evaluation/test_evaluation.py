@@ -14,7 +14,7 @@ from torch import nn
 import pl_fed
 from pl_fed.clients import Ditto, FedAvg, Local
 from pl_fed.clients.contract import ClientRound, ModelRows
-from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.clients.model_guard import restore_models
 from pl_fed.data import FederatedData
 from pl_fed.data.client_data import Part
 from pl_fed.engine.rule import trains_convolutions
@@ -147,7 +147,7 @@ def test_guard_restores_the_models(interrupted):
     store = make_store(client)
     before = {name: value.clone() for name, value in client.state_dict().items()}
     try:
-        with ModelGuard(client, ("global", "personal")):
+        with restore_models(client, ("global", "personal")):
             client.row("personal").data.copy_(store.read("personal", torch.tensor([2]))[0])
             client.statistics("personal").data.zero_()
             assert not torch.equal(
