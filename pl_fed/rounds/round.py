@@ -22,7 +22,8 @@ from pl_fed.random import fork_all_generators, generator, key
 from pl_fed.rounds.attack_measures import AttackMeasures
 from pl_fed.rounds.broken_clients import check_broken_share, warn_of_broken
 from pl_fed.rounds.byzantine_clients import ByzantineClients
-from pl_fed.rounds.client_states import ClientStates, read_frozen_values
+from pl_fed.rounds.client_states import ClientStates
+from pl_fed.rounds.forging import Forging
 from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.rounds.privacy import RoundPrivacy
 from pl_fed.rounds.root_training import RootTraining
@@ -32,12 +33,12 @@ from pl_fed.rounds.systems import SystemsClock
 from pl_fed.rounds.traffic import Traffic
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort, UploadStatus
 from pl_fed.rounds.upload_channel import UploadChannel
-from pl_fed.rounds.uploads import Proposals, Uploads, forge_uploads, mean_factor, scale
+from pl_fed.rounds.uploads import Proposals, Uploads, mean_factor, scale
 from pl_fed.samplers import Sampler
 from pl_fed.systems import ClientProfiles, LinkBytes, Systems
 from pl_fed.text import quote
 from pl_fed.trees import Tree
-from pl_fed.types import Batch, RoundContext
+from pl_fed.types import RoundContext
 
 Report = dict[str, Tensor | float]
 """Numbers of a round by the names in the log, such as ``train/loss``."""
@@ -109,7 +110,6 @@ class RoundRunner:
         self.max_rejected = max_rejected if privacy is None else 1.0
         self.seed = seed
         self.privacy = privacy
-        self.channel = channel
         self.traffic = traffic or Traffic(client, server.aggregator, channel)
         self.systems: SystemsClock | None = None
         if systems is not None:
@@ -136,6 +136,7 @@ class RoundRunner:
             channel=channel,
             limit_steps=None if self.systems is None else self.systems.limit_steps,
         )
+        self.forging = Forging(states, byzantine_clients, evaluator, channel)
         self.root_training = RootTraining(states, seed)
         self.small_cohorts = SmallCohorts(
             small_cohort,
@@ -234,7 +235,8 @@ class RoundRunner:
         context = uploads.context
         forges = self.byzantine_clients.forges(context.clients, context.round)
         if forges and not self._must_skip(uploads):
-            uploads, broken = self._forge(server, uploads, valid, notes)
+            uploads, valid = self.forging.run(uploads, valid, server, self._server_states)
+            broken = ~valid
         if broken is not None:
             uploads = uploads.leave_out(broken, self.byzantine_clients)
         num_rejected = num_sent - len(uploads.share.cohort)
@@ -472,51 +474,6 @@ class RoundRunner:
         if probabilities is None or self.privacy is not None:
             return None
         return self.small_cohorts.describe(probabilities, self.settings.rounds)
-
-    def _read_attacker_samples(self, client: int) -> Batch:
-        """Return the training samples of an attacker; none if they are too few for a minibatch."""
-        data = self.states.data
-        if self.states.rule.batches_per_pass(int(data.train.sizes[client])):
-            return data.training_samples(client)
-        return data.batch(torch.empty(0, dtype=torch.int64, device=data.device))
-
-    def _forge(
-        self,
-        server: Server,
-        uploads: Uploads,
-        valid: Tensor,
-        note: Callable[[str, float | Tensor], None],
-    ) -> tuple[Uploads, Tensor]:
-        """Return the uploads with the forged ones, and a mask of broken uploads, bool [cohort]."""
-        context = uploads.context
-        attackers = self.byzantine_clients.mark_attackers(context.clients, context.round)
-        note("forged", float(attackers.sum()))
-        context = replace(
-            context,
-            net=self.evaluator.copy_global_model,
-            samples=self._read_attacker_samples,
-            project=self.client.project,
-            frozen=self.client.frozen_parameters,
-            frozen_values=lambda client: read_frozen_values(
-                self.client, self.states.loaded, client, self.states.server_states
-            ),
-            reject=lambda _: None,
-        )
-        forged, valid = forge_uploads(
-            replace(uploads, context=context),
-            attackers,
-            valid,
-            self.byzantine_clients,
-            server,
-            self._server_states,
-            client=self.client,
-            channel=self.channel,
-        )
-        reported = forged.context  # losses that attackers may forge
-        context = replace(
-            uploads.context, losses=reported.losses, start_losses=reported.start_losses
-        )
-        return replace(forged, context=context), ~valid
 
     def _merge(
         self,

@@ -1,9 +1,8 @@
 """The uploads of a round: attackers forge them, and broken uploads are left out."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,11 +11,8 @@ from pl_fed.aggregators import Aggregator, Mean, weights_by_samples
 from pl_fed.clients.base import Client
 from pl_fed.distributed.work_share import WorkShare
 from pl_fed.functional.aggregation import row_norm, weighted_sum
-from pl_fed.nets.rows import finite_rows
 from pl_fed.rounds.byzantine_clients import ByzantineClients
-from pl_fed.rounds.server import Server
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS
-from pl_fed.rounds.upload_channel import UploadChannel
 from pl_fed.types import RoundContext
 
 
@@ -212,90 +208,6 @@ class Uploads:
             current += share.processes.sum(change.sum(0)) / divisor
         for name, change in client.receive(self.share.clients, self.rows).items():
             server_states[name].add_(self.share.processes.sum(change))
-
-
-def forge_uploads(
-    uploads: Uploads,
-    attackers: Tensor,
-    valid: Tensor,
-    byzantine_clients: ByzantineClients,
-    server: Server,
-    server_states: Mapping[str, Tensor],
-    client: Client,
-    channel: UploadChannel | None,
-) -> tuple[Uploads, Tensor]:
-    """Let the attackers of a cohort replace their uploads, equally in every process.
-
-    An attacker whose own upload is broken may forge a valid upload. It then proposes the server's
-    current states. An upload is broken if its client reports a loss of w^t that is not finite.
-
-    Args:
-        uploads: The honest uploads. Their context has nets and samples for attackers that train.
-        attackers: A mask of the attackers, bool [cohort].
-        valid: A mask of the valid uploads, bool [cohort].
-        byzantine_clients: The Byzantine clients and their attack.
-        server: The server. Attackers may simulate a merge by its aggregator.
-        server_states: The server's current states by name, [length] each.
-        client: The algorithm; it may normalise uploads.
-        channel: Compresses the forged uploads, too; ``None`` without compression.
-
-    Returns:
-        All uploads and reported losses, with the forged ones, in every process; and a mask of the
-        valid ones, bool [cohort].
-    """
-    honest = uploads.gather()
-    attackers = attackers.to(honest.rows.device)
-    proposals = uploads.proposals
-    if not valid.all():
-        proposals = proposals.replace_broken(valid, server_states)
-    context = byzantine_clients.forge_losses(honest.context, attackers)
-    honest = replace(honest, context=context, proposals=proposals)
-    own = honest.rows[attackers]
-    simulated: Tensor | None = None  # one copy of the uploads for all simulations
-    send: Callable[[Tensor], Tensor] = client.restrict_rows
-    if channel is not None:
-        ids = context.clients[attackers.cpu()]
-        send = partial(channel.carry, clients=ids, round=context.round)
-
-    def carry(forged: Tensor) -> Tensor:
-        """Return forged uploads as the server receives them, [attackers, numel].
-
-        They have the form of an upload: 0 in the parts that clients keep, for example. An
-        attacker's own upload has gone through the channel already.
-        """
-        is_own = (forged == own).all(dim=1, keepdim=True)
-        return own.where(is_own, send(forged))
-
-    def simulate_merge(forged: Tensor, reject: Callable[[Tensor], None] = lambda _: None) -> Tensor:
-        """Return the update that the server would merge for forged uploads [attackers, numel].
-
-        The memory of its aggregator does not change. ``reject`` receives the ids of the clients
-        whose uploads the aggregator would leave out.
-        """
-        nonlocal simulated
-        if simulated is None:
-            simulated = honest.rows.clone()
-        simulated[attackers] = carry(forged.to(simulated))
-        is_valid = valid.clone()
-        has_loss = _has_finite_loss(honest)[attackers]
-        is_valid[attackers] = finite_rows(simulated[attackers]) & has_loss
-        merged = replace(honest, rows=simulated).leave_out(~is_valid, byzantine_clients)
-        merged = merged.normalize(client, server.aggregator)
-        return server.simulate_merge(merged.rows, merged.weights, merged.context, reject)
-
-    rows = byzantine_clients.forge(honest.rows, attackers, valid, uploads.context, simulate_merge)
-    rows[attackers] = carry(rows[attackers])
-    # a finite forged upload is valid even if the attacker's own upload is broken
-    is_valid = finite_rows(rows) & (valid | attackers.to(valid.device))
-    return replace(honest, rows=rows), is_valid & _has_finite_loss(honest)
-
-
-def _has_finite_loss(uploads: Uploads) -> Tensor:
-    """Return a mask of the uploads whose loss of w^t is finite or not measured, bool [n]."""
-    losses = uploads.context.start_losses
-    if not len(losses):
-        return torch.ones(len(uploads.rows), dtype=torch.bool, device=uploads.rows.device)
-    return losses.isfinite().to(uploads.rows.device)
 
 
 def mean_factor(client: Client, num_uploads: int) -> float:
