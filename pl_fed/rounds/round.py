@@ -182,7 +182,7 @@ class RoundRunner:
             # 3. The attackers replace their uploads. 4. Broken uploads are left out. 5. The server
             # merges the valid uploads and moves the global model, or each center.
             if trained.group is None:
-                moved = self._serve(self.server, uploads, trained.valid, trained, hooks, notes)
+                moved = self._serve(self.server, uploads, trained.valid, hooks, notes)
             else:
                 moved = self._serve_centers(
                     uploads, trained.group, trained, optimizer, hooks, notes
@@ -211,7 +211,6 @@ class RoundRunner:
         server: Server,
         uploads: Uploads,
         valid: Tensor,
-        trained: TrainedCohort,
         hooks: RoundHooks,
         notes: "_Notes",
     ) -> Report | None:
@@ -223,22 +222,17 @@ class RoundRunner:
             server: Merges the uploads.
             uploads: The uploads of clients.
             valid: A mask of their valid uploads, bool [clients].
-            trained: The results of the whole cohort.
             hooks: Functions that are called within the round.
             notes: The numbers of the round.
 
         Returns:
             The numbers of the step; ``None`` without a step, because the uploads are too few.
         """
-        broken = ~valid if trained.num_broken else None
-        num_sent = len(uploads.share.cohort)
-        context = uploads.context
+        num_sent, context = len(uploads.share.cohort), uploads.context
         forges = self.byzantine_clients.forges(context.clients, context.round)
         if forges and not self._must_skip(uploads):
             uploads, valid = self.forging.run(uploads, valid, server, self._server_states)
-            broken = ~valid
-        if broken is not None:
-            uploads = uploads.leave_out(broken, self.byzantine_clients)
+        uploads = uploads.leave_out(~valid, self.byzantine_clients)
         num_rejected = num_sent - len(uploads.share.cohort)
         notes("rejected", float(num_rejected))
         if self._must_skip(uploads):
@@ -246,7 +240,7 @@ class RoundRunner:
         self._measure_attack(uploads, notes.attack)
         row, unsent = self.client.row("global").data, self.client.unsent_positions
         never_received = row[unsent] if len(unsent) else None
-        report = self._merge(server, uploads, trained.proposed, num_rejected, hooks)
+        report = self._merge(server, uploads, num_rejected, hooks)
         if never_received is not None:  # not moved by noise, weight decay or forged uploads
             row[unsent] = never_received
         return report
@@ -295,7 +289,7 @@ class RoundRunner:
                     context = replace(context, root=root)
                 part = replace(part, context=context)
                 valid = trained.valid[is_own.to(trained.valid.device)]
-                moved = self._serve(self.server.member(number), part, valid, trained, hooks, notes)
+                moved = self._serve(self.server.member(number), part, valid, hooks, notes)
             if moved is not None:
                 moves.append(moved)
         if not moves:
@@ -408,7 +402,7 @@ class RoundRunner:
             may_change=own.uploads is not None and own.buffer is not None,
             weights=to_device(self.datamodule.clients.train.sizes[trained.clients], rows),
             context=context,
-            proposals=Proposals(share, own.proposals),
+            proposals=Proposals(share, own.proposals, trained.proposed),
         )
 
     def build_context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
@@ -479,7 +473,6 @@ class RoundRunner:
         self,
         server: Server,
         uploads: Uploads,
-        proposed: list[str],
         num_rejected: int,
         hooks: RoundHooks,
     ) -> Report:
@@ -488,7 +481,6 @@ class RoundRunner:
         Args:
             server: Merges the uploads.
             uploads: The valid uploads of clients.
-            proposed: Names of the server states with a proposal of any client.
             num_rejected: The number of broken uploads that were left out, for an error.
             hooks: Functions that are called within the round.
         """
@@ -518,7 +510,7 @@ class RoundRunner:
         benign = ~self.byzantine_clients.is_byzantine[share.cohort]
         distance = uploads.distance_to_benign_mean(update, benign, server.aggregator, factor)
         weights = uploads.find_weights(server.aggregator, reported)
-        uploads.update_server_states(self.client, self._server_states, proposed, weights)
+        uploads.update_server_states(self.client, self._server_states, weights)
         return {"train/update_norm": row_norm(update), "train/benign_distance": distance}
 
     def _adopt_lone_model(self, trained: TrainedCohort) -> None:

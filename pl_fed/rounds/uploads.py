@@ -1,7 +1,7 @@
 """The uploads of a round: attackers forge them, and broken uploads are left out."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,16 +23,18 @@ class Proposals:
     Attributes:
         share: The distribution of the clients over the processes.
         rows: The proposals of this process's clients by name, [clients, length] each.
+        names: Names of the states with a proposal in any process.
     """
 
     share: WorkShare
     rows: Mapping[str, Tensor]
+    names: Sequence[str]
 
     def select(self, selected: Tensor) -> "Proposals":
         """Return the proposals of some clients, by a mask, bool [cohort]."""
         own = self.share.select_own(selected)
         rows = {name: proposal[own] for name, proposal in self.rows.items()}
-        return Proposals(self.share.select(selected.cpu()), rows)
+        return replace(self, share=self.share.select(selected.cpu()), rows=rows)
 
     def replace_broken(self, valid: Tensor, current: Mapping[str, Tensor]) -> "Proposals":
         """Return proposals in which broken clients propose the server's current states.
@@ -43,7 +45,7 @@ class Proposals:
         """
         own = self.share.select_own(valid)[:, None]
         rows = {name: rows.where(own, current[name]) for name, rows in self.rows.items()}
-        return Proposals(self.share, rows)
+        return replace(self, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -180,21 +182,20 @@ class Uploads:
         self,
         client: Client,
         server_states: Mapping[str, Tensor],
-        proposed: Iterable[str],
         weights: Tensor | None,
     ) -> None:
         """Change the server's states in place: to the means of proposals, and by the uploads.
 
+        States without a proposal stay bit-equal.
+
         Args:
             client: The algorithm; its ``receive`` returns the changes by the uploads.
             server_states: The states by name, [length] each.
-            proposed: Names of the states with a proposal in any process. The means leave all other
-                states bit-equal.
             weights: The weights of the clients in the means of running statistics and of the
                 algorithm's ``weighted_states``, at least 0, [cohort]; ``None`` for equal ones.
         """
         share, rows = self.proposals.share, self.proposals.rows
-        for name in proposed:
+        for name in self.proposals.names:
             current = server_states[name]
             change = rows.get(name, current.expand(0, -1)) - current
             is_population_mean = name in client.state_means.values()
