@@ -145,23 +145,21 @@ class LocalTraining:
         Returns:
             The results of the cohort, the same in every process.
         """
-        cohort, client, data = self.draw_cohort(round), self.client, self.states.data
+        cohort, client = self.draw_cohort(round), self.client
         share = self._share_work(cohort, round)
         own = CohortResults(len(share.clients), self._upload_buffer)
         remote = share.fetch_states(self.states.store)
-        if self.measures_start_losses and len(share.clients):
-            unknown = client.row("global").data.new_full((), math.nan)
-            own.tables["start_losses", ""] = self._measure(
-                self.evaluator.start_losses, unknown, share.clients, round, own.errors, remote
-            )
-        if self.measures_group_counts and len(cohort):
-            (none,) = self.evaluator.zero_group_counts(data, 1)
-            own.group_counts = self._measure(
-                self.evaluator.group_counts, none, share.clients, round, own.errors, remote
-            )
         with restore_models(client, {"global", *client.trained}) as before:
             broadcast = before["global"]
             work = CohortWork(round, optimizer, share, broadcast, remote, own, on_clients_done)
+            if self.measures_start_losses and len(share.clients):
+                unknown = broadcast.parameters.new_full((), math.nan)
+                losses = self._measure(self.evaluator.start_losses, unknown, share.clients, work)
+                own.tables["start_losses", ""] = losses
+            if self.measures_group_counts and len(cohort):
+                (none,) = self.evaluator.zero_group_counts(self.states.data, 1)
+                counts = self._measure(self.evaluator.group_counts, none, share.clients, work)
+                own.group_counts = counts
             with self.watch.watch(round) if len(cohort) else nullcontext():
                 chunks: Sequence[Tensor] = self._plan_chunks(work)
                 while chunks:
@@ -552,9 +550,7 @@ class LocalTraining:
         measure: Callable[[ClientData, Tensor, Mapping[int, Callable[[Batch], Batch]]], Tensor],
         failed: Tensor,
         clients: Tensor,
-        round: int,
-        errors: dict[int, Exception],
-        remote: RemoteRows,
+        work: CohortWork,
     ) -> Tensor:
         """Return a measure of w^t on the training data of each client, [clients, ...].
 
@@ -565,15 +561,13 @@ class LocalTraining:
                 data of Byzantine clients.
             failed: The row of a client that raises an exception, if such clients are left out.
             clients: The ids of this process's clients.
-            round: The round.
-            errors: The exceptions of clients by their ids; new ones are added.
-            remote: Rows of this process's clients with another home process.
+            work: The round; exceptions of clients are added to its results.
         """
         try:
             with self.settings.autocast():
-                poison = self.byzantine_clients.poison(clients, round)
+                poison = self.byzantine_clients.poison(clients, work.round)
                 return self.centers.measure_own(
-                    lambda own: measure(self.states.data, own, poison), clients, remote
+                    lambda own: measure(self.states.data, own, poison), clients, work.remote
                 )
         except torch.OutOfMemoryError:
             raise
@@ -581,10 +575,10 @@ class LocalTraining:
             if not self.leaves_out:
                 raise
             if len(clients) == 1:
-                errors[int(clients)] = error
+                work.own.errors[int(clients)] = error
                 return failed[None]
         parts = clients.split(1)
-        rows = [self._measure(measure, failed, part, round, errors, remote) for part in parts]
+        rows = [self._measure(measure, failed, part, work) for part in parts]
         return torch.cat(rows)
 
 
