@@ -136,12 +136,24 @@ def check_positive(**arguments: float) -> None:
             )
 
 
-def check_shares(**arguments: float) -> None:
-    """Raise an error unless all arguments are numbers in [0, 1]."""
+def check_interval(interval: str, **arguments: float) -> None:
+    """Raise an error unless all arguments are numbers in an interval.
+
+    Args:
+        interval: The interval, such as ``"[0, 1)"``, which has 0, but not 1.
+        **arguments: The values by argument name.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    ends = {*({low} if interval[0] == "[" else ()), *({high} if interval[-1] == "]" else ())}
     for name, value in arguments.items():
         _check_number(name, value)
-        if not 0 <= value <= 1:
-            raise ValueError(f"Expected argument `{name}` to be in [0, 1] but got {value}.")
+        if not (low < value < high or value in ends):
+            raise ValueError(f"Expected argument `{name}` to be in {interval} but got {value}.")
+
+
+def check_shares(**arguments: float) -> None:
+    """Raise an error unless all arguments are numbers in [0, 1]."""
+    check_interval("[0, 1]", **arguments)
 
 
 def check_at_most(maximum: float, **arguments: float) -> None:

@@ -302,7 +302,7 @@ def test_invalid_arguments_from_python_are_refused(tmp_path):
         make_trainer(tmp_path, Uniform(2))
     with pytest.raises(TypeError, match="`lam` to be a number but got 'a'"):
         Ditto(mlp(), lam="a")
-    with pytest.raises(ValueError, match="`decay` to be a finite number but got 'a'"):
+    with pytest.raises(TypeError, match="`decay` to be a number but got 'a'"):
         FLAME(mlp(), decay="a")
     for name in ("optimizer", "lr_scheduler"):
         with pytest.raises(TypeError, match=f"`{name}` to be a callable.* but got 'StepLR'"):

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
-from pl_fed.arguments import check_choice, check_positive
+from pl_fed.arguments import check_choice, check_interval, check_positive
 from pl_fed.functional.aggregation import clip_factors, merging_dtype, squared_norms, weighted_sum
 from pl_fed.functional.outliers import lower_median, median_scores, nth_magnitude
 from pl_fed.nets.rows import RowLayout
@@ -82,10 +82,7 @@ class LASA(Aggregator):
         mean: Literal["dense", "sparse"] = "dense",
     ) -> None:
         super().__init__()
-        if not 0 <= sparsity < 1:
-            raise ValueError(
-                f"Expected argument `sparsity` to be at least 0, and below 1, but got {sparsity}."
-            )
+        check_interval("[0, 1)", sparsity=sparsity)
         check_positive(norm_radius=norm_radius, sign_radius=sign_radius)
         check_choice(("dense", "sparse"), mean=mean)
         self.sparsity = sparsity

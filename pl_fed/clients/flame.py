@@ -41,7 +41,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from pl_fed.arguments import check_choice, check_finite, check_positive
+from pl_fed.arguments import check_choice, check_interval, check_positive
 from pl_fed.clients.admm import ADMM
 from pl_fed.clients.contract import ClientRound, Model, ModelRows
 from pl_fed.data.client_data import ClientData
@@ -107,9 +107,7 @@ class FLAME(ADMM):
             check_positive(tolerance=tolerance)
         if smoothness is not None:
             check_positive(smoothness=smoothness)
-        check_finite(decay=decay)
-        if not 0 < decay < 1:
-            raise ValueError(f"Expected argument `decay` to be between 0 and 1 but got {decay}.")
+        check_interval("(0, 1)", decay=decay)
         check_choice(("own", "broadcast"), pull_to=pull_to)
         if tolerance is not None:
             self.refuse_running_statistics("`tolerance` needs a second gradient in each step")

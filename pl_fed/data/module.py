@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from pl_fed.arguments import check_choice, check_instances, check_integers
+from pl_fed.arguments import check_choice, check_instances, check_integers, check_interval
 from pl_fed.configurable import Configurable
 from pl_fed.data.augmentation import Augmentation
 from pl_fed.data.central import CentralParts, check_central
@@ -144,9 +144,7 @@ class FederatedData(Configurable, LightningDataModule):
         check_integers(1, batch_size=size, clients_per_eval_batch=evaluated)
         largest = min_batch if batch_size is None else batch_size  # a dataloader may have another
         check_integers(1, largest, min_batch=min_batch)
-        for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
-            if not isinstance(share, float | int) or not 0 <= share < 1:
-                raise ValueError(f"Expected argument `{name}` to be in [0, 1) but got {share!r}.")
+        check_interval("[0, 1)", val_fraction=val_fraction, test_fraction=test_fraction)
         if split != "official" and val_fraction + test_fraction >= 1:
             raise ValueError(
                 "Expected arguments `val_fraction` + `test_fraction` to be below 1 but got"

@@ -10,8 +10,8 @@ off.
 
 from torch import Tensor, nn
 
-from pl_fed.arguments import check_integers
-from pl_fed.models._building import check_dropout, initialize_as_tensorflow
+from pl_fed.arguments import check_integers, check_interval
+from pl_fed.models._building import initialize_as_tensorflow
 
 
 class DittoFemnistCNN(nn.Module):
@@ -52,7 +52,7 @@ class DittoFemnistCNN(nn.Module):
         super().__init__()
         check_integers(1, in_channels=in_channels, num_classes=num_classes)
         check_integers(4, image_size=image_size)
-        check_dropout(dropout=dropout, dense_dropout=dense_dropout)
+        check_interval("[0, 1)", dropout=dropout, dense_dropout=dense_dropout)
         self.layers = nn.Sequential(
             nn.Conv2d(in_channels, 16, kernel_size=5, padding=2),
             nn.ReLU(),

@@ -14,8 +14,7 @@ default (CIFAR-10) has none.
 
 from torch import Tensor, nn
 
-from pl_fed.arguments import check_integers
-from pl_fed.models._building import check_dropout
+from pl_fed.arguments import check_integers, check_interval
 
 
 class FlameCNN(nn.Module):
@@ -53,7 +52,7 @@ class FlameCNN(nn.Module):
         super().__init__()
         check_integers(1, in_channels=in_channels, num_classes=num_classes)
         check_integers(4, image_size=image_size)
-        check_dropout(dropout=dropout)
+        check_interval("[0, 1)", dropout=dropout)
         self.layers = nn.Sequential(
             nn.Conv2d(in_channels, 16, kernel_size=3, padding=1, bias=first_bias),
             nn.ReLU(),

@@ -18,8 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pl_fed.arguments import check_choice, check_integers, check_positive
-from pl_fed.models._building import check_dropout
+from pl_fed.arguments import check_choice, check_integers, check_interval, check_positive
 from pl_fed.models.adapter import Adapter
 from pl_fed.models.hugging_face_model import HuggingFaceModel
 from pl_fed.text import first_line
@@ -93,7 +92,7 @@ class LoRA(nn.Module):
     ) -> None:
         super().__init__()
         check_integers(1, r=r)
-        check_dropout(dropout=dropout)
+        check_interval("[0, 1)", dropout=dropout)
         if alpha is not None:
             check_positive(alpha=alpha)
         if body_dtype is not None:

@@ -8,7 +8,7 @@ from typing import Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from pl_fed.arguments import check_choice, check_shares
+from pl_fed.arguments import check_choice, check_interval
 from pl_fed.optimizers.local_schedule import LocalSchedule, list_rates
 
 
@@ -47,13 +47,11 @@ class LocalOneCycle(LocalSchedule):
         anneal_strategy: Literal["cos", "linear"] = "cos",
         rounds: Callable[[Optimizer], LRScheduler | ReduceLROnPlateau] | None = None,
     ) -> None:
-        check_shares(pct_start=pct_start)
+        check_interval("(0, 1)", pct_start=pct_start)
         check_choice(("cos", "linear"), anneal_strategy=anneal_strategy)
         for name, factor in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
             if not factor > 0:
                 raise ValueError(f"Expected argument `{name}` to be above 0 but got {factor}.")
-        if not 0 < pct_start < 1:
-            raise ValueError(f"Expected argument `pct_start` to be in (0, 1) but got {pct_start}.")
         self.pct_start = pct_start
         self.div_factor = div_factor
         self.final_div_factor = final_div_factor

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pl_fed.arguments import check_choice, check_integers, check_positive
+from pl_fed.arguments import check_choice, check_integers, check_interval, check_positive
 
 _PATH = "federation.privacy"
 
@@ -95,7 +95,8 @@ class DifferentialPrivacy:
             _check_number(name, getattr(self, name))
         self._check_noise()
         for name in ("delta", "target_quantile", "quantile_share"):
-            _check_open_share(name, getattr(self, name))
+            if (share := getattr(self, name)) is not None:
+                check_interval("(0, 1)", **{f"{_PATH}.{name}": share})
         check_positive(
             **{f"{_PATH}.{name}": getattr(self, name) for name in ("clip_norm", "clip_lr")}
         )
@@ -193,10 +194,3 @@ def _check_number(name: str, value: Any) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"Expected argument `{_PATH}.{name}` to be a number but got {value!r}.")
-
-
-def _check_open_share(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < 1:
-        raise ValueError(
-            f"Expected argument `{_PATH}.{name}` to be in (0, 1), without 0 and 1, but got {value}."
-        )

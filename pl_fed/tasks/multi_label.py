@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryF1Score, BinaryRecall
 
+from pl_fed.arguments import check_interval
 from pl_fed.tasks.base import as_floats, check_tensor
 from pl_fed.tasks.criterion import CriterionTask
 from pl_fed.trees import Tree, describe
@@ -43,10 +44,7 @@ class MultiLabel(CriterionTask):
                 " takes probabilities: leave it out, and the sigmoid at the end of the net, too."
             )
         super().__init__(nn.BCEWithLogitsLoss() if criterion is None else criterion)
-        if not 0 < threshold < 1:
-            raise ValueError(
-                f"Expected argument `threshold` to lie between 0 and 1 but got {threshold}."
-            )
+        check_interval("(0, 1)", threshold=threshold)
         self.threshold = threshold
 
     def metrics(self) -> MetricCollection:

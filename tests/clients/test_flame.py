@@ -398,7 +398,7 @@ def test_three_conditions_equal_hand_computed_values():
         ({"lam": float("nan")}, "`lam` to be above 0, and finite, but got nan"),
         ({"tolerance": 0.0}, "`tolerance` to be above 0, and finite, but got 0.0"),
         ({"smoothness": 0.0}, "`smoothness` to be above 0, and finite, but got 0.0"),
-        ({"decay": 1.0}, "`decay` to be between 0 and 1 but got 1.0"),
+        ({"decay": 1.0}, r"`decay` to be in \(0, 1\) but got 1.0"),
         ({"pull_to": "w"}, "`pull_to` to be 'own' or 'broadcast' but got 'w'"),
         ({"weights": "size"}, "`weights` to be 'uniform' or 'samples' but got 'size'"),
     ],

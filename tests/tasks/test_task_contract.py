@@ -163,7 +163,7 @@ REFUSED = {
         lambda: MultiLabel(nn.BCELoss()),
         "MultiLabel to take logits but got BCELoss",
     ),
-    "a threshold": (lambda: MultiLabel(threshold=1), "`threshold` to lie between 0 and 1 but got"),
+    "a threshold": (lambda: MultiLabel(threshold=1), r"`threshold` to be in \(0, 1\) but got"),
     "a sum": (lambda: CriterionTask(nn.MSELoss(reduction="sum")), '`reduction="mean"`, as'),
 }
 
