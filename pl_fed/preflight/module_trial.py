@@ -26,9 +26,9 @@ from pl_fed.nets.kept_values import Changes, KeptValues, Part, ValueGuard
 from pl_fed.nets.modes import evaluation_mode, list_shortened_weights, training_mode
 from pl_fed.preflight.explanations import call_or_explain
 from pl_fed.preflight.step_rules import (
-    describe_counter,
     describe_lasting_metrics,
     describe_outside_values,
+    describe_read,
     describe_restored_numbers,
     refuse_evaluation_changes,
 )
@@ -39,9 +39,11 @@ from pl_fed.tasks.base import SkippedStepError
 from pl_fed.tasks.directions import Directions, guess_direction
 from pl_fed.tasks.lightning_task import choose_stage
 from pl_fed.tasks.module_facts import ModuleFacts
+from pl_fed.tasks.module_steps import list_skipped_hooks
 from pl_fed.tasks.own_batches import OwnBatches
 from pl_fed.tasks.step_logs import StepLogs, name_metrics
-from pl_fed.tasks.trainer_stages import note_counters, trainer_stage
+from pl_fed.tasks.trainer_stages import METRICS, note_reads, trainer_stage
+from pl_fed.text import quote
 from pl_fed.trees import describe, read_versions
 from pl_fed.types import Batch
 
@@ -53,6 +55,14 @@ _REMEDIES = {
     "trainer.optimizers": ": the trainer has no local optimizers, so call `self.optimizers()`",
     "trainer.lr_scheduler_configs": (
         ": the trainer has no local schedules, so call `self.lr_schedulers()`"
+    ),
+    "trainer.train_dataloader": (
+        ": the trainer has a dataloader of clients, in training only, so give the module the number"
+        " of its minibatches as an argument"
+    ),
+    "trainer.callback_metrics": (
+        ": the trainer has metrics over clients, such as `val/global/loss`, so compute the client's"
+        " own in the module"
     ),
     "'FederatedData' object has no attribute": (
         ": `self.trainer.datamodule` is that of pl_fed, and that of LightningData is"
@@ -138,13 +148,15 @@ def _try_evaluations(
         The logs of both parts, and the names of changed values outside of the module.
     """
     name, parts = type(net).__name__, {}
-    outside: set[str] = set()
+    outside, readers = set[str](), set[str]()
     for part, step in (("val", "validation_step"), ("test", "test_step")):
         samples = trial.spread_samples(part)
         before = KeptValues.record(owners, reads_trained=True)
         guard, options = ValueGuard(owners), OptionGuard([optimizer])
-        with _note_samples(trial, samples):
+        with _note_samples(trial, samples), note_reads(net, (METRICS,)) as reads:
             parts[part] = _try_evaluation(net, task, samples, part, step)
+        if reads:
+            readers.add(f"The evaluation by `{parts[part].stage}_step` of {name}")
         changes = before.changes(KeptValues.record(owners, reads_trained=True))
         numbers = _list_set_numbers(net, changes) if part == "val" else []
         guard.restore()
@@ -157,6 +169,8 @@ def _try_evaluations(
             rank_zero_warn(describe_outside_values(step, name, sorted(changes.outside)))
         if numbers:
             rank_zero_warn(describe_restored_numbers(step, name, numbers))
+    for reader in sorted(readers):
+        rank_zero_warn(describe_read(reader, METRICS))
     return parts, tuple(sorted(outside))
 
 
@@ -241,8 +255,8 @@ def _try_training(
     task, loss = _copy_task(task, facts), None
     versions = read_versions((batch.inputs, batch.targets))
     mode = training_mode(net) if needs_training_mode else nullcontext()
-    stage, noted = trainer_stage(net, "train"), note_counters(net)
-    with task.training_logs(0) as logs, mode, stage, noted as counters, torch.enable_grad():
+    stage, noted = trainer_stage(net, "train"), note_reads(net)
+    with task.training_logs(0) as logs, mode, stage, noted as reads, torch.enable_grad():
         try:
             loss = _try_step(net, task, batch, "training_step", lambda: task.loss(net, batch))
         except SkippedStepError:
@@ -253,8 +267,8 @@ def _try_training(
         if read_versions((batch.inputs, batch.targets)) == versions:
             with training_mode(net), suppress(Exception):  # it may do so in training mode only
                 task.loss(net, batch)
-    for name in sorted(counters):
-        rank_zero_warn(describe_counter(type(net).__name__, name))
+    for name in sorted(reads):
+        rank_zero_warn(describe_read(f"`training_step` of {type(net).__name__}", name))
     facts = replace(facts, changes_batch=read_versions((batch.inputs, batch.targets)) != versions)
     values = logs.get(id(net), {})
     names = name_metrics({"train": tuple(values)})["train"]
@@ -303,13 +317,18 @@ def _try_evaluation(
 def _try_step(
     net: nn.Module, task: LightningTask, batch: Batch, step: str, call: Callable[[], Any]
 ) -> Any:
+    remedies = dict(_REMEDIES)
+    if skipped := list_skipped_hooks(net):
+        remedies[f"'{type(net).__name__}' object has no attribute"] = (
+            f": pl_fed does not call {quote(skipped)}, so set the attribute in `__init__`"
+        )
     takes = f"inputs {describe(batch.inputs)} and targets {describe(batch.targets)} of each sample"
     if isinstance(task.entries, OwnBatches):
         takes = "the batches that the data set's `collate_fn` makes"
     return call_or_explain(
         f"Expected `{step}` of {type(net).__name__} to take {takes} but that",
         call,
-        _REMEDIES,
+        remedies,
         explains_own=False,
     )
 

@@ -40,6 +40,23 @@ _RULES = {
 }
 """The facts that are refused, each with its rule for ``training_step``."""
 
+_NUMBER = "give the module the number of its minibatches as an argument"
+_READS = {
+    "global_step": "`global_step`, which counts rounds, where a plain fit counts local steps, so"
+    " that a schedule by it is slower: count by `current_epoch`, the round, and `batch_idx`, the"
+    " local step in the round",
+    "num_training_batches": "`trainer.num_training_batches`, which is the number of a round's"
+    f" clients, where a plain fit has the number of minibatches: {_NUMBER}",
+    "is_last_batch": "`trainer.is_last_batch`, which is about the round as one batch, where a plain"
+    f" fit has a client's last minibatch: {_NUMBER}, and compare it with `batch_idx`",
+    "train_dataloader": "`train_dataloader` of the trainer or of its datamodule, which has the"
+    f" clients, where a plain fit has minibatches: {_NUMBER}",
+    "callback_metrics": "`trainer.callback_metrics`, which has metrics over clients, such as"
+    " `val/global/loss`, where a plain fit has the names that the module logs: compute what the"
+    " step needs in the module",
+}
+"""What a step reads, and its remedy, by the name of the trainer's property."""
+
 
 def refuse_changes(facts: StepFacts) -> None:
     """Refuse local steps that carry anything from one client to the next besides buffers.
@@ -174,19 +191,14 @@ def describe_lasting_metrics(net: str, names: Sequence[str]) -> str:
     )
 
 
-def describe_counter(net: str, name: str) -> str:
-    """Return the sentence about a number of the trainer that counts local steps in a plain fit."""
-    if name == "global_step":
-        return (
-            f"`training_step` of {net} reads `global_step`, which counts rounds, where a plain fit"
-            " counts local steps, so that a schedule by it is slower: count by `current_epoch`, the"
-            " round, and `batch_idx`, the local step in the round."
-        )
-    return (
-        f"`training_step` of {net} reads `trainer.{name}`, which is the number of a round's"
-        " clients, where a plain fit has the number of minibatches: give the module that number as"
-        " an argument."
-    )
+def describe_read(reader: str, name: str) -> str:
+    """Return the sentence about a value of the trainer that is another one in a plain fit.
+
+    Args:
+        reader: The step, its module, and perhaps its hooks.
+        name: The name of the trainer's property.
+    """
+    return f"{reader} reads {_READS[name]}."
 
 
 def describe_restored_numbers(step: str, net: str, names: Sequence[str]) -> str:

@@ -120,9 +120,13 @@ def check_hooks(net: nn.Module) -> list[str]:
             f" {', '.join(further)}, too, which Lightning 2 does not give: give it a default, and"
             " optimize by one optimizer on complete batches."
         )
-    return [
-        hook for hook in hooks if hook in _SKIPPED and not (hook == "setup" and _needs_setup(net))
-    ]
+    return list_skipped_hooks(net)
+
+
+def list_skipped_hooks(net: nn.Module) -> list[str]:
+    """Return the hooks of a module that pl_fed does not call and that need not change training."""
+    hooks = [hook for hook in list_hooks(net) if hook in _SKIPPED]
+    return [hook for hook in hooks if hook != "setup" or not _needs_setup(net)]
 
 
 def build_layers(net: nn.Module) -> None:

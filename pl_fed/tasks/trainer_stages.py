@@ -1,14 +1,18 @@
-"""The stage and the counters of a trainer, as the steps of a LightningModule read them."""
+"""The stage and the numbers of a trainer, as the steps of a LightningModule read them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 from torch import nn
 
-COUNTERS = ("global_step", "num_training_batches")
-"""Numbers of a trainer that count local steps in a plain fit, and rounds or clients here."""
+METRICS = "callback_metrics"
+"""The property of a trainer with all logged metrics: here, those over clients."""
+LOADER = "train_dataloader"
+"""The property of a trainer, and the method of its data, with clients here."""
+READS = ("global_step", "num_training_batches", "is_last_batch", LOADER, METRICS)
+"""Properties of a trainer that are about local steps in a plain fit, and about rounds here."""
 
 _FLAGS = {"train": "training", "validation": "validating", "test": "testing"}
 
@@ -44,30 +48,36 @@ def trainer_stage(module: nn.Module, stage: str) -> Iterator[None]:
 
 
 @contextmanager
-def note_counters(module: nn.Module) -> Iterator[set[str]]:
-    """Yield a set of ``COUNTERS``; it grows whenever a step reads one from the module's trainer.
+def note_reads(module: nn.Module, names: Collection[str] = READS) -> Iterator[set[str]]:
+    """Yield a set of ``READS``; it grows whenever a step reads one from the module's trainer.
 
     Args:
         module: A LightningModule.
+        names: The properties to note.
     """
     reads: set[str] = set()
 
-    def lend(name: str, counter: property) -> property:
-        """Return a property with the same number that notes a read."""
+    def lend(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the same function of an object, which notes a read."""
 
-        def read(trainer: Any) -> Any:
-            """Return the number."""
+        def read(owner: Any) -> Any:
+            """Return the value."""
             reads.add(name)
-            return counter.__get__(trainer)
+            return function(owner)
 
-        return property(read)
+        return read
 
-    kind = type(_find_trainer(module))
+    trainer = _find_trainer(module)
+    kind, data_kind = type(trainer), type(getattr(trainer, "datamodule", None))
     with ExitStack() as patches:
-        for name in COUNTERS:
-            counter = getattr(kind, name, None)
-            if isinstance(counter, property):
-                patches.enter_context(mock.patch.object(kind, name, lend(name, counter)))
+        for name in names:
+            value = getattr(kind, name, None)
+            if isinstance(value, property):
+                noting = property(lend(name, value.__get__))
+                patches.enter_context(mock.patch.object(kind, name, noting))
+        if LOADER in names and hasattr(data_kind, LOADER):
+            method = lend(LOADER, getattr(data_kind, LOADER))
+            patches.enter_context(mock.patch.object(data_kind, LOADER, method))
         yield reads
 
 

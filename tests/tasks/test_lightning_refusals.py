@@ -59,6 +59,18 @@ def read_rate_of_trainer(module, batch, batch_idx):
     return module.trainer.optimizers[0].param_groups[0]["lr"]
 
 
+def read_length_of_epoch(module, batch, batch_idx):
+    return len(module.trainer.train_dataloader)
+
+
+def log_metric_of_trainer(module, batch, batch_idx):
+    module.log("val_copy", module.trainer.callback_metrics["val_loss"])
+
+
+def set_criterion(module, stage):
+    module.criterion = nn.MSELoss()
+
+
 def read_own_datamodule(module, batch, batch_idx):
     raise AttributeError("'FederatedData' object has no attribute 'vocabulary'")
 
@@ -149,6 +161,20 @@ REFUSED = {
     "the trainer's optimizer": (
         lambda: fedavg_round(make_module(training_step=read_rate_of_trainer)),
         r"failed: .*: the trainer has no local optimizers, so call `self.optimizers\(\)`",
+    ),
+    "the length of the trainer's dataloader": (
+        lambda: fedavg_round(make_module(training_step=read_length_of_epoch)),
+        "failed: .*: the trainer has a dataloader of clients, in training only, so give the module",
+    ),
+    "the trainer's metrics": (
+        lambda: fedavg_round(make_module(validation_step=log_metric_of_trainer)),
+        "failed: .*: the trainer has metrics over clients, such as `val/global/loss`, so compute",
+    ),
+    "an attribute that an uncalled hook sets": (
+        lambda: fedavg_round(
+            make_module(training_step=lambda m, batch, _: m.missing(batch[0]), setup=set_criterion)
+        ),
+        "'missing': pl_fed does not call `setup`, so set the attribute in `__init__`",
     ),
     "an attribute of the user's datamodule": (
         lambda: fedavg_round(make_module(training_step=read_own_datamodule)),
@@ -299,20 +325,30 @@ def test_log_of_gradients_of_an_earlier_step_gets_a_warning():
         fedavg_round(make_module(training_step=step_with_logged_gradients))
 
 
-def weigh_penalty_by_counters(self, batch, batch_idx):
-    weight = self.global_step + 1 / self.trainer.num_training_batches
+def weigh_penalty_by_the_trainer(self, batch, batch_idx):
+    weight = self.global_step + 1 / self.trainer.num_training_batches + self.trainer.is_last_batch
+    weight += len(self.trainer.datamodule.train_dataloader()) + len(self.trainer.callback_metrics)
     return weight * sum(parameter.square().sum() for parameter in self.parameters())
 
 
+def log_best_loss(self, batch, batch_idx):
+    self.log("val_best", self.trainer.callback_metrics.get("val_loss", torch.zeros(())))
+
+
 @pytest.mark.slow
-def test_counters_of_the_trainer_that_mean_others_than_in_a_plain_fit_get_a_warning(tmp_path):
-    client = FedAvg(make_module(training_step=weigh_penalty_by_counters))
+def test_reads_of_the_trainer_that_mean_others_than_in_a_plain_fit_get_a_warning(tmp_path):
+    net = make_module(training_step=weigh_penalty_by_the_trainer, validation_step=log_best_loss)
+    client = FedAvg(net)
     with pytest.warns(UserWarning, match="Own reads") as warned:
         quiet_trainer(tmp_path, 1).fit(client, shared_out(float32(numbers())))
     sentences = [str(warning.message) for warning in warned if "Own reads" in str(warning.message)]
     assert [sentence.split(",")[0] for sentence in sentences] == [
+        "`training_step` of Own reads `trainer.callback_metrics`",
         "`training_step` of Own reads `global_step`",
+        "`training_step` of Own reads `trainer.is_last_batch`",
         "`training_step` of Own reads `trainer.num_training_batches`",
+        "`training_step` of Own reads `train_dataloader` of the trainer or of its datamodule",
+        "The evaluation by `validation_step` of Own reads `trainer.callback_metrics`",
     ]
 
 
