@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,3 +58,20 @@ def try_lock(path: Path) -> Iterator[bool]:
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
+
+
+@contextlib.contextmanager
+def wait_for_lock(path: Path) -> Iterator[None]:
+    """Lock a file against other processes, as soon as no other one holds its lock.
+
+    Args:
+        path: The file; it is made if it is missing, and its folder, too.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    while True:
+        with try_lock(path) as is_locked:
+            if is_locked:
+                yield
+                return
+        time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from dataclasses import asdict
 from unittest.mock import Mock
 
@@ -9,7 +10,7 @@ import pytest
 from run_folders import write_run
 
 from pl_fed.command.report import main as report
-from pl_fed.files import replace_file
+from pl_fed.files import replace_file, try_lock, wait_for_lock
 from pl_fed.reports import page
 from pl_fed.studies.cell_folder import CellRecord, State
 from pl_fed.studies.cell_run import run_cell
@@ -44,6 +45,24 @@ def test_processes_share_no_temporary_file(tmp_path, monkeypatch):
             temporary.write_text("")
             names.append(temporary)
     assert len({*names}) == 2
+
+
+def test_lock_is_waited_for(tmp_path):
+    path, order = tmp_path / "made" / "lock", []
+
+    def write_last():
+        with wait_for_lock(path):
+            order.append("last")
+
+    thread = threading.Thread(target=write_last)
+    with wait_for_lock(path):
+        thread.start()
+        thread.join(0.06)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "last"]
+    with try_lock(path) as is_free:
+        assert is_free
 
 
 @pytest.fixture

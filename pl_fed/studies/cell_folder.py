@@ -18,6 +18,9 @@ from pl_fed.files import replace_file, try_lock
 RECORD = "cell.json"
 """Name of the file with a cell's labels, seed and last failure."""
 
+LOCKS = ".locks"
+"""Name of the folder with the files that processes lock, in that of a study."""
+
 LOG = "log.txt"
 """Name of the file with the output of a cell's run."""
 
@@ -100,7 +103,7 @@ class CellFolder:
         name = self.relative.replace("/", ",")
         if len(name.encode()) > _MAX_BYTES:
             name = hashlib.sha256(name.encode()).hexdigest()
-        return self.root / ".locks" / name
+        return self.root / LOCKS / name
 
     @property
     def is_locked(self) -> bool:

@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pl_fed.files import wait_for_lock
 from pl_fed.studies.cards import list_cards, may_use_card
-from pl_fed.studies.cell_folder import State, write_text
+from pl_fed.studies.cell_folder import LOCKS, State, write_text
 from pl_fed.studies.cells import Cell, expand
 from pl_fed.studies.engines import open_remote_pool
 from pl_fed.studies.execution import Event, Execution
@@ -262,12 +263,21 @@ class Study:
                 listener = report or (lambda _: None)
                 Execution(self.spec.name, self.folder, todo, keep, listener).run(pool)
         self._remove_checkpoints(statuses)
-        earlier = self._read_earlier()
-        statuses = self.inspect()
-        rows = [make_row(status, earlier) for status in statuses]
-        if list_lost(rows, statuses, earlier) or list_foreign(statuses, earlier):
-            copy_aside(self.folder)
-        write_results(self.folder, rows)
+        return self._write_results()
+
+    def _write_results(self) -> list[dict[str, Any]]:
+        """Write the rows of all cells, and return them.
+
+        Only one start reads states and writes at a time: the table of the last one to end then has
+        the results of all.
+        """
+        with wait_for_lock(self.folder / LOCKS / RESULTS):
+            earlier = self._read_earlier()
+            statuses = self.inspect()
+            rows = [make_row(status, earlier) for status in statuses]
+            if list_lost(rows, statuses, earlier) or list_foreign(statuses, earlier):
+                copy_aside(self.folder)
+            write_results(self.folder, rows)
         return rows
 
     def _read_earlier(self) -> RecordedRows:

@@ -15,7 +15,8 @@ from run_folders import write_table
 from study_processes import StudyCommand, run
 
 import pl_fed
-from pl_fed.studies.cell_folder import CellFolder
+from pl_fed.files import try_lock
+from pl_fed.studies.cell_folder import LOCKS, CellFolder
 from pl_fed.studies.results import RESULTS
 
 pytestmark = pytest.mark.slow
@@ -392,6 +393,20 @@ def test_a_part_of_a_study_keeps_the_rows_of_an_earlier_table(finished, tmp_path
     after = read_results(tmp_path / "study")
     assert [r["status"] for r in after] == ["done"] * 5 + ["missing"]
     assert [r["test/global/loss"] for r in after[:5]] == [r["test/global/loss"] for r in rows[:5]]
+
+
+def test_table_is_written_by_one_start_at_a_time(finished, monkeypatch):
+    """A start that reads the states of cells while another one ends would write old ones."""
+    monkeypatch.chdir(finished)
+    held = []
+
+    def write_alone(folder, rows):
+        with try_lock(folder / LOCKS / RESULTS) as is_free:
+            held.append(not is_free)
+
+    monkeypatch.setattr(pl_fed.studies.study, "write_results", write_alone)
+    pl_fed.Study(**STUDY).run()
+    assert held == [True]
 
 
 def test_results_from_python(finished, monkeypatch):
