@@ -27,8 +27,10 @@ class RoundMetrics(Callback):
         self._loaded_round = int(checkpoint["global_step"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the rows of ``metrics.csv`` after the round of the checkpoint."""
+        """Remove rows of ``metrics.csv`` after the round of the checkpoint, if rounds follow."""
         self._loaded_round = None
+        if trainer.fit_loop.done:  # the results of a test stay
+            return
         for logger in trainer.loggers:
             if isinstance(logger, RunCSV) and trainer.is_global_zero:
                 continues = bool(last_checkpoint(logger.path.parent))  # in the run's own folder

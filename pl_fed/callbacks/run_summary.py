@@ -58,21 +58,30 @@ class RunSummary(Callback):
         self.federation = federation
         self.folder = folder
         self._created = time.monotonic()
+        self._trains = False
         self._start_up: float | None = None
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that no round has begun."""
+        self._trains = False
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the time before the first round; remove the summary of a run that goes on.
+        """Note the time before the first round; remove the summary of a run with rounds left.
 
         The trainer has accepted the checkpoint by then, so a refused resume keeps the summary.
         """
-        if folder := self._output_folder(trainer):
+        self._trains = not trainer.fit_loop.done
+        folder = self._output_folder(trainer)
+        if self._trains and folder:
             (folder / SUMMARY).unlink(missing_ok=True)
         if self._start_up is None:
             self._start_up = time.monotonic() - self._created
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the summary of a fit."""
-        self._write(trainer, "fit")
+        """Write the summary of a fit; a fit without a round left keeps that of its test."""
+        folder = self._output_folder(trainer)
+        if self._trains or (folder is not None and not (folder / SUMMARY).is_file()):
+            self._write(trainer, "fit")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

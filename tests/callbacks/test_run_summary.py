@@ -120,6 +120,23 @@ def test_resumed_run_counts_the_rounds_before(tmp_path):
 
 
 @pytest.mark.slow
+def test_fit_without_a_round_left_keeps_the_summary_of_the_test(tmp_path):
+    trainer, client, data = fit(tmp_path)
+    trainer.test(client, data, verbose=False)
+    before, rows = read(tmp_path), (tmp_path / "metrics.csv").read_bytes()
+    trainer, client, data = fit(tmp_path, ckpt_path="last")
+    assert before["stage"] == "test"
+    assert read(tmp_path) == before
+    assert (tmp_path / "metrics.csv").read_bytes() == rows
+    trainer.test(client, data, verbose=False)
+    assert read(tmp_path)["metrics"] == before["metrics"]
+    assert (tmp_path / "metrics.csv").read_bytes() == rows
+    (tmp_path / "summary.json").unlink()
+    fit(tmp_path, ckpt_path="last")
+    assert read(tmp_path)["stage"] == "fit"
+
+
+@pytest.mark.slow
 def test_run_that_fails_has_no_summary_of_its_earlier_part(tmp_path):
     class Failing(SignFlipping):
         def forge(self, honest, own, context):
