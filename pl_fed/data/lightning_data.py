@@ -29,7 +29,7 @@ from pl_fed.data.torch_dataset import build_roles, choose_collation
 from pl_fed.random import fork_all_generators
 from pl_fed.tasks.module_steps import BATCH_HOOKS
 from pl_fed.tasks.own_batches import Collate, OwnBatches
-from pl_fed.text import first_line
+from pl_fed.text import find_code_line, first_line
 
 _HOOKS = {TRAIN: "train_dataloader", VAL: "val_dataloader", TEST: "test_dataloader"}
 _EVALUATED = {VAL: "val", TEST: "test"}
@@ -139,11 +139,16 @@ class LightningData(DataSource):
                 " without one."
             )
         self.minibatches = _find_minibatches(loaders[TRAIN])
-        self.evaluation_sizes = {
-            _EVALUATED[part]: minibatches[0]
-            for part, loader in loaders.items()
-            if part in _EVALUATED and (minibatches := _find_minibatches(loader)) is not None
-        }
+        self.evaluation_sizes = {}
+        for part in _EVALUATED.keys() & loaders.keys():
+            if (minibatches := _find_minibatches(loaders[part])) is not None:
+                self.evaluation_sizes[_EVALUATED[part]], drops_last = minibatches
+                if drops_last:
+                    rank_zero_info(
+                        f"pl_fed evaluates all samples of `{_HOOKS[part]}` of {self.name}, although"
+                        " its dataloader has drop_last=True, which would leave out other samples of"
+                        " each client."
+                    )
         data_sets = {part: self._select(loader) for part, loader in loaders.items()}
         if _count_shared(data_sets):
             loaders = self._build_loaders(repeats=True)
@@ -291,9 +296,11 @@ class LightningData(DataSource):
         try:
             yield
         except Exception as error:  # of any type
+            remedy = "read `self.trainer` only if it is set, or give `__init__` what it tells"
             raise ValueError(
                 f"Expected `{hook}` of {self.name} to run without a Trainer but got"
-                f" {type(error).__name__}: {first_line(error)}."
+                f" {type(error).__name__}: {first_line(error)}"
+                f"{f': {remedy}' if 'trainer' in find_code_line(error) else ''}."
             ) from error
 
 

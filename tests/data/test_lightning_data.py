@@ -1,5 +1,6 @@
 """The data sets of a LightningDataModule, as the parts of a federation."""
 
+import logging
 import sys
 import warnings
 
@@ -75,6 +76,18 @@ def test_dataloaders_are_the_official_parts():
     clients = FederatedData(source, seed=0).clients  # the official split by default
     assert clients.test.sizes.sum() == 30
     assert clients.num_clients == 7
+
+
+@pytest.mark.slow
+def test_evaluations_drop_no_sample(caplog):
+    module = Module(batch_size=8)
+    module.val_dataloader = lambda: DataLoader(module.val, batch_size=8, drop_last=True)
+    with caplog.at_level(logging.INFO):
+        source = LightningData(module, client="sites")
+        assert source.load().split.tolist().count(1) == 20
+    assert "pl_fed evaluates all samples of `val_dataloader` of Module, although" in caplog.text
+    assert "samples of `test_dataloader`" not in caplog.text
+    assert source.evaluation_sizes == {"val": 8, "test": 8}
 
 
 @pytest.mark.slow
@@ -232,7 +245,7 @@ def test_random_training_data_and_batch_hooks():
         (
             {"setup": lambda self, stage: self.trainer.world_size},
             ValueError,
-            "`setup` of Bad to run without a Trainer but got AttributeError: ",
+            "`setup` of Bad to run without a Trainer but got Attr.*: read `self.trainer",
         ),
         (
             {"test_dataloader": lambda self: DataLoader(self.test, collate_fn=list)},
