@@ -52,7 +52,8 @@ class FairnessAttack(OwnTraining):
             others are drawn from all its samples. An attacker without any takes those of the other
             Byzantine clients.
         prediction: The prediction of the benign updates: the attacker's ``"own"`` honest update,
-            the mean of the ``"observed"`` benign uploads, or ``"none"``.
+            the mean of the ``"observed"`` benign uploads, or ``"none"``. With the adversary's
+            ``knowledge: own``, the observed uploads are the attackers' own honest ones.
         share: s, the attackers' joint share of the weights, in (0, 1]; ``None`` takes their share
             of the cohort.
         epochs: Passes of an attacker over its samples, at least 1.

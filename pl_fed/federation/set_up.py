@@ -50,6 +50,7 @@ from pl_fed.preflight.rules import (
     check_votes,
     describe_unused_groups,
     warn_of_scaled_images,
+    warn_of_unread_losses,
     warn_of_untrained_parts,
 )
 from pl_fed.preflight.step_facts import StepFacts
@@ -228,6 +229,7 @@ class SessionSetup:
         check_upload_factors(client, aggregator)
         check_compared_parts(client, aggregator)
         warn_of_untrained_parts(client, aggregator)
+        warn_of_unread_losses(federation.adversary.attack, aggregator)
         check_server_step(aggregator, federation.server.only_adds)
         if federation.compression is not None:
             check_compression(federation.compression, client, aggregator)

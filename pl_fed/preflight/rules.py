@@ -7,7 +7,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator, Chain, Mean
-from pl_fed.attacks import Attack
+from pl_fed.attacks import Attack, LargeLoss
 from pl_fed.clients.base import Client
 from pl_fed.clients.features import keeps_features
 from pl_fed.data.batches import BatchRule
@@ -396,6 +396,21 @@ def warn_of_untrained_parts(client: Client, aggregator: Aggregator) -> None:
             f"{type(aggregator.final_aggregator).__name__} reads the results of the global model on"
             f" the clients' data, but {type(client).__name__} never trains the parts of it that"
             " clients keep: the results are those of their first values."
+        )
+
+
+def warn_of_unread_losses(attack: Attack | None, aggregator: Aggregator) -> None:
+    """Warn of an attack that only forges losses if the server reads none.
+
+    Args:
+        attack: The attack on uploads, if there is one.
+        aggregator: The server's aggregator.
+    """
+    if isinstance(attack, LargeLoss) and not aggregator.needs_start_losses:
+        rank_zero_warn(
+            f"The attack LargeLoss changes nothing, because {type(aggregator).__name__} reads no"
+            " losses: take an aggregator such as QFFL or Term, or combine it with another attack by"
+            " `Combined`."
         )
 
 

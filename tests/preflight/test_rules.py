@@ -19,6 +19,8 @@ from pl_fed.aggregators import (
     Mean,
     WeakDP,
 )
+from pl_fed.attacks import LargeLoss, SignFlipping
+from pl_fed.preflight.rules import warn_of_unread_losses
 from pl_fed.samplers import All
 
 DATA = shared_out(classes([5, 8, 4]))
@@ -81,6 +83,16 @@ def test_losses_of_a_model_with_parts_that_nobody_trains_are_announced():
         warnings.filterwarnings("error", message=".*never trains the parts.*")
         set_up("FedPer", {}, Mean())
         set_up("Ditto", {}, QFFL())
+
+
+def test_forged_losses_that_no_server_reads_are_announced():
+    with pytest.warns(UserWarning, match="LargeLoss changes nothing, because Mean reads no losses"):
+        warn_of_unread_losses(LargeLoss(), Mean())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_unread_losses(LargeLoss(), QFFL())
+        warn_of_unread_losses(SignFlipping(), Mean())
+        warn_of_unread_losses(None, Mean())
 
 
 @pytest.mark.usefixtures("untried")
