@@ -565,6 +565,17 @@ def check_private_monitors(trainer: Any, public: Collection[str] = ()) -> None:
             )
 
 
+def warn_of_published_seed(trainer: Any) -> None:
+    """Warn of loggers that publish the checkpoints of a run with privacy."""
+    for logger in trainer.loggers:
+        if getattr(logger, "_log_model", False):  # of W&B and MLflow
+            rank_zero_warn(
+                f"{type(logger).__name__} with `log_model` publishes checkpoints, which have the"
+                " noise seed: whoever reads them can subtract the noise of `federation.privacy`."
+                " Leave out `log_model`."
+            )
+
+
 def _list_monitors(trainer: Any, strict: bool = False) -> list[tuple[str, str]]:
     """Return the names of the callbacks and schedules with a monitor, and the monitor.
 

@@ -38,6 +38,7 @@ from pl_fed.lightning.compatibility import (
     list_options,
     warn_of_kept_options,
     warn_of_opposite_modes,
+    warn_of_published_seed,
     warn_of_trained_net,
 )
 from pl_fed.loggers import RunCSV, WaitingRows
@@ -303,6 +304,7 @@ class FederatedLoop(_FitLoop):
         session.rounds.local_training.check_schedule()
         if self.federation.privacy is not None:
             check_private_monitors(self.trainer, session.list_public())
+            warn_of_published_seed(self.trainer)
         check_monitors(self.trainer, self.trainer.lightning_module, names)
         begins_anew = not self._is_restored and self.federation.initial_model is None
         warn_of_trained_net(session.client, begins_anew)

@@ -1,6 +1,7 @@
 """A round with privacy: the exact update, the fixed denominator, the budget, and its refusals."""
 
 import math
+import warnings
 from functools import partial
 from types import SimpleNamespace
 
@@ -33,7 +34,7 @@ from pl_fed.clients import Ditto, FedAvg, FedBN, Local, Scaffold
 from pl_fed.distributed.processes import Processes
 from pl_fed.distributed.work_share import WorkShare
 from pl_fed.functional.privacy import root_coefficients
-from pl_fed.lightning.compatibility import check_private_monitors
+from pl_fed.lightning.compatibility import check_private_monitors, warn_of_published_seed
 from pl_fed.random import key, normal_row
 from pl_fed.rounds.privacy import build_privacy
 from pl_fed.rounds.settings import RunSettings
@@ -499,6 +500,15 @@ def test_budget_of_a_checkpoint_continues_after_another_run_of_the_federation():
     federation.load_state_dict(saved)
     federation.setup(other, data, "fit", settings=settings)
     assert federation.session.rounds.privacy.rounds == 1
+
+
+def test_loggers_that_publish_the_noise_seed_get_a_warning():
+    loggers = [SimpleNamespace(_log_model="all"), SimpleNamespace(_log_model=False), object()]
+    with pytest.warns(UserWarning, match="`log_model` publishes checkpoints, which have the noise"):
+        warn_of_published_seed(SimpleNamespace(loggers=loggers))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_published_seed(SimpleNamespace(loggers=loggers[1:]))
 
 
 def test_ends_of_a_run_by_clients_or_the_clock_are_refused():
