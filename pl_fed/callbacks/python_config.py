@@ -54,6 +54,7 @@ class PythonConfig(Callback):
         is_dry_run = getattr(trainer, "fast_dev_run", False)
         if has_config or is_dry_run or not trainer.is_global_zero:
             return
+        _log_hyperparameters(trainer, pl_module)
         path, config = self.folder / PYTHON_CONFIG, self._describe(pl_module)
         trained = trainer.global_step
         earlier = self.folder / f"config_to_round_{trained}.yaml"
@@ -89,3 +90,11 @@ class PythonConfig(Callback):
             "federation": self.federation.constructor_arguments,
             "trainer": self.arguments,
         }
+
+
+def _log_hyperparameters(trainer: Trainer, client: Any) -> None:
+    """Log the hyperparameters that the LightningModule of a client saves, as a plain fit does."""
+    net = client.global_model
+    if getattr(net, "_log_hyperparams", False):
+        for logger in trainer.loggers:
+            logger.log_hyperparams(net.hparams_initial)

@@ -1,6 +1,7 @@
 """Own batches: minibatches as a data set and its collate function make them, read in each step."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -144,6 +145,13 @@ class OwnBatches:
         """
         start = max(start for start in self.collates if start <= first)
         collate, samples = self.collates[start], self._last[1]
+        if any(sample is None for sample in samples):
+            warnings.warn(
+                f"{type(self.dataset).__name__} has samples that are None. If its collate function"
+                " leaves them out, sizes of clients and means over batches count them: give it a"
+                " torch.utils.data.Subset of the other samples.",
+                stacklevel=2,
+            )
         if not self._needs_copies.get(start, True):
             return collate([*samples])
         try:

@@ -7,7 +7,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.loggers import CSVLogger
 from small_federations import Given, classes, mlp, seeded
 
 import pl_fed
@@ -189,3 +190,35 @@ def test_command_line_run_has_only_its_own_config(tmp_path):
     (folder,) = tmp_path.iterdir()
     assert (folder / "config.yaml").is_file()
     assert not (folder / FILE).exists()
+
+
+class Saved(LightningModule):
+    """A module that saves its hyperparameters."""
+
+    def __init__(self, width=3, rate=0.25):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = torch.nn.Linear(4, width)
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.net(batch[0].float()), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.rate)
+
+
+@pytest.mark.slow
+def test_loggers_get_the_hyperparameters_of_a_module(tmp_path):
+    trainer = pl_fed.Trainer(
+        pl_fed.Federation(All(), engine=pl_fed.EngineOptions("one_by_one")),
+        run_dir=tmp_path / "run",
+        logger=CSVLogger(tmp_path / "logs"),
+        max_epochs=1,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(FedAvg(seeded(Saved)), FederatedData(Given(classes([8, 8])), batch_size=4))
+    (file,) = (tmp_path / "logs").rglob("hparams.yaml")
+    logged = yaml.safe_load(file.read_text())
+    assert {"width": 3, "rate": 0.25}.items() <= logged.items()

@@ -267,6 +267,18 @@ def test_samples_that_a_step_changes_are_whole_for_its_next_model(collate, facto
     assert data.reads == 1
 
 
+def test_samples_that_are_none_get_a_warning():
+    def join(samples):
+        return [sample for sample in samples if sample is not None]
+
+    batches = OwnBatches([1.0, None, 3.0], join)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert batches.join(batches.rows()[[0, 2]], None) == [1.0, 3.0]
+    with pytest.warns(UserWarning, match=r"list has samples that are None\. If its collate"):
+        assert batches.join(batches.rows()[[0, 1]], None) == [1.0]
+
+
 def test_samples_without_copies_are_read_for_each_model():
     class Locked(Counted):
         def __getitem__(self, index):
