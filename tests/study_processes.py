@@ -128,7 +128,7 @@ class StudyCommand:
         """All that the command has printed."""
         return self._output.read_text()
 
-    def wait(self, timeout=120):
+    def wait(self, timeout=600):
         """Return the exit status and the output of the command."""
         self._process.join(timeout)
         assert self._process.exitcode is not None, self.output
@@ -139,7 +139,7 @@ class StudyCommand:
         """Whether the command runs."""
         return self._process.exitcode is None
 
-    def wait_for(self, condition, timeout=60):
+    def wait_for(self, condition, timeout=300):
         """Wait until a function returns a true value, and return it."""
         until = time.monotonic() + timeout
         while not (value := condition()):
