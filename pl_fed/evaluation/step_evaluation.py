@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from pl_fed.data.client_data import ClientData
 from pl_fed.devices import note_devices
 from pl_fed.evaluation.client_measures import measure
+from pl_fed.evaluation.model_runner import SampleBatches
 from pl_fed.evaluation.monitor import Tables
 from pl_fed.random import fork_all_generators, key
 from pl_fed.tasks import LightningTask
@@ -18,16 +18,6 @@ from pl_fed.tasks.step_predictions import join_predictions
 from pl_fed.tasks.trainer_stages import is_sanity_check
 from pl_fed.trees import Tree, join, select
 from pl_fed.types import Batch
-
-
-class SamplesLike(Protocol):
-    """The part of the evaluator's samples that a step evaluation reads."""
-
-    data: ClientData
-    sizes: Tensor
-
-    def client_batches(self, position: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (position, repeated for each sample; sample ids) of one client, in batches."""
 
 
 class StepEvaluation:
@@ -42,7 +32,7 @@ class StepEvaluation:
     """
 
     def __init__(
-        self, task: LightningTask, module: nn.Module, samples: SamplesLike, clients: Tensor
+        self, task: LightningTask, module: nn.Module, samples: SampleBatches, clients: Tensor
     ) -> None:
         self.task = task
         self.clients = clients.tolist()
@@ -146,7 +136,7 @@ class _ClientBatches:
     """Client batches: the samples of one client in batches; may be iterated several times."""
 
     def __init__(
-        self, samples: SamplesLike, position: int, poison: Callable[[Batch], Batch] | None
+        self, samples: SampleBatches, position: int, poison: Callable[[Batch], Batch] | None
     ) -> None:
         self.samples = samples
         self.position = position

@@ -16,7 +16,7 @@ from torchmetrics.utilities import prints
 
 from pl_fed.devices import is_about_devices, is_out_of_memory
 from pl_fed.tasks.base import Task
-from pl_fed.trees import Tree, leaves, replace_leaves
+from pl_fed.trees import leaves, tree_map
 
 UNDEFINED_ERRORS = (RuntimeError, ValueError, IndexError)
 """Errors of metrics that are undefined for some samples, for example R² of one sample."""
@@ -75,7 +75,7 @@ def metric_value(metric: Any, arguments: Sequence[Any] | None, computes: bool = 
     def update_on_cpu() -> None:
         on_cpu = _copy_to_cpu(metric)
         on_cpu.reset()
-        on_cpu.update(*map(_to_cpu, arguments or ()))
+        on_cpu.update(*tree_map(Tensor.cpu, list(arguments or ())))
 
     try:
         if arguments is not None:
@@ -266,10 +266,6 @@ def _copy_to_cpu(metric: Any) -> Any:
         moved = {n: value.cpu() for n, value in vars(module).items() if isinstance(value, Tensor)}
         vars(module).update(moved)  # not states: `cpu` leaves them where they are
     return on_cpu
-
-
-def _to_cpu(tree: Tree) -> Tree:
-    return replace_leaves(tree, iter([leaf.cpu() for leaf in leaves(tree)]))
 
 
 def _is_on_device(metric: Any, arguments: Sequence[Any] | None) -> bool:
