@@ -62,8 +62,8 @@ class Forging:
         if not valid.all():
             proposals = uploads.proposals.replace_broken(valid, server_states)
             honest = replace(honest, proposals=proposals)
-        known = self._build_context(context)
-        reported = byzantine_clients.forge_losses(known, attackers)
+        attacker_context = self._build_context(context)
+        reported = byzantine_clients.forge_losses(attacker_context, attackers)
         own = honest.rows[attackers]
         simulated: Tensor | None = None  # one copy of the uploads for all simulations
         send: Callable[[Tensor], Tensor] = self.client.restrict_rows
@@ -100,7 +100,9 @@ class Forging:
             merged = merged.normalize(self.client, server.aggregator)
             return server.simulate_merge(merged.rows, merged.weights, merged.context, reject)
 
-        rows = byzantine_clients.forge(honest.rows, attackers, valid, known, simulate_merge)
+        rows = byzantine_clients.forge(
+            honest.rows, attackers, valid, attacker_context, simulate_merge
+        )
         rows[attackers] = carry(rows[attackers])
         # a finite forged upload is valid even if the attacker's own upload is broken
         is_valid = finite_rows(rows) & (valid | attackers.to(valid.device))
