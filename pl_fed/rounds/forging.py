@@ -69,7 +69,7 @@ class Forging:
         send: Callable[[Tensor], Tensor] = self.client.restrict_rows
         if self.channel is not None:
             ids = context.clients[attackers.cpu()]
-            send = partial(self.channel.carry, clients=ids, round=context.round)
+            send = partial(self.channel.carry, own=own, clients=ids, round=context.round)
 
         def carry(forged: Tensor) -> Tensor:
             """Return forged uploads as the server receives them, [attackers, numel].

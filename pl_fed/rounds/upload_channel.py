@@ -15,6 +15,7 @@ from pl_fed.nets.rows import RowLayout
 from pl_fed.random import fork_all_generators, key, read_generators
 
 _PIECE = 1 << 24  # numbers of uploads that a codec compresses at a time: draws take 8 bytes each
+_ULPS = 8  # numbers that differ by up to so many units of rounding are equal
 
 
 class UploadChannel:
@@ -111,17 +112,22 @@ class UploadChannel:
         received = torch.cat([row for row, _ in parts])
         return received, {name: torch.cat([own[name] for _, own in parts]) for name in parts[0][1]}
 
-    def carry(self, forged: Tensor, clients: Tensor, round: int) -> Tensor:
+    def carry(self, forged: Tensor, own: Tensor, clients: Tensor, round: int) -> Tensor:
         """Return forged uploads as the server receives them: a single message of a new client.
+
+        A multiple of an attacker's own upload, as of a flipped sign, is that multiple of its
+        message: this upload has gone through the channel already, with the same draws.
 
         Args:
             forged: The attackers' uploads, [attackers, numel].
+            own: The uploads that the attackers would send, as the server would receive them.
             clients: The attackers' ids, int64 [attackers].
             round: The round, from 0.
         """
         defaults = self.client.compression_defaults
         memory = {name: row.expand(len(forged), -1) for name, row in defaults.items()}
-        return self.send(forged, clients, round, memory)[0]
+        sent = self.send(forged, clients, round, memory)[0]
+        return forged.where(_mark_multiples(forged, own), sent)
 
     def count_bytes(self, number_bytes: int) -> int:
         """Return the bytes of a compressed upload.
@@ -130,3 +136,18 @@ class UploadChannel:
             number_bytes: The bytes of an uncompressed number.
         """
         return -(-self.compressor.count_bits(self.layout, 8 * number_bytes) // 8)
+
+
+def _mark_multiples(rows: Tensor, others: Tensor) -> Tensor:
+    """Return a mask of the rows that are multiples of other rows, but for rounding, [n, 1].
+
+    Example:
+        >>> _mark_multiples(torch.tensor([[3.0, 0.0], [3.0, 0.1]]), torch.tensor([[1.0, 0.0]] * 2))
+        tensor([[ True],
+                [False]])
+    """
+    numbers, originals = rows.double(), others.double()
+    products = (numbers * originals).sum(1, keepdim=True)
+    multiples = products / originals.square().sum(1, keepdim=True) * originals
+    rounding = _ULPS * torch.finfo(rows.dtype).eps * multiples.abs()
+    return ((numbers - multiples).abs() <= rounding).all(1, keepdim=True)

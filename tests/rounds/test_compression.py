@@ -331,6 +331,19 @@ def test_an_upload_that_its_attacker_leaves_as_it_is_is_compressed_once():
         assert torch.equal(outcome.w, honest.w)
 
 
+@pytest.mark.slow
+def test_a_multiple_of_an_own_upload_is_the_multiple_of_its_message():
+    """By its draws, a second compression would have lengthened RandomK's rows by d/k again."""
+    for codec in (RandomK(9, error_feedback=False), QSGD(2), NaturalCompression()):
+        honest, flipped = Recorded(), Recorded()
+        for aggregator, attack in ((honest, {}), (flipped, {"attack": SignFlipping(3.0)})):
+            ids = {"ids": [1, 4]} if attack else {}
+            run(codec, sampler=All(), rounds=1, aggregator=aggregator, **attack, **ids)
+        (_, sent), (_, forged) = honest.rounds[0], flipped.rounds[0]
+        factors = torch.tensor([1.0, -3.0, 1.0, 1.0, -3.0, 1.0], dtype=sent.dtype)
+        assert_close(forged, sent * factors[:, None], rtol=1e-14, atol=0)
+
+
 class BreakingAttack(Attack):
     def forge(self, honest, own, context):
         return own.clone().fill_(math.nan)
