@@ -185,9 +185,10 @@ class HuggingFace(DataSource):
     def _find_columns(self, dataset: Any) -> BatchRoles:
         """Return the roles with the names of all columns that are used."""
         columns, client = dataset.column_names, self.roles.client
-        target = self.roles.find_target([name for name in columns if name != client])
+        shown = [name for name in columns if name in _list_shown(dataset)]
+        target = self.roles.find_target([name for name in shown if name != client])
         labels = self.roles.labels
-        others = [name for name in columns if name not in (client, target, labels)]
+        others = [name for name in shown if name not in (client, target, labels)]
         texts = {name for name in columns if _type_of(dataset.features[name]) in _TEXTS}
         inputs = self.roles.inputs
         if inputs is None:
@@ -241,6 +242,7 @@ class _Rows:
             for names, options in formats
             if names
         ]
+        self.plain = dataset.with_format(None)
         self.new_ids: dict[Any, Tensor] = {}
         for name, names in class_names.items():
             own = getattr(dataset.features[name], "names", None)
@@ -255,7 +257,14 @@ class _Rows:
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several rows, faster than one by one; a DataLoader calls it."""
-        columns = {k: v for view in self.views for k, v in view[list(indices)].items()}
+        try:
+            columns = {k: v for view in self.views for k, v in view[list(indices)].items()}
+        except (AttributeError, TypeError):  # of datasets, by a list that is missing
+            rows = self.plain[list(indices)]
+            for name in self.types:
+                if None in rows[name]:
+                    raise _missing_value_error(name) from None
+            raise
         for name, ids in self.new_ids.items():
             columns[name] = torch.where(columns[name] < 0, columns[name], ids[columns[name]])
         types = self.types
@@ -336,6 +345,13 @@ def _check_labels(piece: Any, target: Any) -> None:
         )
 
 
+def _list_shown(dataset: Any) -> list[str]:
+    """Return the columns that ``set_format("torch", columns=...)`` selects; by default all."""
+    selection = dataset.format
+    shown = dataset.column_names if selection["output_all_columns"] else selection["columns"]
+    return list(shown)
+
+
 def _holds_row_numbers(dataset: Any, name: str) -> bool:
     """Return whether a column holds row numbers of pandas."""
     if is_row_number(name):
@@ -386,11 +402,15 @@ def _restore_type(name: Any, value: Any, kind: str | None) -> Any:
         is_missing = is_real and bool(value.isnan().any())
         value = value if is_missing else value.to(dtype)
     if is_missing:
-        raise ValueError(
-            f"Expected column {name!r} to hold a value in each row but got a missing one: fill it"
-            " in by `dataset.map`, or remove its row by `dataset.filter`"
-        )
+        raise _missing_value_error(name)
     return value
+
+
+def _missing_value_error(name: Any) -> ValueError:
+    return ValueError(
+        f"Expected column {name!r} to hold a value in each row but got a missing one: fill it in by"
+        " `dataset.map`, or remove its row by `dataset.filter`"
+    )
 
 
 def _check_plain(datasets: Any, dataset: Any) -> None:

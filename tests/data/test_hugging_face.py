@@ -362,6 +362,24 @@ def test_dates_and_missing_values_are_refused_by_column():
             HuggingFace(dataset, "owner").load()
 
 
+@pytest.mark.parametrize("rows", [[[0.5, 1.0], None], [None, [3, 4]]])
+def test_missing_lists_are_refused_by_column(rows):
+    dataset = datasets.Dataset.from_dict({"z": [1, 2], "x": rows, "label": [0, 1]})
+    with pytest.raises(ValueError, match=r"^Expected column 'x' to hold a value in each row but"):
+        HuggingFace(dataset, padding=0).load()
+
+
+def test_inputs_are_the_columns_of_the_format():
+    columns = {"x": [1.0, 2.0], "z": [3.0, 4.0], "owner": ["a", "b"], "label": [0, 1]}
+    dataset = datasets.Dataset.from_dict(columns).with_format("torch", columns=["x", "label"])
+    arrays = HuggingFace(dataset, "owner").load()
+    assert (arrays.inputs.tolist(), arrays.targets.tolist()) == ([1, 2], [0, 1])
+    assert arrays.names == ["a", "b"]
+    every = dataset.with_format("torch", columns=["x", "label"], output_all_columns=True)
+    for source in (HuggingFace(every, "owner"), HuggingFace(dataset, "owner", ["x", "z"])):
+        assert [*source.load().inputs] == ["x", "z"]
+
+
 @pytest.mark.parametrize("kind", ["int64", "int32", "uint8"])
 @pytest.mark.parametrize("column", ["x", "label"])
 def test_missing_integers_are_refused(kind, column):
