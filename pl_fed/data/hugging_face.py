@@ -185,10 +185,10 @@ class HuggingFace(DataSource):
     def _find_columns(self, dataset: Any) -> BatchRoles:
         """Return the roles with the names of all columns that are used."""
         columns, client = dataset.column_names, self.roles.client
-        shown = [name for name in columns if name in _list_shown(dataset)]
-        target = self.roles.find_target([name for name in shown if name != client])
+        selected = [name for name in columns if name in _list_selected(dataset)]
+        target = self.roles.find_target([name for name in selected if name != client])
         labels = self.roles.labels
-        others = [name for name in shown if name not in (client, target, labels)]
+        others = [name for name in selected if name not in (client, target, labels)]
         texts = {name for name in columns if _type_of(dataset.features[name]) in _TEXTS}
         inputs = self.roles.inputs
         if inputs is None:
@@ -345,11 +345,11 @@ def _check_labels(piece: Any, target: Any) -> None:
         )
 
 
-def _list_shown(dataset: Any) -> list[str]:
+def _list_selected(dataset: Any) -> list[str]:
     """Return the columns that ``set_format("torch", columns=...)`` selects; by default all."""
     selection = dataset.format
-    shown = dataset.column_names if selection["output_all_columns"] else selection["columns"]
-    return list(shown)
+    selected = dataset.column_names if selection["output_all_columns"] else selection["columns"]
+    return list(selected)
 
 
 def _holds_row_numbers(dataset: Any, name: str) -> bool:
