@@ -13,7 +13,7 @@ from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates, read_frozen_values
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.upload_channel import UploadChannel
-from pl_fed.rounds.uploads import Uploads
+from pl_fed.rounds.uploads import Uploads, mean_factor, scale
 from pl_fed.types import Batch, RoundContext
 
 
@@ -98,7 +98,8 @@ class Forging:
             merged = replace(honest, rows=simulated, context=reported)
             merged = merged.leave_out(~is_valid, byzantine_clients)
             merged = merged.normalize(self.client, server.aggregator)
-            return server.simulate_merge(merged.rows, merged.weights, merged.context, reject)
+            sent = scale(merged.rows, mean_factor(self.client, len(merged.share.cohort)))
+            return server.simulate_merge(sent, merged.weights, merged.context, reject)
 
         rows = byzantine_clients.forge(
             honest.rows, attackers, valid, attacker_context, simulate_merge

@@ -12,6 +12,7 @@ from small_federations import (
     HalfSquares,
     Only,
     Point,
+    VariedCohorts,
     classes,
     mlp,
     points,
@@ -26,7 +27,14 @@ from torch import nn
 
 import pl_fed
 from pl_fed import Adversary
-from pl_fed.aggregators import Aggregator, Krum, Median, TiltedMean, TrimmedMean
+from pl_fed.aggregators import (
+    Aggregator,
+    CenteredClipping,
+    Krum,
+    Median,
+    TiltedMean,
+    TrimmedMean,
+)
 from pl_fed.attacks import (
     ALittleIsEnough,
     Attack,
@@ -37,7 +45,7 @@ from pl_fed.attacks import (
     RandomUpdates,
     SignFlipping,
 )
-from pl_fed.clients import Ditto, FedAvg, FedBABU, FedRep, Local, LpProj, Scaffold
+from pl_fed.clients import FLAME, Ditto, FedAvg, FedBABU, FedRep, Local, LpProj, Scaffold
 from pl_fed.rounds.byzantine_clients import ByzantineClients, draw_byzantine
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch
@@ -414,6 +422,22 @@ def test_simulated_merge_equals_the_merge_of_the_server(aggregator, numbers, num
     (simulated,) = attack.simulated
     assert torch.equal(simulated, outcome.w)
     assert outcome.reports[0]["train/rejected"] == len([n for n in numbers[:4] if n > 55])
+
+
+def test_simulated_merge_has_the_weight_of_a_smaller_cohort_in_the_mean_of_all_clients():
+    """Two of three expected changes count 2/3, before CenteredClipping compares them with τ."""
+
+    class Simulates(Spy):
+        def forge(self, honest, own, context):
+            self.calls.append(context.broadcast + context.simulate_merge(own))
+            return own
+
+    attack, cohorts = Simulates(), VariedCohorts([0, 3], [0, 1, 2])
+    client = FLAME(Point(), criterion=HalfSquares(), optimizer=sgd(1.0), local_steps=1)
+    data = shared_out(points(*([number] for number in NUMBERS)), 10)
+    settings = {"attack": attack, "ids": [3], "aggregator": CenteredClipping(1.0)}
+    outcome = run_rounds(client, data, 1, sampler=cohorts, **settings)
+    assert torch.equal(attack.calls[0], outcome.w)
 
 
 def test_simulated_merges_leave_the_server_unchanged():
