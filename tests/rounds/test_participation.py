@@ -148,7 +148,7 @@ def test_a_center_is_no_untrained_model_of_a_client_that_never_took_part(kind):
 
 
 def test_unknown_replacement_of_untrained_models_is_refused():
-    with pytest.raises(ValueError, match="`untrained_models` to be \"global\" or None but got 'x'"):
+    with pytest.raises(ValueError, match="`untrained_models` to be 'global' or None but got 'x'"):
         pl_fed.Federation(untrained_models="x")
 
 
