@@ -182,7 +182,7 @@ class RoundRunner:
             # 3. The attackers replace their uploads. 4. Broken uploads are left out. 5. The server
             # merges the valid uploads and moves the global model, or each center.
             if trained.group is None:
-                moved = self._serve(self.server, uploads, trained.valid, hooks, notes)
+                moved = self._serve(self.server, uploads, trained, trained.valid, hooks, notes)
             else:
                 moved = self._serve_centers(
                     uploads, trained.group, trained, optimizer, hooks, notes
@@ -210,6 +210,7 @@ class RoundRunner:
         self,
         server: Server,
         uploads: Uploads,
+        trained: TrainedCohort,
         valid: Tensor,
         hooks: RoundHooks,
         notes: "_Notes",
@@ -221,7 +222,8 @@ class RoundRunner:
         Args:
             server: Merges the uploads.
             uploads: The uploads of clients.
-            valid: A mask of their valid uploads, bool [clients].
+            trained: The results of the whole cohort.
+            valid: A mask of the valid ones of ``uploads``, bool [clients].
             hooks: Functions that are called within the round.
             notes: The numbers of the round.
 
@@ -229,10 +231,13 @@ class RoundRunner:
             The numbers of the step; ``None`` without a step, because the uploads are too few.
         """
         num_sent, context = len(uploads.share.cohort), uploads.context
+        may_be_broken = trained.num_broken > 0
         forges = self.byzantine_clients.forges(context.clients, context.round)
         if forges and not self._must_skip(uploads):
             uploads, valid = self.forging.run(uploads, valid, server, self._server_states)
-        uploads = uploads.leave_out(~valid, self.byzantine_clients)
+            may_be_broken = True
+        if may_be_broken:  # to look into the mask is to wait for a GPU
+            uploads = uploads.leave_out(~valid, self.byzantine_clients)
         num_rejected = num_sent - len(uploads.share.cohort)
         notes("rejected", float(num_rejected))
         if self._must_skip(uploads):
@@ -289,7 +294,8 @@ class RoundRunner:
                     context = replace(context, root=root)
                 part = replace(part, context=context)
                 valid = trained.valid[is_own.to(trained.valid.device)]
-                moved = self._serve(self.server.member(number), part, valid, hooks, notes)
+                server = self.server.member(number)
+                moved = self._serve(server, part, trained, valid, hooks, notes)
             if moved is not None:
                 moves.append(moved)
         if not moves:
