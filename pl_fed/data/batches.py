@@ -13,11 +13,10 @@ from pl_fed.data.augmentation import Augmentation
 from pl_fed.data.client_data import ClientData
 from pl_fed.devices import numbers_on, to_device
 from pl_fed.random import fork_all_generators, key, random_bits
-from pl_fed.trees import Tree, count_sample_bytes, gather, select, split, tree_map
+from pl_fed.trees import Tree, count_sample_bytes, gather, split, tree_map
 from pl_fed.types import Batch
 
 _GATHER_BYTES = 1 << 20  # largest block of one client's samples, in bytes: fits into the cache
-_STACK_BYTES = 1 << 21  # largest block of a stack's samples; larger ones are slower than steps
 _DEVICE_BYTES = 1 << 28  # largest block, and largest total of cached blocks, on a GPU
 _CACHED_BYTES = 1 << 24  # largest total of the blocks that `stack_step` caches, in bytes
 _LAST = torch.iinfo(torch.int64).max  # sorts behind every random number
@@ -149,7 +148,7 @@ class Batches:
             self._keyed = augment
         self.sizes: list[int] = data.train.sizes[clients].tolist()
         self._last_blocks: dict[int, tuple[int, list[Batch]]] = {}
-        self._gathered: dict[int, tuple[Tree, Tree]] = {}  # samples of the next steps of a stack
+        self._last_rows: tuple[int, Tree] | None = None
         self._offsets = data.train.offsets[clients]
         per_pass = [rule.batches_per_pass(size) for size in self.sizes]
         self._pass_sizes = [
@@ -158,7 +157,7 @@ class Batches:
         self.pass_lengths = [max(1, batches) for batches in per_pass]
         self._passes = [-(-n // batches) for n, batches in zip(steps, self.pass_lengths)]
 
-    @cached_property
+    @property
     def max_steps(self) -> int:
         """Largest number of steps of a client."""
         return max(self.steps, default=0)
@@ -215,7 +214,8 @@ class Batches:
         """
         table, masks = self._table
         index = table[step]
-        inputs, targets = self._gather_step(table, step)
+        rows, shape = self._gather_step(table, step), index.shape
+        inputs, targets = (tree_map(lambda t: t.view(*shape, *t.shape[1:]), tree) for tree in rows)
         augments_each = self.augment is not None and self._keyed is None
         changes_all = augments_each or self.data.redraw is not None
         changed = range(len(self.clients)) if changes_all else self._poisoned_positions
@@ -228,9 +228,9 @@ class Batches:
                 _write(inputs, batch.inputs, position)
                 _write(targets, batch.targets, position)
         if self._keyed is not None:
-            keys = self._sample_keys(range(len(self.clients)), step, index.shape[1])
+            keys = self._sample_keys(range(len(self.clients)), step, shape[1])
             flat = self._keyed(tree_map(lambda leaf: leaf.flatten(0, 1), inputs), keys.flatten())
-            inputs = tree_map(lambda leaf: leaf.view(*index.shape, *leaf.shape[1:]), flat)
+            inputs = tree_map(lambda leaf: leaf.view(*shape, *leaf.shape[1:]), flat)
         return Batch(inputs, targets, masks[step], index)
 
     def is_full(self, step: int) -> bool:
@@ -270,24 +270,24 @@ class Batches:
         return self.data.inputs_of(index), gather(self.data.targets, index)
 
     def _gather_step(self, table: Tensor, step: int) -> tuple[Tree, Tree]:
-        """Return the samples of all clients at one step, [clients, batch, ...].
+        """Return the samples of all clients at one step, [clients · batch, ...].
 
-        They are gathered in blocks of steps. Those of memory maps are large on a GPU: each copy
-        waits for it. A step takes its samples out of the block, since it may change them.
+        The rows of memory maps go to a GPU in blocks of steps: each copy waits for the GPU.
 
         Args:
             table: Sample ids, int64 [steps, clients, batch].
             step: The step.
         """
-        if step not in self._gathered:
-            limit = _DEVICE_BYTES if self.data.mapped and table.is_cuda else _STACK_BYTES
-            length = max(1, limit // max(1, table[0].numel() * self._sample_bytes))
-            index = table[step : step + length]
-            rows = self._gather_rows(index.flatten())
-            block = tree_map(lambda leaf: leaf.view(*index.shape, *leaf.shape[1:]), rows)
-            for offset in range(len(index)):
-                self._gathered[step + offset] = select(block, offset)
-        return self._gathered.pop(step)
+        if not (self.data.mapped and table.is_cuda):
+            return self._gather_rows(table[step].flatten())
+        length = max(1, _DEVICE_BYTES // max(1, table[0].numel() * self._sample_bytes))
+        number, offset = divmod(step, length)
+        if self._last_rows is None or self._last_rows[0] != number:
+            block = table[number * length : (number + 1) * length].flatten(1)
+            rows = self._gather_rows(block.flatten())
+            self._last_rows = number, tree_map(lambda t: t.unflatten(0, block.shape), rows)
+        inputs, targets = tree_map(lambda t: t[offset], self._last_rows[1])
+        return inputs, targets
 
     def _steps_per_block(self, max_bytes: int) -> int:
         """Return the number of minibatches that are gathered and poisoned at once."""
