@@ -144,10 +144,11 @@ def check_interval(interval: str, **arguments: float) -> None:
         **arguments: The values by argument name.
     """
     low, high = map(float, interval[1:-1].split(","))
-    ends = {*({low} if interval[0] == "[" else ()), *({high} if interval[-1] == "]" else ())}
+    has_low, has_high = interval[0] == "[", interval[-1] == "]"
     for name, value in arguments.items():
         _check_number(name, value)
-        if not (low < value < high or value in ends):
+        is_end = (has_low and value == low) or (has_high and value == high)
+        if not (low < value < high or is_end):
             raise ValueError(f"Expected argument `{name}` to be in {interval} but got {value}.")
 
 

@@ -82,9 +82,8 @@ class FederatedCLI(SectionsCLI):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.run_dir: Path | None = None
-        self._absolute_dir: Path | None = (
-            None  # its absolute path: code of the user may change folders
-        )
+        # the absolute path of the run's folder: code of the user may change the current folder
+        self._absolute_dir: Path | None = None
         self._lock = lock
         self._callbacks = callbacks
         self._ckpt_path: str | None = None

@@ -31,7 +31,7 @@ class OwnBuffers:
     def adopt(self) -> None:
         """Put the buffers back where others replace them, with the values of these others.
 
-        The same holds for a buffer whose ``.data`` has been set: it then lies in no row.
+        A buffer whose ``.data`` has been set is put back, too: it lies in no row.
         """
         # the buffers of TorchScript have no `get`
         for _, registered, name, buffer, own in self._places:

@@ -37,9 +37,9 @@ def check_broken_share(
         first = int(broken.nonzero()[0])
         client, status = int(trained.clients[first]), int(trained.status[first])
         losses = [values[first] for values in (trained.start_losses, trained.losses) if len(values)]
-        lost = [float(loss) for loss in losses if not loss.isfinite()]
+        not_finite = [float(loss) for loss in losses if not loss.isfinite()]
         expected = "finite losses"
-        got = f"a loss of {lost[0]}" if lost else "a model with NaN or infinity"
+        got = f"a loss of {not_finite[0]}" if not_finite else "a model with NaN or infinity"
         cause = (
             "as a rule the learning rate is too high (or λ times it is above 2), or the inputs are"
             " not normalised"
