@@ -32,7 +32,8 @@ class ForkedWorker:
 
     def wait(self):
         """Wait for the end of the process."""
-        os.waitpid(self.pid, 0)
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
 
 
 def run_worker(command, environment, source, target):

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from pl_fed.studies.cell_folder import CellRecord, State
 from pl_fed.studies.inspection import CellStatus
-from pl_fed.studies.jobs import RunJob, RunOutcome
+from pl_fed.studies.jobs import CheckOutcome, Death, RunJob, RunOutcome
 from pl_fed.studies.pool import Pool
 
 _MAX_ATTEMPTS = 2
 _SECONDS = 0.5  # between two looks at cells of other processes
-_DEATH = "its process was killed"
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,8 @@ class Execution:
                 if self._waiting:
                     worker.give(self._make_job(self._waiting.popleft()))
             for job, outcome in pool.wait(_SECONDS):
-                if isinstance(job, RunJob):
-                    self._end(job, outcome if isinstance(outcome, RunOutcome) else None)
+                if isinstance(job, RunJob) and not isinstance(outcome, CheckOutcome):
+                    self._end(job, outcome)
             self._watch_others()
             waiting = len(self._waiting) + len(self._elsewhere)
             self.report(Event(None, running=len(pool.jobs), waiting=waiting))
@@ -99,18 +98,14 @@ class Execution:
             restart=path in self._restarts,
         )
 
-    def _end(self, job: RunJob, outcome: RunOutcome | None) -> None:
-        """Report an ended attempt; a first failure waits for another attempt.
-
-        Args:
-            job: The job.
-            outcome: Its outcome; ``None`` if its process died.
-        """
-        if outcome is not None and outcome.state == State.RUNNING:
+    def _end(self, job: RunJob, outcome: RunOutcome | Death) -> None:
+        """Report an ended attempt; a first failure waits for another attempt."""
+        has_died = isinstance(outcome, Death)
+        if isinstance(outcome, Death):
+            outcome = RunOutcome(State.FAILED, error=f"its process {outcome.cause}")
+        elif outcome.state == State.RUNNING:
             self._elsewhere.append(job.path)
             return
-        if outcome is None:
-            outcome = RunOutcome(State.FAILED, error=_DEATH)
         elif outcome.state == State.FAILED:
             self._restarts.add(job.path)
         has_failed = outcome.state == State.FAILED
@@ -118,8 +113,8 @@ class Execution:
         is_final = not has_failed or self._attempts[job.path] >= _MAX_ATTEMPTS
         if not is_final:
             self._waiting.append(job.path)
-        elif outcome.error == _DEATH:
-            self._record_death(job)
+        elif has_died:
+            self._record_death(job, outcome.error)
         self._report(job.path, outcome, is_final)
 
     def _report(self, path: str, outcome: RunOutcome, is_final: bool) -> None:
@@ -127,12 +122,12 @@ class Execution:
         status = CellStatus(before.cell, before.folder, State(outcome.state), outcome.error)
         self.report(Event(status, outcome.seconds, outcome.note, is_final))
 
-    def _record_death(self, job: RunJob) -> None:
+    def _record_death(self, job: RunJob, error: str) -> None:
         """Write the failure of a cell after two deaths, unless another process runs it."""
         folder = self._by_path[job.path].folder
         with folder.lock() as is_alone, contextlib.suppress(OSError):
             if is_alone:
-                folder.change_record(error=_DEATH)
+                folder.change_record(error=error)
 
     def _watch_others(self) -> None:
         """Take over the cells that other processes have ended, or left."""

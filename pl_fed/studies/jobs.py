@@ -1,6 +1,7 @@
 """Jobs of workers, and their outcomes, as lines of JSON between two processes."""
 
 import json
+import signal
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -74,12 +75,42 @@ class RunOutcome:
     note: str = ""
 
 
-_KINDS = {kind.__name__: kind for kind in (CheckJob, CheckOutcome, RunJob, RunOutcome)}
+@dataclass(frozen=True)
+class Death:
+    """Death: the end of the process of a job, before it had an outcome.
+
+    Attributes:
+        cause: The words after "its process", such as ``was killed by SIGKILL``.
+        output: The end of the process's error output.
+    """
+
+    cause: str = "was killed"
+    output: str = ""
+
+    @classmethod
+    def by_exit_code(cls, code: int) -> "Death":
+        """Return the death of a process with an exit code, which is negative after a signal.
+
+        Example:
+            >>> Death.by_exit_code(-9).cause
+            'was killed by SIGKILL, for lack of memory perhaps'
+            >>> Death.by_exit_code(3).cause
+            'ended with exit status 3'
+        """
+        if code >= 0:
+            return cls(f"ended with exit status {code}")
+        is_named = -code in {*signal.Signals}
+        name = signal.Signals(-code).name if is_named else f"signal {-code}"
+        memory = ", for lack of memory perhaps" if name == "SIGKILL" else ""
+        return cls(f"was killed by {name}{memory}")
+
+
+_KINDS = {kind.__name__: kind for kind in (CheckJob, CheckOutcome, RunJob, RunOutcome, Death)}
 Job = CheckJob | RunJob
 Outcome = CheckOutcome | RunOutcome
 
 
-def encode(message: Job | Outcome) -> bytes:
+def encode(message: Job | Outcome | Death) -> bytes:
     """Return a message as one line."""
     return (json.dumps([type(message).__name__, asdict(message)]) + "\n").encode()
 

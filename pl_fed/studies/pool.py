@@ -9,11 +9,12 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import IO, Protocol
 
 from pl_fed.studies.cards import VISIBLE_CARDS
-from pl_fed.studies.jobs import Job, Outcome, decode, encode
-from pl_fed.studies.worker import DIED, READY
+from pl_fed.studies.jobs import Death, Job, Outcome, decode, encode
+from pl_fed.studies.worker import READY
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment variables that give a process one thread."""
@@ -82,12 +83,11 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):  # its death is noticed at its output
                 stream.write(encode(job))
 
-    def read(self) -> tuple[Job, Outcome | None] | None:
+    def read(self) -> tuple[Job, Outcome | Death] | None:
         """Read the next line of the worker.
 
         Returns:
-            The job and its outcome, or the job and ``None`` if the worker died; ``None`` for a line
-            that ends no job.
+            The job and its outcome; ``None`` for a line that ends no job.
 
         Raises:
             RuntimeError: If the worker cannot start.
@@ -97,20 +97,28 @@ class Worker:
             self.is_ready, self._starts = True, 0
             return None
         job, self.job = self.job, None
-        if not line:
-            self._replace()
-        outcome = None if line in (b"", DIED) else decode(line)
+        outcome = decode(line) if line else None
+        if isinstance(outcome, Death):
+            outcome = replace(outcome, output=self._read_errors())
+        elif outcome is None:
+            outcome = self._replace()
         return None if job is None else (job, outcome)
 
-    def _replace(self) -> None:
-        """Start another process in place of a dead one."""
+    def _replace(self) -> Death:
+        """Start another process in place of a dead one, and return its death."""
         self.kill()
+        text = self._read_errors()
         if self._starts >= _MAX_STARTS:
-            self._errors.seek(0)
-            text = self._errors.read().decode(errors="replace")[-_TAIL:]
             raise RuntimeError(f"a worker of the study cannot start:\n{text}")
+        death = replace(Death.by_exit_code(self._process.returncode), output=text)
         self._errors.close()
         self._start()
+        return death
+
+    def _read_errors(self) -> str:
+        """Return the end of the process's error output."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")[-_TAIL:]
 
     def kill(self) -> None:
         """End the process and all that it started, at once."""
@@ -154,14 +162,14 @@ class Pool(ABC):
         """The jobs that are done now."""
 
     @abstractmethod
-    def wait(self, seconds: float) -> list[tuple[Job, Outcome | None]]:
+    def wait(self, seconds: float) -> list[tuple[Job, Outcome | Death]]:
         """Wait for the end of jobs.
 
         Args:
             seconds: The longest time to wait.
 
         Returns:
-            Ended jobs and their outcomes; ``None`` in place of an outcome if the process died.
+            Ended jobs and their outcomes, or the deaths of their processes.
         """
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
@@ -175,10 +183,12 @@ class Pool(ABC):
             for slot in self.idle[: len(waiting)]:
                 slot.give(waiting.pop(0))
             for job, outcome in self.wait(1.0):
-                if outcome is not None:
+                if not isinstance(outcome, Death):
                     yield job, outcome
                 elif job in deaths:
-                    raise RuntimeError(f"a worker of the study died twice with {job}")
+                    raise RuntimeError(
+                        f"a worker of the study {outcome.cause} twice with {job}:\n{outcome.output}"
+                    )
                 else:
                     deaths.append(job)
                     waiting.append(job)
@@ -218,7 +228,7 @@ class WorkerPool(Pool):
         """The jobs that workers are doing."""
         return [worker.job for worker in self.workers if worker.job is not None]
 
-    def wait(self, seconds: float) -> list[tuple[Job, Outcome | None]]:
+    def wait(self, seconds: float) -> list[tuple[Job, Outcome | Death]]:
         """Wait for lines of workers."""
         with selectors.DefaultSelector() as selector:
             for worker in self.workers:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pl_fed.studies.jobs import Job, Outcome, decode, encode
+from pl_fed.studies.jobs import Death, Job, Outcome, decode, encode
 from pl_fed.studies.pool import Pool, WorkerPool
 from pl_fed.studies.readers import StudyError, read_mapping, refuse
 
@@ -100,13 +100,13 @@ class RemotePool(Pool):
     def _collect(self, seconds: float) -> list[tuple[RemoteSlot, bytes | None]]:
         """Return the slots with an ended job and its outcome; ``None`` after a death."""
 
-    def wait(self, seconds: float) -> list[tuple[Job, Outcome | None]]:
+    def wait(self, seconds: float) -> list[tuple[Job, Outcome | Death]]:
         """Wait for the end of jobs."""
-        ended: list[tuple[Job, Outcome | None]] = []
+        ended: list[tuple[Job, Outcome | Death]] = []
         for slot, line in self._collect(seconds):
             job, slot.job = slot.job, None
             if job is not None:
-                ended.append((job, None if line is None else decode(line)))
+                ended.append((job, Death() if line is None else decode(line)))
         return ended
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 RECYCLE = 75
 """Exit status of a child that has done its number of runs."""
 
-READY, DIED = b"ready\n", b"died\n"
-"""Lines of a worker after its imports, and after the death of a child."""
+READY = b"ready\n"
+"""Line of a worker after its imports."""
 
 _SECONDS = 1.0  # between two looks at the parent
 
@@ -49,6 +49,8 @@ def import_all(words: list[str]) -> None:
 
 def supervise(channel: int, limit: int) -> None:
     """Fork children that do jobs, one after another, until there are no more jobs."""
+    from pl_fed.studies.jobs import Death, encode
+
     while True:
         child = os.fork()
         if not child:
@@ -58,7 +60,7 @@ def supervise(channel: int, limit: int) -> None:
         if code == 0:
             return
         if code != RECYCLE:
-            os.write(channel, DIED)
+            os.write(channel, encode(Death.by_exit_code(code)))
 
 
 def work(channel: int, limit: int | None) -> int:
