@@ -75,4 +75,5 @@ def one_test(configurations):
 def _named_like(check, test):
     functools.update_wrapper(test, check, updated=())
     del test.__wrapped__  # pytest would read the check's arguments
+    test.pytestmark = [mark for owner in (test, check) for mark in getattr(owner, "pytestmark", [])]
     return test

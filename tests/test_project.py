@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 import pl_fed
@@ -25,6 +26,7 @@ def test_citation_has_what_the_format_requires():
         assert {"type", "title", "authors"} <= reference.keys()
 
 
+@pytest.mark.slow
 def test_changelog_names_existing_classes():
     """A renamed class changes its line, too."""
     text = (ROOT / "CHANGELOG.md").read_text().partition("## 0.1.0")[2].split("### Engines")[0]

@@ -543,6 +543,7 @@ def test_engines_agree_and_absent_clients_keep_their_states(kind, arguments):
     "SimpleTuning",
 )
 @client_classes
+@pytest.mark.slow
 def test_own_hooks_keep_the_rule_that_rounds_check_in_those_of_users(kind, arguments):
     """After the trials before training, which accept the algorithm."""
     client = make(kind, arguments).double()

@@ -90,6 +90,7 @@ def test_copies_compute_with_their_own_weights(wrap, part):
     torch.testing.assert_close(net(x), plain(x), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_client_takes_a_compiled_net_apart():
     with pytest.warns(UserWarning, match="without torch.compile"):
         client = Ditto(compile_method_of_torch(Net()), lam=0.1)

@@ -246,6 +246,7 @@ def test_variance_over_devices_equals_that_of_gaussians_with_a_shared_error(sett
     assert actual.item() == pytest.approx(expected.item(), rel=0.1)
 
 
+@pytest.mark.slow
 @every_setting
 def test_larger_lambda_fits_worse_and_stays_nearer_to_the_global_model(setting):
     """Lemma 1, for every device: ∂F_k / ∂λ ≥ 0 and ∂ψ / ∂λ ≤ 0."""
