@@ -85,11 +85,55 @@ def compile_graph(
     context: AbstractContextManager[Any] = nullcontext()
     if remember:
         examples, context = _stand_ins(tensors)
-    with context:
+    with context, _record_kernels() as kernels:
         compiled: Callable[..., list[Tensor]] = compile_by_inductor(
             graph, examples, options=options
         )
-    return compiled
+    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+    casts = torch.is_autocast_enabled("cpu")  # which the wrapper turns off
+    return _unwrap(compiled, kernels) if on_cpu and not casts else compiled
+
+
+@contextmanager
+def _record_kernels() -> Iterator[list[Any]]:
+    """Yield a list of the compiler's results: functions of a list of tensors, below autograd's."""
+    kernels: list[Any] = []
+    try:
+        from torch._inductor.output_code import CompiledFxGraph
+
+        result: Any = CompiledFxGraph
+        finish = result.post_compile
+    except (ImportError, AttributeError):  # moved: the graph keeps its wrapper
+        yield kernels
+        return
+
+    def finish_and_record(graph: Any, *args: Any, **kwargs: Any) -> None:
+        finish(graph, *args, **kwargs)
+        kernels.append(graph)
+
+    result.post_compile = finish_and_record
+    try:
+        yield kernels
+    finally:
+        result.post_compile = finish
+
+
+def _unwrap(
+    compiled: Callable[..., list[Tensor]], kernels: Sequence[Any]
+) -> Callable[..., list[Tensor]]:
+    """Return a compiled graph without autograd's wrapper.
+
+    The wrapper restores aliases and gradients of results. A graph that only writes into its inputs
+    has no results, and for a small step the wrapper is a fifth of the time: 51 instead of 40 µs for
+    logistic regression of 784 pixels. Graphs with results, and those of a release that has moved
+    the compiler's results, stay as they are.
+    """
+    if len(kernels) != 1 or getattr(kernels[0], "output_strides", None) != []:
+        return compiled
+    kernel = getattr(kernels[0], "current_callable", None)
+    if not callable(kernel):
+        return compiled
+    return lambda *tensors: kernel([*tensors])
 
 
 def _make_pass(rewrite: Callable[[Graph], None]) -> Any:

@@ -104,7 +104,8 @@ def replace_leaves(tree: Tree, tensors: Iterator[Any]) -> Tree:
 
 def count_samples(tree: Tree) -> int:
     """Return the number of samples of a tree: the length of its tensors."""
-    return len(leaves(tree)[0])
+    first = tree if isinstance(tree, Tensor) else leaves(tree)[0]
+    return first.shape[0]
 
 
 def select(tree: Tree, index: Any) -> Tree:
@@ -127,10 +128,11 @@ def count_sample_bytes(tree: Tree) -> int:
 
 
 def split(tree: Tree, sizes: list[int]) -> Iterator[Tree]:
-    """Yield consecutive pieces of a tree, with ``sizes`` samples."""
+    """Return consecutive pieces of a tree, with ``sizes`` samples."""
+    if isinstance(tree, Tensor):
+        return iter(tree.split(sizes))
     pieces = [leaf.split(sizes) for leaf in leaves(tree)]
-    for piece in zip(*pieces):
-        yield replace_leaves(tree, iter(piece))
+    return (replace_leaves(tree, iter(piece)) for piece in zip(*pieces))
 
 
 def join(trees: Sequence[Tree]) -> Tree:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.nets.rows import RowLayout
-from pl_fed.trees import Tree, leaves, select
+from pl_fed.trees import Tree, count_samples, leaves, select
 
 
 class Batch(NamedTuple):
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     @property
     def size(self) -> int:
         """Number of samples."""
-        return len(leaves(self.targets)[0])
+        return count_samples(self.targets)
 
     @property
     def device(self) -> torch.device:

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,6 +92,30 @@ def test_compiled_engine_runs_eagerly_if_torch_has_moved_its_internals(
     (sentence,) = [message for message in messages if "Local steps run eagerly" in message]
     assert MOVED in sentence
     assert outcome.distance(expected) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_results", [False, True])
+def test_a_graph_without_results_runs_without_autograds_wrapper(has_results):
+    """As a step of SGD has none."""
+    x, y = torch.ones(3), torch.ones(3)
+
+    def step(x, y):
+        x.add_(y)
+        return [2 * x] if has_results else []
+
+    graph = torch_internals.trace_graph(step, x.clone(), y)
+    compiled = torch_internals.compile_graph(graph, [x, y], None, {}, lambda graph: None, False)
+    assert (compiled.__module__ == torch_internals.__name__) is not has_results
+    assert [result.tolist() for result in compiled(x, y)] == [[4.0] * 3] * has_results
+    assert x.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("kernels", [[], [None, None], [SimpleNamespace(output_strides=[()])]])
+def test_a_release_that_has_moved_the_compilers_results_keeps_the_wrapper(kernels):
+    compiled = SimpleNamespace()
+    for found in (kernels, [SimpleNamespace(output_strides=[])], [SimpleNamespace()]):
+        assert torch_internals._unwrap(compiled, found) is compiled
 
 
 def test_release_without_operator_modes_evaluates_by_its_own_kernels(monkeypatch, clear_caches):

@@ -1,6 +1,6 @@
 """Local steps as functions of tensors, for many clients at once or one client after the other."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -36,7 +36,7 @@ from pl_fed.nets.gradient_hooks import have_gradient_hooks, list_step_hooks
 from pl_fed.nets.own_buffers import restore_buffers
 from pl_fed.random import fork_all_generators, fork_torch_rng, key, read_global_state
 from pl_fed.text import first_line
-from pl_fed.trees import clone, leaves, read_versions, tree_map
+from pl_fed.trees import clone, count_samples, leaves, read_versions, tree_map
 from pl_fed.types import Batch
 
 _MAX_PREPARED_STEPS = 4  # compiling does not pay off for steps that change from round to round
@@ -230,7 +230,7 @@ class TurnRunner(BatchedRunner):
         Raises:
             CannotCompileError: If the step cannot be compiled; the rows are unchanged then.
         """
-        batches, models = chunk.batches, chunk.round.models
+        batches, models, width = chunk.batches, chunk.round.models, chunk.batches.width
         rows = chunk.round.readable_rows()
         step = self.prepare(client, optimizer, chunk, rows)
         trained = allocate_models(models, chunk.objective.trained)
@@ -248,9 +248,9 @@ class TurnRunner(BatchedRunner):
                 external = step.make_external_optimizer(optimizer, chunk, position)
                 if external is not None:
                     states.load(external.optimizer, external.parameters, position)
-                for index, batch in enumerate(batches.iterate_client(position)):
-                    is_full = batch.size == batches.width
-                    gradients = step(inputs.build_client(position, index, batch), is_full)
+                minibatches = batches.iterate_client(position)
+                for index, of_step in enumerate(inputs.build_client(position, minibatches)):
+                    gradients = step(of_step, count_samples(of_step["targets"]) == width)
                     if external is not None:
                         external.step(index, gradients)
                 step.buffers.write({model: after[position] for model, after in trained.items()})
@@ -446,7 +446,8 @@ class StepInputs:
         self._rows = prepared.buffers.rows
         self._width = batches.width
         self._size = size or 0
-        self._index = torch.arange(batches.max_steps, device=device)
+        index = torch.arange(batches.max_steps, device=device)
+        self._index = index.unbind()
         self._traced = prepared.step.traced
         self._first_end = min(batches.steps, default=0)  # before, all clients run
         self._is_compiled = prepared.step.compiled
@@ -457,32 +458,35 @@ class StepInputs:
             self._rates = to_device(chunk.rates, example, example.dtype)
             if size is not None:
                 self._rates = pad_to_shape(self._rates, (size,))
-        self.ends = numbers_on(self._index, [*chunk.steps.values(), batches.steps])
+        self.ends = numbers_on(index, [*chunk.steps.values(), batches.steps])
         draws = chunk.draw_keys(prepared.client.draws)
-        self._draws = to_device(draws, self._index)  # [clients, steps]
+        self._draws = to_device(draws, index)  # [clients, steps]
         if size is None:  # [clients, steps, models + 1]
-            self._running = self._index[:, None] < self.ends.T[:, None]
+            self._running = index[:, None] < self.ends.T[:, None]
         else:  # [steps, models + 1, clients]
             ends = pad_to_shape(self.ends, (len(self.ends), size))
-            self._running = self._index[:, None, None] < ends
+            self._running = index[:, None, None] < ends
             self._draws = pad_to_shape(self._draws, (size, batches.max_steps))
 
-    def build_client(self, position: int, index: int, batch: Batch) -> dict[str, Any]:
-        """Return the inputs of one client's step.
+    def build_client(self, position: int, batches: Iterable[Batch]) -> Iterator[dict[str, Any]]:
+        """Yield the inputs of one client's steps.
+
+        To take the numbers of all its steps apart at once is faster than step by step.
 
         Args:
             position: The position of the client in the chunk.
-            index: The index of the client's step.
-            batch: The client's minibatch.
+            batches: The client's minibatches.
         """
-        return {
-            **{name: tree for name, tree in batch._asdict().items() if tree is not None},
-            "index": self._index[index],
-            "draw": self._draws[position, index],
-            "rows": self._rows,
-            "running": self._running[position, index],
-            "options": self._list_options(index, position),
-        }
+        numbers = zip(self._index, self._draws[position].unbind(), self._running[position].unbind())
+        for number, (batch, (index, draw, running)) in enumerate(zip(batches, numbers)):
+            yield {
+                **{name: tree for name, tree in batch._asdict().items() if tree is not None},
+                "index": index,
+                "draw": draw,
+                "rows": self._rows,
+                "running": running,
+                "options": self._list_options(number, position),
+            }
 
     def build_stack(self, index: int, batch: Batch, width: int | None = None) -> dict[str, Any]:
         """Return the inputs of a step of all clients, padded to the size of the stack.

@@ -133,8 +133,8 @@ def _copy(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
 
 def _fill(target: Tensor, source: Tensor) -> None:
     """Copy the first clients, as many as both tensors have."""
-    if source.dim() == target.dim() > 0 and len(source) != len(target):
-        clients = min(len(source), len(target))
+    if source.dim() == target.dim() > 0 and source.shape[0] != target.shape[0]:
+        clients = min(source.shape[0], target.shape[0])
         source, target = source[:clients], target[:clients]
     target.copy_(source)
 

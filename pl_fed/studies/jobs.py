@@ -88,13 +88,13 @@ class Death:
     output: str = ""
 
     @classmethod
-    def by_exit_code(cls, code: int) -> "Death":
+    def from_exit_code(cls, code: int) -> "Death":
         """Return the death of a process with an exit code, which is negative after a signal.
 
         Example:
-            >>> Death.by_exit_code(-9).cause
+            >>> Death.from_exit_code(-9).cause
             'was killed by SIGKILL, for lack of memory perhaps'
-            >>> Death.by_exit_code(3).cause
+            >>> Death.from_exit_code(3).cause
             'ended with exit status 3'
         """
         if code >= 0:

@@ -110,7 +110,7 @@ class Worker:
         text = self._read_errors()
         if self._starts >= _MAX_STARTS:
             raise RuntimeError(f"a worker of the study cannot start:\n{text}")
-        death = replace(Death.by_exit_code(self._process.returncode), output=text)
+        death = replace(Death.from_exit_code(self._process.returncode), output=text)
         self._errors.close()
         self._start()
         return death

@@ -60,7 +60,7 @@ def supervise(channel: int, limit: int) -> None:
         if code == 0:
             return
         if code != RECYCLE:
-            os.write(channel, encode(Death.by_exit_code(code)))
+            os.write(channel, encode(Death.from_exit_code(code)))
 
 
 def work(channel: int, limit: int | None) -> int:
