@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_but, exhaustive_for
 from forked_processes import fork_context
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
@@ -325,6 +326,7 @@ def uninterrupted_states(tmp_path_factory):
 
 
 @pytest.mark.slow
+@exhaustive_but("each epoch", "each validation, every 3rd", "each step, max_steps")
 @pytest.mark.parametrize("name", SAVES)
 def test_run_resumed_after_each_kill_equals_uninterrupted_run(tmp_path, uninterrupted_states, name):
     """The run is killed at each of the moments in turn, each time in a later round."""
@@ -340,6 +342,7 @@ def test_run_resumed_after_each_kill_equals_uninterrupted_run(tmp_path, uninterr
 
 
 @pytest.mark.slow
+@exhaustive_but("each epoch, validation every 2nd", "the best of *", "each step, max_steps")
 @pytest.mark.parametrize("name", SAVES)
 def test_run_killed_at_its_end_and_resumed_equals_uninterrupted_run(
     tmp_path, uninterrupted_states, name
@@ -400,6 +403,7 @@ def fit_and_test(folder, ckpt_path=None, **settings):
 
 
 @pytest.mark.slow
+@exhaustive_for("EMA, save_last", "a user's callback")
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_run_resumed_without_a_round_left_equals_uninterrupted_run(tmp_path, end):
     """Its training starts and ends with all hooks, and checkpoints are not written again."""
@@ -442,6 +446,7 @@ TRAINED = {
 
 
 @pytest.mark.slow
+@exhaustive_for("64-true", "states on disk", "logged in the end", "no sanity check, min_epochs")
 @pytest.mark.parametrize("settings", TRAINED.values(), ids=TRAINED)
 def test_resumed_run_with_other_settings_equals_uninterrupted_run(tmp_path, settings):
     save, moment = RESUMES["after the training"]
@@ -501,6 +506,7 @@ WATCHED = each_resume_with([*WATCHERS.values()], [*WATCHERS])
 
 
 @pytest.mark.slow
+@exhaustive_for("as soon as the [tr]*", "after the validation, *")
 @pytest.mark.parametrize(("watchers", "save", "moment"), WATCHED.values(), ids=WATCHED)
 def test_resumed_callbacks_equal_those_of_an_uninterrupted_run(
     tmp_path, uninterrupted_state, watchers, save, moment
@@ -524,6 +530,7 @@ SCHEDULED = each_resume_with([2, 1], ["every 2nd", "each round"])
 
 
 @pytest.mark.slow
+@exhaustive_for("as soon as the [rv]*", "after the training, *")
 @pytest.mark.parametrize(("every", "save", "moment"), SCHEDULED.values(), ids=SCHEDULED)
 def test_resumed_schedule_that_watches_a_metric_equals_that_of_an_uninterrupted_run(
     tmp_path, uninterrupted_state, every, save, moment
@@ -836,6 +843,7 @@ def test_exception_within_a_round_saves_no_checkpoint(tmp_path, kind):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:No checkpoint is written")
+@exhaustive_for("on_*_batch_end", "on_validation_epoch_end", "on_before_optimizer_step")
 @pytest.mark.parametrize("moment", [*MOMENTS, "on_train_end"])
 def test_exception_between_rounds_saves_the_last_checkpoint(tmp_path, uninterrupted_states, moment):
     folder = tmp_path / "run"
@@ -858,6 +866,7 @@ def test_exception_between_rounds_saves_the_last_checkpoint(tmp_path, uninterrup
 
 
 @pytest.mark.slow
+@exhaustive_for("on_validation_batch_start")
 @pytest.mark.parametrize("moment", ["on_validation_batch_start", "on_validation_batch_end"])
 def test_batches_of_an_interrupted_validation_count_once(tmp_path, uninterrupted_states, moment):
     """In the last round: each round starts to count from zero."""
@@ -879,6 +888,7 @@ def watching_settings():
 
 
 @pytest.mark.slow
+@exhaustive_for("on_validation_epoch_end")
 @pytest.mark.parametrize(
     "moment", ["on_validation_batch_end", "on_validation_epoch_end", "on_train_epoch_end"]
 )
@@ -963,7 +973,7 @@ federation:
   adversary: {attack: {class_path: pl_fed.attacks.FlippedLabels}, fraction: 0.2}
   engine: {name: one_by_one}  # `auto` may measure another as the fastest in the other run
 trainer:
-  max_epochs: 40
+  max_epochs: 24
   check_val_every_n_epoch: 3
   accelerator: cpu
   enable_progress_bar: false
@@ -979,7 +989,7 @@ def test_run_killed_by_sigkill_at_random_moments_equals_uninterrupted_run(tmp_pa
     main(["fit", "--config", str(config), "--trainer.default_root_dir", str(uninterrupted_states)])
 
     moments = random.Random(os.getpid())
-    for rounds in (-1, 2, 12, 24):
+    for rounds in (-1, 2, 12):
         process = start(config, killed)
         while not any(rounds_of(path.parent) > rounds for path in killed.glob("*/checkpoints")):
             assert process.is_alive(), process.exitcode
