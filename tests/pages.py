@@ -47,11 +47,6 @@ class Page:
         code = "".join(code for _, code in self.blocks("bash"))
         return split_commands(code)
 
-    @property
-    def runs_commands(self) -> bool:
-        """Whether a command of the page runs pl_fed."""
-        return any(words[:3] == ["python", "-m", "pl_fed"] for words in self.commands)
-
 
 def split_commands(code: str) -> list[list[str]]:
     """Return the commands of a shell block, without variables before them and in full."""

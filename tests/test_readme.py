@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from further_cases import check_contained
 from made_data import write_mnist
 from pages import ROOT, Page, find_pages, split_commands
 from study_processes import run as run_study
@@ -32,6 +33,12 @@ NOT_RUN = {  # commands that change the machine, need an account, or take long
     *(".pfl/bin/pip", ".pfl/bin/python"),
     *(".jax/bin/pip", ".jax/bin/python"),
 }
+LONG = [  # pages whose code takes over three seconds, and whose pieces have tests in their rooms
+    "experiments/bring_your_own/README.md",
+    *(f"pl_fed/{room}/README.md" for room in ("aggregators", "attacks", "command", "engine")),
+    *(f"pl_fed/{room}/README.md" for room in ("studies", "systems")),
+]
+check_contained(LONG, [page.name for page in PAGES])
 SHOWN_OUTPUT = re.compile(r"^print\(.*\)  # (.+)$", flags=re.MULTILINE)
 
 
@@ -177,7 +184,7 @@ def folder(tmp_path, monkeypatch, data_folder):
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=page.name, marks=[pytest.mark.slow] * page.runs_commands)
+        pytest.param(page, id=page.name, marks=[pytest.mark.exhaustive] * (page.name in LONG))
         for page in PAGES
     ],
 )
