@@ -50,7 +50,8 @@ ROUNDS = 2
 def mark_further(cases, further):
     """Return the cases, after a mark on those with these names, which are left out by `make test`.
 
-    The others are a covering choice: among them, each leaf runs on the device, and each setting.
+    The others are a covering choice: among them, each kind of tensors that leaves keep and make
+    runs on the device, and each setting.
     """
     for name in further:
         cases[name].is_further = True
@@ -172,6 +173,11 @@ LIKE_OTHERS_IN_EVALUATIONS = {  # FedAvg or Ditto; `make test` has their rounds
     *("FedProx", "HierFedAvg", "L2SGD", "Mapper", "MeanRegularized", "Moon", "PFedMe"),
     *("PFedMeEpochs", "PropFair"),
 }
+LIKE_OTHERS_ON_DEVICE = {  # in the tensors that they keep and make
+    *("Ditto 2", "Ditto 3", "DittoGreedy", "FedAS", "FedBABU", "FedBN", "FedDBE", "FedDyn"),
+    *("FedPer", "FedProx", "Finetuning", "HierFedAvg", "L2SGD", "Local", "Mapper"),
+    *("MeanRegularized", "PFedMeEpochs", "PropFair", "SimpleTuning"),
+}
 TRACED_ALGORITHMS = ("Ditto", "FedAvg", "FedTilt", "Scaffold")
 
 
@@ -204,6 +210,7 @@ def algorithms():
             has_rounds = param.values[0] in with_trainer or name in LIKE_OTHERS_IN_EVALUATIONS
             further.add(f"{name} | {'one_by_one' if has_rounds else 'stacked'}")
             further |= {f"{name} | {engine}" for engine in traced if name != "FedAvg"}
+    further |= {name for name in cases if name.partition(" | ")[0] in LIKE_OTHERS_ON_DEVICE}
     return mark_further(cases, further)
 
 
@@ -211,6 +218,18 @@ def find_class(scenario):
     """Return the algorithm of a scenario of ``worlds.py``."""
     client = scenario["client"]
     return client.func if isinstance(client, partial) else client
+
+
+DEFENCES = {  # of those that ask the device for the same kinds of work, one
+    *("AAggFF", "CRFL", "CenteredClipping", "Chain", "DeepSight", "FLDetector", "FLTrust"),
+    *("FairFed", "FedMGDA", "FoolsGold", "FreqFed", "GeometricMedian", "Krum", "LASA", "Mean"),
+    *("Median", "RFLBAT", "SignGuard", "Term", "TorchJD", "Clipping", "NearestNeighborMixing"),
+}
+ATTACKS_ON_DEVICE = {
+    *("A3FL", "ALittleIsEnough", "AdaptiveAttack", "BadPFL", "Backdoor", "Canaries", "Combined"),
+    *("DistributedBackdoor", "EdgeCaseBackdoor", "FlippedLabels", "FreeRider", "GaussianNoise"),
+    *("LargeLoss", "MinMax", "Mimic", "Neurotoxin", "Outliers", "TrainingAttack"),
+}
 
 
 def defences():
@@ -224,10 +243,11 @@ def defences():
         f"{kind.__name__} {arguments}, Median": {"pre_aggregators": [kind(**arguments)], **median}
         for kind, arguments in PRE_AGGREGATORS
     }
-    chosen = {f"{kind.__name__} {arguments}" for kind, arguments in first_of_each(AGGREGATORS)}
-    chosen |= {
+    first = {f"{kind.__name__} {arguments}" for kind, arguments in first_of_each(AGGREGATORS)}
+    first |= {
         f"{kind.__name__} {arguments}, Median" for kind, arguments in first_of_each(PRE_AGGREGATORS)
     }
+    chosen = {name for name in first if name.partition(" ")[0] in DEFENCES}
     cases = {name: partial(run_without_trainer, **settings) for name, settings in cases.items()}
     return mark_further(cases, cases.keys() - chosen)
 
@@ -247,6 +267,7 @@ def codecs():
         for kind, arguments in CODECS
     }
     chosen = {f"codec {kind.__name__} {arguments}" for kind, arguments in first_of_each(CODECS)}
+    chosen = {name for name in chosen if name.split()[1] in ("PowerSGD", "QSGD", "TopK")}
     return mark_further(cases, cases.keys() - chosen)
 
 
@@ -268,12 +289,14 @@ def attacks():
             knowledge="all" if kind(**arguments).needs_simulation else knowledge,
             **settings,
         )
-        further |= {name} if kind in kinds else set()
+        if kind in kinds or kind.__name__ not in ATTACKS_ON_DEVICE:
+            further.add(name)
         kinds.add(kind)
     return mark_further(cases, further)
 
 
 FURTHER_SCENARIOS = {  # other groups have their algorithms and pieces
+    *("compressed, one diverges", "unequal clients, normalised"),
     *("Ditto", "float32, by samples", "FairFed, poisoned", "FairFed in shards"),
     *("multi-Krum in shards, float32", "FedTilt, tilted in shards", "nothing is sent"),
     *("the server keeps all models, some forged", "the server keeps a control"),
@@ -341,7 +364,7 @@ def samplers():
         names = inspect.signature(kind).parameters
         options = {name: value for name, value in arguments.items() if name in names}
         cases[f"sampler {kind.__name__}"] = partial(run, sampler=kind(**options))
-    return mark_further(cases, {"sampler All"})  # most cases have it
+    return mark_further(cases, cases.keys() - {"sampler BySize"})  # most cases have All
 
 
 def tasks():
@@ -367,8 +390,8 @@ def tasks():
         )
         for name, (task, outputs, targets, num_classes) in TASKS.items()
     }
-    further = ("Classification, weights", "CriterionTask, pixels", "LanguageModelling, shifted")
-    return mark_further(cases, {f"task {name}" for name in (*further, "Regression, L1")})
+    chosen = ("LanguageModelling", "MultiLabel", "Segmentation")  # with masks and without
+    return mark_further(cases, cases.keys() - {f"task {name}" for name in chosen})
 
 
 def modules():
@@ -439,7 +462,7 @@ def nets():
         if numel < 1_000_000
     }
     like_others = ("DittoFemnistCNN", "DittoCelebaCNN", "FedTiltCNN", "FlameFemnistCNN")
-    like_others += ("medical_mnist", "<lambda>")
+    like_others += ("medical_mnist", "<lambda>", "LogisticRegression", "MLP")
     return mark_further(cases, {name for name in cases if name.endswith(like_others)})
 
 
@@ -533,7 +556,8 @@ def storage():
         "local momentum": {"keep_optimizer_state": True},
     }
     first_ways = [*zip(cycle((False, True)), kept)]  # `make test` has each kind in one direction
-    further = {"fit on device, then CPU"}
+    further = {"fit on device, then CPU", "states partly in memory"}
+    further |= {"resume, device to CPU, a centre", "resume, CPU to device, a mean"}
     ways = [(begins, not begins, kind) for begins in (True, False) for kind in kept]
     for begins, ends, kind in [*ways, (True, True, "local momentum")]:
         words = f"{'device' if begins else 'CPU'} to {'device' if ends else 'CPU'}"
