@@ -21,7 +21,7 @@ STUDY = {
     "base": [
         "quickstart",
         {
-            "trainer.max_epochs": 12,
+            "trainer.max_epochs": 8,
             "trainer.logger": False,
             "trainer.check_val_every_n_epoch": 2,
             "data.num_clients": 6,
@@ -30,7 +30,7 @@ STUDY = {
         },
     ],
     "axes": {"algorithm": ["Ditto", "FedAvg"]},
-    "seeds": 2,
+    "seeds": 1,
     "options": {"folder": "study", "workers": 2, "best": "val/personal/accuracy_worst10"},
 }
 
@@ -99,24 +99,23 @@ def test_every_cell_tests_its_best_round(tmp_path):
     assert status == 0, output
     rounds = []
     for algorithm, model in (("Ditto", "personal"), ("FedAvg", "global")):
-        for seed in range(2):
-            folder = tmp_path / "study" / f"algorithm={algorithm}" / f"seed={seed}"
-            with (folder / "metrics.csv").open(newline="") as file:
-                rows = list(csv.DictReader(file))
-            scores = {
-                int(row["round"]): float(row[f"val/{model}/accuracy_worst10"])
-                for row in rows
-                if row[f"val/{model}/accuracy_worst10"]
-            }
-            best = max(scores, key=scores.get)
-            summary = json.loads((folder / "summary.json").read_text())
-            assert summary["metrics"]["test"]["round"] == best + 1
-            assert summary["counts"]["rounds"] in (best + 1, 12)
-            rounds.append(best + 1)
-            assert json.loads((folder / "cell.json").read_text())["best"] == [
-                *("val/personal/accuracy_worst10", "max")
-            ]
-    assert min(rounds) < 12, "the last round is not always the best"
+        folder = tmp_path / "study" / f"algorithm={algorithm}" / "seed=0"
+        with (folder / "metrics.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        scores = {
+            int(row["round"]): float(row[f"val/{model}/accuracy_worst10"])
+            for row in rows
+            if row[f"val/{model}/accuracy_worst10"]
+        }
+        best = max(scores, key=scores.get)
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["metrics"]["test"]["round"] == best + 1
+        assert summary["counts"]["rounds"] in (best + 1, 8)
+        rounds.append(best + 1)
+        assert json.loads((folder / "cell.json").read_text())["best"] == [
+            *("val/personal/accuracy_worst10", "max")
+        ]
+    assert min(rounds) < 8, "the last round is not always the best"
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_killed_study_continues_to_the_same_table(finished, tmp_path):
     draws = random.Random(0)
     write_study(tmp_path)
     kills = 0
-    for _ in range(4):
+    for _ in range(2):
         command = StudyCommand(["study.yaml"], tmp_path)
         workers = command.wait_for(lambda command=command: children(command))
         until = time.monotonic() + draws.uniform(0.1, 1.0)
@@ -301,14 +301,14 @@ def test_settings_of_a_run_do_not_reach_the_next_one(finished, tmp_path):
         }
     }
     expected = {(row["algorithm"], row["seed"]): row for row in read_results(finished / "study")}
-    for runs_per_worker, seeds in ((50, 2), (1, 1)):  # all runs in one fork, or each in its own
+    for runs_per_worker in (50, 1):  # all runs in one fork, or each in its own
         options = {"folder": f"study_{runs_per_worker}", "workers": 1}
         options |= {"runs_per_worker": runs_per_worker}
-        write_study(tmp_path, axes=axes, seeds=seeds, options=options)
+        write_study(tmp_path, axes=axes, seeds=1, options=options)
         status, output = run(["study.yaml"], tmp_path)
         assert status == 0, output
         order = re.findall(r"\] algorithm=(\w+),seed=", output)
-        assert order == ["Careless", "Ditto", "FedAvg"] * seeds
+        assert order == ["Careless", "Ditto", "FedAvg"]
         for row in read_results(tmp_path / options["folder"]):
             if row["algorithm"] != "Careless":
                 own = expected[row["algorithm"], row["seed"]]
