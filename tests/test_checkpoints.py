@@ -240,13 +240,17 @@ def replace_entry(mapping, value, *names):
     }
 
 
-def damaged_contents(content):
-    """Yield contents of checkpoints that pl_fed did not write, and words of the error message."""
-    change = partial(replace_entry, content)
+def damaged_parts(content):
+    """Yield contents that lack a part, or have another part, and words of the error message."""
     for name in pl_fed.lightning.checkpoints._PARTS:
         if name != "federation":
             yield remove_entry(content, *name.split(".")), f"with the part `{name}`"
-            yield change([], *name.split(".")), f"with the part `{name}`"
+            yield replace_entry(content, [], *name.split(".")), f"with the part `{name}`"
+
+
+def damaged_contents(content):
+    """Yield contents of checkpoints that pl_fed did not write, and words of the error message."""
+    change = partial(replace_entry, content)
     for value in (None, [1], 3):
         yield {**content, "federation": value}, "with the part `federation`"
     for value in ([1, 2], torch.zeros(3), {}):
@@ -287,8 +291,21 @@ def damaged_contents(content):
 @pytest.mark.slow
 @pytest.mark.usefixtures("cached_arguments")
 def test_refused_checkpoint_changes_no_file(run, content, capsys):
+    some_parts = [*damaged_parts(content)][::7]  # one rule checks all parts
+    assert len(some_parts) > 3
+    check_refusals(run, [*some_parts, *damaged_contents(content)], capsys)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("cached_arguments")
+def test_checkpoint_without_any_part_is_refused_and_changes_no_file(run, content, capsys):
+    check_refusals(run, damaged_parts(content), capsys)
+
+
+def check_refusals(run, contents, capsys):
+    """Check that a resume refuses each content of its checkpoint, and changes no file."""
     path = run / "checkpoints" / "last.ckpt"
-    for damaged, words in damaged_contents(content):
+    for damaged, words in contents:
         torch.save(damaged, path)
         before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
         arguments = ["--ckpt_path", "last", "--trainer.max_epochs", "3"]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from further_cases import mark_if
+from exhaustive import exhaustive_for
+from further_cases import mark_further, mark_if
 from hugging_face_models import tiny, write_texts
 from made_data import (
     write_celeba,
@@ -32,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))  # W&B runs the sweeps
 SIMILAR = (  # to a config of the same kind that is quicker, or to its tests
     *("lora", "frozen_body", "privacy_robust", "simple_tuning", "pfedme_epochs", "fedadagrad"),
-    *("fedadam", "fedavgm", "fedyogi"),
+    *("fedadam", "fedavgm", "fedyogi", "stackoverflow_tags", "celeba"),
 )
 # Fashion-MNIST by another algorithm, or under another attack, whose contracts run everywhere:
 # `make test` parses and checks these.
@@ -42,7 +43,8 @@ CHECKED = (
     *("fedprox", "fedrep", "fedrod", "finetuning", "flame_reference", "knn_per", "l2sgd"),
     *("label_poisoning", "lp_proj", "mean_regularized", "mocha", "model_replacement", "moon"),
     *("pfedfda", "pfedme", "propfair", "q_ffl", "random_updates", "scaffold", "symmetrized_kl"),
-    "term",
+    *("term", "backdoor", "ditto_greedy", "fedbn", "fedtilt", "ifca", "mapper", "outliers"),
+    "per_fedavg",
 )
 FASHION_MNIST = "configs/fashion_mnist.yaml"
 FEW_CLIENTS = "{data: {num_clients: 20}, federation: {sampler: {init_args: {cohort_size: 5}}}}"
@@ -153,7 +155,9 @@ def test_config_is_accepted(name, monkeypatch):
     assert config.data.dataset.class_path == "pl_fed.data.FashionMNIST"
 
 
-@pytest.mark.parametrize("name", ["fashion_mnist", "mnist_writers", "vehicle"])
+@pytest.mark.parametrize(
+    "name", mark_further(["fashion_mnist", "mnist_writers", "vehicle"], ["fashion_mnist"])
+)
 def test_config_runs_on_real_data(name, tmp_path, monkeypatch, real_data):
     if real_data is None:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")
@@ -161,6 +165,7 @@ def test_config_runs_on_real_data(name, tmp_path, monkeypatch, real_data):
     check_files_of(run_one_round(get_arguments(ROOT / "configs" / f"{name}.yaml"), tmp_path))
 
 
+@exhaustive_for("fedadagrad-*", "fedyogi-*")
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [("fedadam", "Adam"), ("fedadagrad", "Adagrad"), ("fedavgm", "SGD"), ("fedyogi", "Yogi")],

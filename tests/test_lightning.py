@@ -14,6 +14,7 @@ import lightning
 import pytest
 import rich
 import torch
+from exhaustive import exhaustive_for
 from lightning.pytorch import Callback, callbacks
 from lightning.pytorch.callbacks import (
     BasePredictionWriter,
@@ -455,6 +456,7 @@ def names(folder):
 
 
 @pytest.mark.slow
+@exhaustive_for("options[1258]-*")
 @pytest.mark.parametrize(
     ("options", "arguments", "epochs"),
     [
@@ -761,6 +763,7 @@ def test_overfit_batches_takes_the_same_batches_in_each_round(tmp_path, overfit,
 
 
 @pytest.mark.slow
+@exhaustive_for("stacked-32-true-*", "stacked-bf16-mixed-*")
 @pytest.mark.parametrize(
     ("precision", "dtypes"),
     [
@@ -845,6 +848,7 @@ SCHEDULES = {
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
+@exhaustive_for("one_by_one-warmup", "one_by_one-plateau", "stacked-cosine", "stacked-sequence")
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_schedule_steps_once_a_round_for_each_model(tmp_path, name, engine):
@@ -994,6 +998,7 @@ def test_metrics_csv_is_always_written(tmp_path, logger):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch Profiler default schedule")
+@exhaustive_for("pytorch-6")
 @pytest.mark.parametrize(
     ("profiler", "rounds"), [("simple", 6), ("advanced", 6), ("pytorch", 1), ("pytorch", 6)]
 )

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
@@ -107,6 +108,7 @@ def rounds(folder):
 
 
 @pytest.mark.slow
+@exhaustive_but("1-1", "3-0", "3-1", "10-3")
 @pytest.mark.parametrize("validation", [0, 1, 3])
 @pytest.mark.parametrize("every", [1, 3, 10])
 def test_delayed_rows_equal_immediate_rows(tmp_path, every, validation):

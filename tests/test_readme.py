@@ -33,10 +33,10 @@ NOT_RUN = {  # commands that change the machine, need an account, or take long
     *(".pfl/bin/pip", ".pfl/bin/python"),
     *(".jax/bin/pip", ".jax/bin/python"),
 }
-LONG = [  # pages whose code takes over three seconds, and whose pieces have tests in their rooms
+LONG = [  # pages whose code takes over two seconds, and whose pieces have tests in their rooms
     "experiments/bring_your_own/README.md",
-    *(f"pl_fed/{room}/README.md" for room in ("aggregators", "attacks", "command", "engine")),
-    *(f"pl_fed/{room}/README.md" for room in ("studies", "systems")),
+    *(f"pl_fed/{room}/README.md" for room in ("aggregators", "attacks", "command", "compressors")),
+    *(f"pl_fed/{room}/README.md" for room in ("engine", "partitioners", "studies", "systems")),
 ]
 check_contained(LONG, [page.name for page in PAGES])
 SHOWN_OUTPUT = re.compile(r"^print\(.*\)  # (.+)$", flags=re.MULTILINE)

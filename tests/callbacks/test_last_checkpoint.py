@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     EarlyStopping,
@@ -46,6 +47,7 @@ AVERAGES = {"EMA": lambda: EMAWeightAveraging(decay=0.5), "mean": WeightAveragin
 
 
 @pytest.mark.slow
+@exhaustive_for("after a round-EMA", "in a validation-mean")
 @pytest.mark.parametrize("average", AVERAGES.values(), ids=AVERAGES)
 @pytest.mark.parametrize("stopped", ["after a round", "in a validation"])
 @pytest.mark.filterwarnings("ignore:.*there is no last checkpoint")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from exhaustive import exhaustive_for
 from lightning.pytorch.loggers import CSVLogger
 from tables import table_test
 
@@ -869,6 +870,7 @@ def checkpoint(config_folder, good_run):
 
 
 @pytest.mark.slow
+@exhaustive_for("arguments[123]-*-predict")
 @pytest.mark.parametrize("subcommand", ["fit", "predict"])
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -913,6 +915,7 @@ def test_broken_checkpoint_is_refused(checkpoint, config_folder, get_refusal):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
+@exhaustive_for("empty", "other bytes")
 @pytest.mark.parametrize("damage", ["empty", "half", "other bytes"])
 def test_damaged_last_checkpoint_is_refused_and_changes_no_file(
     config_folder, good_run, capsys, damage

@@ -19,6 +19,7 @@ import lightning
 import pytest
 import torch
 import yaml
+from exhaustive import exhaustive_for
 from further_cases import mark_others
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -175,6 +176,7 @@ def test_refused_resume_changes_no_file(run, tmp_path, capsys):
         assert read_files(run) == before
 
 
+@exhaustive_for("folder")
 @pytest.mark.parametrize("place", ["last", "folder"])
 def test_results_of_a_finished_run_stay_unless_it_gets_more_rounds(run, tmp_path, capsys, place):
     before = read_files(run)
@@ -490,6 +492,7 @@ DDP = {
 }
 
 
+@exhaustive_for("ddp")
 @pytest.mark.parametrize("strategy", ["ddp", DDP])
 def test_run_without_checkpoint_restarts_with_other_processes(run, tmp_path, strategy):
     run = remove_checkpoint(run)

@@ -175,7 +175,7 @@ def test_committed_results_are_those_of_all_cells(name, tmp_path):
     "name",
     mark_others(
         sorted({*find_experiments()} - {"robustness"}),
-        *("fedtilt/own", "flame/attacks", "privacy", "compression", "systems", "shakespeare"),
+        *("flame/attacks", "privacy", "shakespeare"),
     ),
 )
 def test_fit_accepts_the_configs(name):

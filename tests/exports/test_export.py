@@ -179,8 +179,8 @@ CASES = {  # a few local steps, as FedRep has them, give each client a model of 
 
 # The algorithms that compute a client's model, and one of each kind of net and setting.
 VARIED = (
-    *("PerFedAvg", "APFL", "DittoChoice", "FedBN", "FedDBE", "FedROD"),
-    *("Ditto, frozen", "Ditto, busy", "Finetuning, clipped and accumulated"),
+    *("PerFedAvg", "DittoChoice", "FedBN", "FedROD", "Ditto, busy"),
+    "Finetuning, clipped and accumulated",
 )
 
 # A program is traced from a net and the tensors of its state dict: one case for each kind of net
