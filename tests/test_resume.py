@@ -446,7 +446,7 @@ TRAINED = {
 
 
 @pytest.mark.slow
-@exhaustive_for("64-true", "states on disk", "logged in the end", "no sanity check, min_epochs")
+@exhaustive_for("*-*", "states on disk", "logged in the end", "no sanity check, min_epochs")
 @pytest.mark.parametrize("settings", TRAINED.values(), ids=TRAINED)
 def test_resumed_run_with_other_settings_equals_uninterrupted_run(tmp_path, settings):
     save, moment = RESUMES["after the training"]

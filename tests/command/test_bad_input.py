@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from exhaustive import exhaustive_for
+from further_cases import mark_further
 from lightning.pytorch.loggers import CSVLogger
 from tables import table_test
 
@@ -486,10 +487,17 @@ REFUSED = {
     "profiler": (["--trainer.profiler=x"], "`trainer.profiler` to be simple, advanced or pytorch"),
     "name of an engine": (["--federation.engine=stackd"], "got stackd (did you mean stacked?)"),
 }
+LIKE_OTHERS = {  # the same rule refuses another argument
+    *("algorithm", "short name of an aggregator", "short name of an optimizer"),
+    *("short name of a callback", "option of the net", "option of a section"),
+    *("null for a section within a section", "integer", "number or null", "learning rate"),
+    *("learning rate NaN", "infinite weight decay of the server", "infinite factor of a schedule"),
+    "best checkpoint",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", REFUSED)
+@pytest.mark.parametrize("mistake", mark_further(REFUSED, LIKE_OTHERS))
 def test_mistake_is_refused_in_one_sentence(get_refusal, mistake):
     arguments, words = REFUSED[mistake]
     refusal = get_refusal(*arguments)

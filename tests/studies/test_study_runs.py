@@ -10,6 +10,7 @@ import time
 
 import pytest
 import yaml
+from exhaustive import exhaustive_for
 from forked_processes import children
 from run_folders import write_table
 from study_processes import StudyCommand, run
@@ -228,6 +229,7 @@ def test_diverged_cell_is_a_result_and_failed_cells_fail_twice(tmp_path):
     assert "diverged in" not in output
 
 
+@exhaustive_for("2-failed")
 @pytest.mark.parametrize(("deaths", "state"), [(1, "done"), (2, "failed")])
 def test_killed_worker_is_replaced_and_its_cell_is_tried_again(tmp_path, deaths, state):
     axes = {"algorithm": {"deadly": {"model": "parts.Deadly"}, "FedAvg": {"model": "FedAvg"}}}
@@ -280,6 +282,7 @@ def test_changed_config_runs_anew_and_keeps_the_old_run(tmp_path):
     assert (tmp_path / "study/algorithm=Ditto/seed=0/per_client.csv").read_bytes() != before
 
 
+@pytest.mark.exhaustive  # test_study_report.py asks the same of a table
 def test_other_forms_of_a_layer_hide_no_results_from_the_report(tmp_path):
     (tmp_path / "own.yaml").write_text("model: {local_epochs: 1}\n")
     write_study(tmp_path, seeds=1, base=["quickstart", "own.yaml", TINY])
