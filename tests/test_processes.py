@@ -114,7 +114,8 @@ def one_process(root, names):
     """The outcome in one process, by scenario."""
     worlds.run(**stop_job(root / "stopped by 1"))
     scenarios = {name: one_process_name(name) for size in names for name in names[size]}
-    outcomes = {name: worlds.run(name, root / "1" / name) for name in {*scenarios.values()}}
+    own = dict.fromkeys(scenarios.values())
+    outcomes = {name: worlds.run(name, root / "1" / name) for name in own}
     return {name: outcomes[scenarios[name]] for name in scenarios}
 
 
