@@ -218,15 +218,16 @@ def _describe(
 def _describe_privacy(folder: Path, from_table: int) -> list[str]:
     """Return the guarantees of all private runs of a study together, by data set.
 
-    All runs count that are in the folder, also unfinished ones and the trials of a tuning: their
-    budget is spent.
+    All runs count that are in the study's folder, also unfinished ones and the trials of a tuning,
+    and those that a changed config or a repeated cell has put beside it: their budget is spent.
 
     Args:
         folder: The study's folder.
         from_table: The number of cells without a folder.
     """
     runs = []
-    for path in sorted(folder.rglob("metrics.csv")):
+    folders = [folder, *(folder.with_name(f"{folder.name}_{end}") for end in ("aside", "again"))]
+    for path in sorted(path for place in folders for path in place.rglob("metrics.csv")):
         with contextlib.suppress(OSError, ValueError):  # damaged; read_run refuses it
             with path.open(encoding="utf-8") as file:
                 is_private = EPSILON in next(csv.reader(file), [])

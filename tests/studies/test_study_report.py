@@ -982,3 +982,16 @@ def test_one_method_of_one_seed_is_reported(tmp_path):
     text = study.report().read_text(encoding="utf-8")
     assert "No test: it needs two methods" in text
     assert "Paired comparisons" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["aside", "again"])
+def test_budgets_of_runs_beside_the_folder_of_a_study_count(tmp_path, end):
+    """A changed config moved private runs aside, and the page forgot what they had spent."""
+    study = make_study(tmp_path / "study")
+    cell = study.cells[0].path
+    config = with_changes({"federation.privacy": {"delta": 0.01}})
+    write_run(study.folder / cell, config, extra={"privacy/epsilon": 1.5})
+    write_run(tmp_path / f"study_{end}" / cell / "20261201", config, extra={"privacy/epsilon": 2.5})
+    text = html.unescape(study.report().read_text(encoding="utf-8"))
+    assert re.search(r"2 private runs read one data set.*?ε = 4 at δ = 0\.02", text)
