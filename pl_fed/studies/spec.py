@@ -88,8 +88,9 @@ class StudySpec:
 
     @property
     def folder(self) -> Path:
-        """The folder of the study."""
-        return Path(self.options.folder or Path("runs") / self.name)
+        """The folder of the study; the current one has its name, because others lie beside it."""
+        folder = Path(self.options.folder or Path("runs") / self.name)
+        return folder if folder.name else folder.absolute()
 
 
 def read_spec_file(path: str | Path) -> StudySpec:

@@ -347,3 +347,10 @@ def test_a_table_that_was_cut_off_is_refused(tmp_path):
     table.write_text("algorithm,seed,status,loss,accuracy\nDitto,0,done,0.5,1\nFedAvg,0,done,0.")
     with pytest.raises(StudyError, match="have 5 cells in each row but got 4 in row 1 of"):
         read_table(table)
+
+
+def test_the_current_folder_has_a_name(tmp_path, monkeypatch):
+    """Runs of other configs move beside the folder: `folder: .` ended in an error of pathlib."""
+    monkeypatch.chdir(tmp_path)
+    assert read_spec({**STUDY, "options": {"folder": "."}}).folder == tmp_path
+    assert str(read_spec({**STUDY, "options": {"folder": "runs/b"}}).folder) == "runs/b"
