@@ -101,8 +101,8 @@ def _record_kernels() -> Iterator[list[Any]]:
     try:
         from torch._inductor.output_code import CompiledFxGraph
 
-        result: Any = CompiledFxGraph
-        finish = result.post_compile
+        kind: Any = CompiledFxGraph
+        finish = kind.post_compile
     except (ImportError, AttributeError):  # moved: the graph keeps its wrapper
         yield kernels
         return
@@ -111,11 +111,11 @@ def _record_kernels() -> Iterator[list[Any]]:
         finish(graph, *args, **kwargs)
         kernels.append(graph)
 
-    result.post_compile = finish_and_record
+    kind.post_compile = finish_and_record
     try:
         yield kernels
     finally:
-        result.post_compile = finish
+        kind.post_compile = finish
 
 
 def _unwrap(

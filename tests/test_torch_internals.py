@@ -111,11 +111,19 @@ def test_a_graph_without_results_runs_without_autograds_wrapper(has_results):
     assert x.tolist() == [2.0] * 3
 
 
-@pytest.mark.parametrize("kernels", [[], [None, None], [SimpleNamespace(output_strides=[()])]])
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        [],
+        [None, None],
+        [SimpleNamespace()],
+        [SimpleNamespace(output_strides=[])],
+        [SimpleNamespace(output_strides=[()])],
+    ],
+)
 def test_a_release_that_has_moved_the_compilers_results_keeps_the_wrapper(kernels):
     compiled = SimpleNamespace()
-    for found in (kernels, [SimpleNamespace(output_strides=[])], [SimpleNamespace()]):
-        assert torch_internals._unwrap(compiled, found) is compiled
+    assert torch_internals._unwrap(compiled, kernels) is compiled
 
 
 def test_release_without_operator_modes_evaluates_by_its_own_kernels(monkeypatch, clear_caches):

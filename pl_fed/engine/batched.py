@@ -249,8 +249,8 @@ class TurnRunner(BatchedRunner):
                 if external is not None:
                     states.load(external.optimizer, external.parameters, position)
                 minibatches = batches.iterate_client(position)
-                for index, of_step in enumerate(inputs.build_client(position, minibatches)):
-                    gradients = step(of_step, count_samples(of_step["targets"]) == width)
+                for index, numbers in enumerate(inputs.build_client(position, minibatches)):
+                    gradients = step(numbers, count_samples(numbers["targets"]) == width)
                     if external is not None:
                         external.step(index, gradients)
                 step.buffers.write({model: after[position] for model, after in trained.items()})

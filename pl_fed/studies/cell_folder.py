@@ -49,6 +49,16 @@ class State(StrEnum):
         return self in (State.DONE, State.DIVERGED, State.RECORDED)
 
 
+def find_sibling(folder: Path, ending: str) -> Path:
+    """Return the folder beside a study's own that holds further runs of its cells.
+
+    Args:
+        folder: The study's folder.
+        ending: ``aside`` for runs that a changed config replaced; ``again`` for repeated ones.
+    """
+    return folder.with_name(f"{folder.name}_{ending}")
+
+
 @dataclass(frozen=True)
 class CellRecord:
     """Cell record: the content of ``cell.json``.
@@ -170,7 +180,7 @@ class CellFolder:
     @property
     def aside(self) -> Path:
         """The folder of earlier runs of the cell, beside that of the study."""
-        return self.root.with_name(f"{self.root.name}_aside") / self.relative
+        return find_sibling(self.root, "aside") / self.relative
 
     def move_aside(self) -> Path:
         """Move the folder beside that of the study, and return its new place.

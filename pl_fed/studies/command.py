@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from pl_fed.command.hints import format_error
 from pl_fed.command.messages import describe_file_error, explain_full_disk
 from pl_fed.command.program import program_name
-from pl_fed.studies.cell_folder import LOG, State
+from pl_fed.studies.cell_folder import LOG, State, find_sibling
 from pl_fed.studies.cells import find_cell
 from pl_fed.studies.display import (
     Progress,
@@ -243,7 +243,7 @@ def _run_again(study: Study, name: str) -> None:
     if not (old.folder.read_result() or old.row):
         print(f"{cell.name} has no earlier result: the column old is empty.", file=sys.stderr)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    root = study.folder.with_name(f"{study.folder.name}_again") / stamp
+    root = find_sibling(study.folder, "again") / stamp
     statuses = read_states(root, [cell])
     outcomes: list[Event] = []
     with study.open_pool(1) as pool:

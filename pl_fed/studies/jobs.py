@@ -89,7 +89,7 @@ class Death:
 
     @classmethod
     def from_exit_code(cls, code: int) -> "Death":
-        """Return the death of a process with an exit code, which is negative after a signal.
+        """Return the death of a process by its exit code: negative after a signal.
 
         Example:
             >>> Death.from_exit_code(-9).cause

@@ -11,7 +11,7 @@ from pl_fed.reports.picture import encode, encode_csv
 from pl_fed.reports.privacy import EPSILON, describe_compositions
 from pl_fed.reports.run import read_run
 from pl_fed.studies import benefit
-from pl_fed.studies.cell_folder import CellFolder, State
+from pl_fed.studies.cell_folder import CellFolder, State, find_sibling
 from pl_fed.studies.comparison import (
     Layout,
     MetricComparison,
@@ -226,7 +226,7 @@ def _describe_privacy(folder: Path, from_table: int) -> list[str]:
         from_table: The number of cells without a folder.
     """
     runs = []
-    folders = [folder, *(folder.with_name(f"{folder.name}_{end}") for end in ("aside", "again"))]
+    folders = [folder, find_sibling(folder, "aside"), find_sibling(folder, "again")]
     for path in sorted(path for place in folders for path in place.rglob("metrics.csv")):
         with contextlib.suppress(OSError, ValueError):  # damaged; read_run refuses it
             with path.open(encoding="utf-8") as file:

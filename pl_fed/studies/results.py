@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_fed.studies.axes import Axis
-from pl_fed.studies.cell_folder import State, iterate_numbers, write_text
+from pl_fed.studies.cell_folder import State, find_sibling, iterate_numbers, write_text
 from pl_fed.studies.inspection import CellStatus, RecordedRows
 from pl_fed.studies.readers import StudyError
 from pl_fed.studies.selection import SEED, match_label
@@ -110,7 +110,7 @@ def write_results(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 def copy_aside(folder: Path) -> None:
     """Copy the table of results beside the study's folder, to which runs of other configs move."""
-    aside = folder.with_name(f"{folder.name}_aside")
+    aside = find_sibling(folder, "aside")
     aside.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
     shutil.copy(folder / RESULTS, aside / f"results-{stamp}.csv")

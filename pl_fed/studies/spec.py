@@ -88,7 +88,7 @@ class StudySpec:
 
     @property
     def folder(self) -> Path:
-        """The folder of the study; the current one has its name, because others lie beside it."""
+        """The folder of the study: an absolute path for the current folder, to have a name."""
         folder = Path(self.options.folder or Path("runs") / self.name)
         return folder if folder.name else folder.absolute()
 

@@ -58,7 +58,7 @@ def note_reads(module: nn.Module, names: Collection[str] = READS) -> Iterator[se
     reads: set[str] = set()
 
     def lend(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function of an object with equal results that notes a read."""
+        """Return a function that notes a read and calls another."""
 
         def read(owner: Any) -> Any:
             """Return the value."""
