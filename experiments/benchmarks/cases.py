@@ -1,6 +1,6 @@
 """Cases to time: federations on random data, as plain values that can be sent to processes.
 
-``TARGETS`` are the cases in the table of targets, ``NETS`` the shipped nets.
+``TARGETS`` are the cases in the table of targets, ``NETS`` the shipped nets that take no argument.
 """
 
 import inspect
@@ -177,13 +177,18 @@ class Noise(DataSource):
 
 
 def build_shipped_nets() -> dict[str, Case]:
-    """Return a case for each net of ``pl_fed.models``, with inputs for its defaults."""
+    """Return a case for each net of ``pl_fed.models`` for images, with inputs for its defaults.
+
+    Nets of text, adapters and the model of a configuration need an argument, and have none.
+    """
     cases = {}
     for name, kind in inspect.getmembers(models, inspect.isclass):
         defaults = {
             parameter.name: parameter.default
             for parameter in inspect.signature(kind).parameters.values()
         }
+        if inspect.Parameter.empty in defaults.values() or kind is models.HuggingFaceModel:
+            continue
         size, channels = defaults.get("image_size", 32), defaults.get("in_channels", 3)
         features = defaults.get("in_features")
         shape = (features,) if features else (channels, size, size)

@@ -1,4 +1,4 @@
-"""The script for a GPU keeps its time, its results and carried packages."""
+"""The script for a GPU keeps its time, its results and carried packages; its nets can be built."""
 
 import os
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "experiments" / "benchmarks"
 
@@ -31,6 +32,15 @@ def test_a_race_finds_carried_packages(script, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/carried")
     path = race.environment(Path("/tree"), "cuda")["PYTHONPATH"]
     assert path.split(os.pathsep) == ["/tree", "/carried"]
+
+
+@pytest.mark.slow
+def test_nets_of_the_targets_take_the_inputs_of_their_cases(script):
+    import cases
+
+    assert {"MLP", "FlameCNN"} <= cases.NETS.keys()
+    for case in cases.NETS.values():
+        assert case.build().eval()(torch.zeros(2, *case.shape)).ndim == 2
 
 
 @pytest.mark.slow
