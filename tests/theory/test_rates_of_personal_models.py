@@ -76,7 +76,7 @@ def fixed_point(curvature, pulls, steps, lr, mu):
     [
         mark_if(True, 0.1, 1, 0.0, {}),
         mark_if(True, 0.1, 3, 0.0, {}),
-        (0.1, 3, 2.0, {}),
+        mark_if(True, 0.1, 3, 2.0, {}),
         (0.1, 1, 0.0, {"server_optimizer": MOMENTUM}),
         (5.0, 3, 0.0, {}),
     ],
