@@ -75,7 +75,7 @@ def _is_own(error: BaseException) -> bool:
 
 @contextmanager
 def explain_step() -> Iterator[None]:
-    """Replace errors about ``self.log`` or a batch in ``training_step`` by ones with a remedy."""
+    """Replace errors about batches, logs or gradients in ``training_step``: with a remedy."""
     try:
         yield
     except ValueError as error:
@@ -91,6 +91,14 @@ def explain_step() -> Iterator[None]:
         raise ValueError(
             "Expected `training_step` to return the values to log, in a dict with `loss` and other"
             " scalars, but got a call of `self.log`: pl_fed may train many clients at once."
+        ) from error
+    except RuntimeError as error:
+        if "requires_grad_() " not in str(error) or "functorch transform" not in str(error):
+            raise
+        raise ValueError(
+            "Expected `training_step` not to call `requires_grad_()` under an algorithm that"
+            f" differentiates the step, but got {find_code_line(error)}: take this gradient by"
+            " `torch.func.grad`, or choose another algorithm."
         ) from error
 
 

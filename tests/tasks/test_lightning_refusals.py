@@ -24,7 +24,7 @@ from torchmetrics import MeanAbsoluteError
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score, MulticlassAccuracy
 
 from pl_fed.attacks import Backdoor
-from pl_fed.clients import Ditto, FedAvg, FedTilt, PFedMe
+from pl_fed.clients import Ditto, FedAvg, FedTilt, PerFedAvg, PFedMe
 from pl_fed.tasks import Classification, LightningTask
 
 
@@ -53,6 +53,12 @@ def log_elsewhere(module, batch, batch_idx):
     raise MisconfigurationException(
         "You are trying to `self.log()` but it is not managed by the `Trainer` control flow"
     )
+
+
+def penalize_slope(module, batch, batch_idx):
+    inputs = batch[0].requires_grad_()
+    loss = module(inputs).square().mean()
+    return loss + torch.autograd.grad(loss, inputs, create_graph=True)[0].square().sum()
 
 
 def read_rate_of_trainer(module, batch, batch_idx):
@@ -249,6 +255,12 @@ REFUSED = {
     "a schedule under pFedMe": (
         lambda: run_tried_rounds(PFedMe(LitImages(norm=False)), shared_out(images())),
         "`lr_scheduler` to be None, as it would scale the steps of both models, but got",
+    ),
+    "a gradient for the inputs under PerFedAvg": (
+        lambda: run_tried_rounds(
+            PerFedAvg(make_module(training_step=penalize_slope)), shared_out(numbers())
+        ),
+        r"not to call `requires_grad_\(\)` under .* but got test_lightning_refusals.py:\d+: inputs",
     ),
     "losses of samples": (
         lambda: run_tried_rounds(FedTilt(LitTable()), shared_out(table())),
