@@ -1032,12 +1032,15 @@ class Client(Configurable, ClientRounds, ABC):
     def refuse_running_statistics(self, reason: str) -> None:
         """Raise ``ValueError`` if the net has running statistics (BatchNorm's, as a rule).
 
+        A saved buffer of floating-point numbers counts as one: a step might change it.
+
         Args:
             reason: The reason that they do not fit the algorithm. Often the objective contains a
                 gradient, as from :meth:`gradient_at`; its computation cannot update statistics.
         """
-        if self.statistics("global").layout.numel:
-            names = ", ".join(self.statistics("global").layout.names)
+        if names := self.statistics("global").layout.names:
             raise ValueError(
-                f"Expected argument `net` to have no running statistics but got {names}: {reason}."
+                f"Expected argument `net` to have no running statistics but got {', '.join(names)},"
+                f" and {reason}: use GroupNorm for BatchNorm, and register a constant buffer with"
+                " persistent=False."
             )

@@ -29,11 +29,7 @@ class Clustered(Client):
 
     def __init__(self, net: nn.Module, centers: int, needs_losses: bool, **kwargs: Any) -> None:
         super().__init__(net, models={"personal": Model(kept=False)}, **kwargs)
-        if names := self.statistics("global").layout.names:
-            raise ValueError(
-                f"Expected a net without running statistics for {type(self).__name__}, whose models"
-                f" would share them, but got {', '.join(names)}: use GroupNorm."
-            )
+        self.refuse_running_statistics(f"the models of {type(self).__name__} would share them")
         self.add_centers(centers, self.draw_centers, needs_losses)
 
     @abstractmethod

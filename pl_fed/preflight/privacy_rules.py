@@ -233,7 +233,7 @@ def describe_unfit_algorithm(client: Client) -> str | None:
         return (
             f"Expected a net without running statistics {_FOR}, because the server would average"
             f" them without noise, but got {', '.join(statistics.names)}: use GroupNorm, or FedBN,"
-            " whose clients keep them."
+            " whose clients keep them, and register a constant buffer with persistent=False."
         )
     return None
 
