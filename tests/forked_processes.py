@@ -14,7 +14,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
-PRELOADED = ["worlds", "pytest", "pl_fed.command.main", "pl_fed.studies.cell_run", "parsed_once"]
+PRELOADED = ["parsed_once"]
 
 
 def fork_context():

@@ -272,12 +272,19 @@ SCENARIOS = {
         held_out_clients=4, net=batch_norm_net, client=FedRep
     ),
     "held-out clients, adapted": settings(
-        held_out_clients=3, client=partial(Finetuning, finetune_steps=3, lam=0.3)
+        rounds=3,
+        held_out_clients=3,
+        held_out_rounds=2,
+        client=partial(Finetuning, finetune_steps=3, lam=0.3),
     ),
     "a choice of λ": settings(client=DittoChoice),
-    "a frozen part, nothing is kept": settings(net=frozen_net, client=FedAvg),
+    "a frozen part, nothing is kept": settings(
+        net=frozen_net, client=FedAvg, engine="stacked", chunk_size=2
+    ),
     "stacked": settings(engine="stacked", chunk_size=2),
-    "states of local optimizers": settings(rounds=3, keep_optimizer_state=True),
+    "states of local optimizers": settings(
+        rounds=3, keep_optimizer_state=True, server_optimizer=partial(torch.optim.Adam, lr=0.01)
+    ),
     "FLAME": settings(client=partial(FLAME, weights="samples", lagged_global=True)),
     "Lp-Proj in shards": settings(
         client=partial(LpProj, dimensions=9), **sharded_settings(Median())
@@ -307,7 +314,9 @@ SCENARIOS = {
         engine="auto",
         on_client_error="leave_out",
     ),
-    "a central set": settings(central=lambda: Given(classes([13], seed=7))),
+    "a central set": settings(
+        net=batch_norm_net, client=FedRep, central=lambda: Given(classes([13], seed=7))
+    ),
     "clusters, some forged": settings(
         client=partial(IFCA, clusters=3), attack=OppositeAttack(), ids=[1, 4], sampler=All()
     ),
@@ -317,7 +326,7 @@ SCENARIOS = {
     "compressed in low rank, some forged": settings(
         client=Scaffold, momentum=0.0, attack=OppositeAttack(), ids=[1, 4], compression=PowerSGD(1)
     ),
-    "own batches": settings(net=ListNet, source=own_batches),
+    "own batches": settings(net=ListNet, source=own_batches, client=Local),
     "unequal clients": settings(systems=UNEQUAL, sampler=All()),
     "unequal clients, normalised": settings(
         client=FedNova, systems=UNEQUAL, sampler=All(), aggregator=Mean("samples")
@@ -357,7 +366,7 @@ CHANGED_CLIENTS = {  # the data of a checkpoint, and other data that match it by
 
 STATEFUL = {f"stateful, {name}": settings(net=kind, rounds=3) for name, kind in ACCEPTED.items()}
 
-PREDICTED = ("Ditto", "held-out clients")
+PREDICTED = ("Ditto", "states of local optimizers", "held-out clients", "held-out clients, adapted")
 
 
 def make(name, folder, rounds, processes, nodes):
