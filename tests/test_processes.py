@@ -17,7 +17,7 @@ import pytest
 import torch
 import worlds
 from exhaustive import exhaustive_but
-from forked_processes import ForkedCommand, children
+from forked_processes import ForkedCommand
 from further_cases import mark_further, mark_if
 from lightning.pytorch.strategies import DDPStrategy
 from small_federations import sgd

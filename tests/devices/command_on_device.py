@@ -25,7 +25,7 @@ import torch  # noqa: E402
 
 from pl_fed.command.main import main  # noqa: E402
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 def call(*arguments):
@@ -61,13 +61,14 @@ def whole_product(folder, accelerator):
         *("--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.logger=false"),
         *(f"--trainer.accelerator={accelerator}", "--trainer.precision=64-true"),
         *("--trainer.enable_progress_bar=false", "--trainer.check_val_every_n_epoch=1"),
+        *("--federation.sampler.cohort_size=4", "--model.local_epochs=1", "--data.num_clients=20"),
     )
 
     def start(command, name, *more):
         call(command, *settings, f"--trainer.default_root_dir={folder / name}", *more)
 
     start("fit", "fit", f"--trainer.max_epochs={ROUNDS}")
-    start("fit", "half", "--trainer.max_epochs=2")
+    start("fit", "half", f"--trainer.max_epochs={ROUNDS - 1}")
     checkpoints = [run_folder(folder / n) / "checkpoints/last.ckpt" for n in ("fit", "half")]
     more = (f"--trainer.max_epochs={ROUNDS}", f"--ckpt_path={checkpoints[1]}")
     start("fit", "resumed", *more)

@@ -41,7 +41,7 @@ from pl_fed.clients import Client, Ditto, FedAvg
 from pl_fed.data import FederatedData
 from pl_fed.samplers import All, Cyclic, Poisson, Uniform
 
-SIZES = [9, 17, 7, 12, 8, 15, 9]
+SIZES = [5, 10, 4, 7, 5, 8, 6]
 EAGER = ("one_by_one", "stacked")
 PARTS = {"val_fraction": 0.2, "test_fraction": 0.2, "seed": 0}
 ROUNDS = 2

@@ -1,11 +1,12 @@
-"""A process with the pretend device and pl_fed, which forks for each script that it is told to run.
+"""A process with the pretend device and all cases, which forks for each script it is told to run.
 
-Imports and the device take seven seconds of processor time; a fork has them. Each line of the input
+Imports and the device take ten seconds of processor time; a fork has them. Each line of the input
 is a JSON list: arguments as after ``python``, environment, and the files of the output and the
 errors. The answer to each line is the exit status. Nothing may compute before a fork: the threads
 of autograd do not survive it.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -15,14 +16,18 @@ import traceback
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "devices")]
+sys.path[:0] = [str(TESTS.parent), str(TESTS / "devices")]
 
 import pretend_device  # noqa: E402
 
 pretend_device.install()
+sys.path[:0] = pretend_device.ROOMS
 
+import device_cases  # noqa: E402, F401 (the forks have it)
 
-import pl_fed.command.main  # noqa: E402, F401 (the forks have it)
+import pl_fed.command.main  # noqa: E402, F401
+
+gc.freeze()  # collections in forks leave out all that is here
 
 
 def run(arguments):

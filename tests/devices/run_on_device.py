@@ -14,17 +14,12 @@ import traceback
 import warnings
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
-ROOMS = (
-    *("", "devices", "aggregators", "attacks", "compressors", "engine", "models", "samplers"),
-    "tasks",
-)
-sys.path[:0] = [str(TESTS / room) for room in ROOMS]
 os.environ.setdefault("WANDB_MODE", "disabled")
 
-import pretend_device  # noqa: E402
+import pretend_device
 
 pretend_device.install()
+sys.path[:0] = pretend_device.ROOMS
 
 import torch  # noqa: E402
 from device_cases import GROUPS  # noqa: E402

@@ -156,11 +156,10 @@ def test_aggregators_wait_as_often_for_many_clients_as_for_few(run_script):
 VALIDATE = """
 import json, sys
 from pathlib import Path
-rooms = ["", "devices", "aggregators", "attacks", "compressors", "engine", "models"]
-rooms += ["samplers", "tasks"]
-sys.path[:0] = [str(Path("tests", room)) for room in rooms]
+sys.path.insert(0, "tests/devices")
 import pretend_device
 pretend_device.install()
+sys.path[:0] = pretend_device.ROOMS
 import tempfile
 from device_cases import ditto, given
 from lightning.pytorch import Callback
