@@ -15,6 +15,7 @@ import pytest
 import rich
 import torch
 from exhaustive import exhaustive_for
+from further_cases import mark_if
 from lightning.pytorch import Callback, callbacks
 from lightning.pytorch.callbacks import (
     BasePredictionWriter,
@@ -1133,9 +1134,15 @@ def test_argument_is_refused_before_data_and_hooks(tmp_path, name, value):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "value"), PASSED_ON.items())
-def test_argument_passed_to_lightning_changes_no_result(tmp_path, name, value):
-    usual, passed = fit_results(tmp_path / "a"), fit_results(tmp_path / "b", **{name: value})
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(PASSED_ON, id="all"),
+        *(mark_if(True, {n: v}, id=f"{n}-{v}") for n, v in PASSED_ON.items()),
+    ],
+)
+def test_argument_passed_to_lightning_changes_no_result(tmp_path, arguments):
+    usual, passed = fit_results(tmp_path / "a"), fit_results(tmp_path / "b", **arguments)
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.benchmark = False
     assert all(torch.equal(usual[0][key], tensor) for key, tensor in passed[0].items())

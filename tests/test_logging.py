@@ -108,7 +108,7 @@ def rounds(folder):
 
 
 @pytest.mark.slow
-@exhaustive_but("1-1", "3-0", "3-1", "10-3")
+@exhaustive_but("3-1", "10-3")
 @pytest.mark.parametrize("validation", [0, 1, 3])
 @pytest.mark.parametrize("every", [1, 3, 10])
 def test_delayed_rows_equal_immediate_rows(tmp_path, every, validation):

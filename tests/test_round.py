@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from further_cases import covering
 from lightning.pytorch import Callback
 from small_federations import classes, run_rounds, seeded, sgd, shared_out
 
@@ -101,8 +102,7 @@ def test_other_data_have_other_cohorts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk_size", [1, 2, 5])
-@pytest.mark.parametrize("rows_in_memory", [0, 2, 4])
+@pytest.mark.parametrize(("rows_in_memory", "chunk_size"), covering([0, 2, 4], [1, 2, 5]))
 def test_placement_of_states_changes_no_result(monkeypatch, chunk_size, rows_in_memory):
     """Rows are in memory, on disk, or in both. Rows on disk are prefetched."""
     monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 1)

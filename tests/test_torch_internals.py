@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from exhaustive import exhaustive_but
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
@@ -76,6 +77,11 @@ RELEASES = {
 }
 
 
+@exhaustive_but(
+    *("the compiler-stacked_compiled", "the compiler's *-one_by_one_compiled", "the modes-*"),
+    *("the tracing context-one_by_one_compiled", "stand-ins *-one_by_one_compiled"),
+    "the tracer-stacked_compiled",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", COMPILED)
 @pytest.mark.parametrize("release", RELEASES)

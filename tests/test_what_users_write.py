@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from further_cases import covering
 from lightning import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from small_federations import Given, classes, mlp, run_tried_rounds, seeded, sgd, shared_out
@@ -374,8 +375,10 @@ def replace_weight(module, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["data", "parameter", "assign"])
-@pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_end"])
+@pytest.mark.parametrize(
+    ("hook", "method"),
+    covering(["on_train_start", "on_train_epoch_end"], ["data", "parameter", "assign"]),
+)
 def test_replaced_weights_are_trained(tmp_path, method, hook):
     def outcome(method):
         changing = make_callback(hook, lambda module: replace_weight(module, method))

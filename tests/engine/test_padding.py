@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from further_cases import covering
 from small_federations import classes, run_rounds, seeded, sgd, shared_out
 from test_compiled import needs_a_compiler
 from torch import nn
@@ -46,8 +47,7 @@ def rejected(net, data, engine, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("sentinel", [1e30, 3.4e38])
+@pytest.mark.parametrize(("sentinel", "name"), covering([1e30, 3.4e38], NETS))
 def test_stack_loses_only_the_client_that_overflows(name, sentinel):
     net, shape = NETS[name]
     for position in range(len(SIZES)):

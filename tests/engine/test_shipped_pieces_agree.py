@@ -36,7 +36,8 @@ NET_ARGUMENTS = {  # the smallest arguments, and the shape of a sample
 RECURRENT = {"CharacterGRU"}  # torch cannot stack recurrent layers
 TRANSFORMERS = {"HuggingFaceModel", "LoRA"}  # tests/tasks/test_hugging_face_task.py, tests/models
 LIKE_OTHERS = {  # in the parts of a net
-    *("DittoFashionCNN", "DittoFemnistCNN", "FlameFemnistCNN"),
+    *("DittoFashionCNN", "DittoFemnistCNN", "FlameFemnistCNN", "FedTiltCNN"),
+    *("LogisticRegression", "MLP"),  # most tests have such a net
     "FrozenBody",  # test_engines_agree.py has one of two layers
 }
 NOT_STACKABLE = {"DittoCelebaCNN"}  # BatchNorm mixes samples
@@ -66,6 +67,8 @@ CLIENT_ARGUMENTS = {
 SHOWN_ELSEWHERE = [
     CLIENT_ARGUMENTS["Ditto"][0],  # test_engines_agree.py
     CLIENT_ARGUMENTS["PerFedAvg"][0],
+    CLIENT_ARGUMENTS["FedADMM"][0],  # a step with a row of the client, as Scaffold's
+    CLIENT_ARGUMENTS["LpProj"][0],
 ]
 
 
