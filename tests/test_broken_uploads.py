@@ -173,6 +173,7 @@ TERMS_OF_THE_MEAN = {
 SERVER_MEANS = {Scaffold: "control", FedDyn: "mean_drift"}
 
 
+@exhaustive_for("MeanRegularized")
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("kind", TERMS_OF_THE_MEAN)
@@ -611,6 +612,13 @@ AGGREGATORS = find_configurations(pl_fed.aggregators, Aggregator, ARGUMENTS)
     "TiltedMean",
     "TorchJD",
     "WeakDP",
+    "AAggFF",
+    "FoolsGold",
+    "FedFV",
+    "CenteredClipping",
+    "TrimmedMean",
+    "Term",
+    "AFL",
 )
 @pytest.mark.slow
 @quiet

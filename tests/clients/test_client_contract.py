@@ -541,6 +541,20 @@ def test_engines_agree_and_absent_clients_keep_their_states(kind, arguments):
     "PFedMe",
     "PropFair",
     "SimpleTuning",
+    "DittoGreedy",
+    "FedDBE",
+    "LpProj",
+    "FedBABU",
+    "FedADMM",
+    "FedAS",
+    "Moon",
+    "FedPer",
+    "L2SGD",
+    "PFedMeEpochs",
+    "MeanRegularized",
+    "FedROD",
+    "IFCA",
+    "FedNova",
 )
 @client_classes
 @pytest.mark.slow
@@ -643,6 +657,14 @@ def test_states_of_a_client_do_not_depend_on_the_others(kind, arguments):
     "PFedMeEpochs",
     "PropFair",
     "SimpleTuning",
+    "FedBABU",
+    "FedAS",
+    "FedALA",
+    "FedPer",
+    "FedDBE",
+    "FedADMM",
+    "L2SGD",
+    "FedBN",
 )
 @pytest.mark.slow
 @one_test_per_class(
@@ -763,6 +785,21 @@ def check_rounds_under_attack(kind, arguments, aggregators, sizes):
     "PropFair",
     "Scaffold",
     "SimpleTuning",
+    "FedALA",
+    "DittoGreedy",
+    "LpProj",
+    "FedADMM",
+    "FedDBE",
+    "FedBABU",
+    "FedPer",
+    "FedDyn",
+    "MeanRegularized",
+    "FedBN",
+    "L2SGD",
+    "IFCA",
+    "HierFedAvg",
+    "FedROD",
+    "FedProx",
 )
 @pytest.mark.slow
 @client_classes

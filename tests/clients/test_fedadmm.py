@@ -10,7 +10,7 @@ from every_state import (
     cohorts_weights_and_engines,
     engines_agree,
 )
-from exhaustive import exhaustive_but
+from exhaustive import exhaustive_but, exhaustive_for
 from small_federations import HalfSquares, classes, mlp, seeded, sgd, shared_out
 from torch import nn
 
@@ -38,6 +38,7 @@ def close(actual, expected, tolerance=1e-12):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
+@exhaustive_for("all-samples-stacked", "2-uniform-stacked")
 @cohorts_weights_and_engines
 def test_rounds_equal_admm_on_equation_19(engine, weights, sampler):
     """Steps on α f(w_i) + ⟨π_i, w_i − w⟩ + ρ/2 ‖w_i − w‖², then π_i, and the mean of all u_i."""

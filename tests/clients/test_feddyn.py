@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from exhaustive import exhaustive_but
+from exhaustive import exhaustive_but, exhaustive_for
 from small_federations import (
     Cohorts,
     HalfSquares,
@@ -65,6 +65,7 @@ def algorithm_1(data, cohorts, alpha, lr, weights, batch=4, passes=2):
     return w, duals / alphas[:, None], h
 
 
+@exhaustive_for("samples-one_by_one")
 @exhaustive_but(
     "uniform-one_by_one", "samples-one_by_one", "samples-stacked", "uniform-stacked_compiled"
 )

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from small_federations import (
     HalfSquares,
     classes,
@@ -82,6 +83,7 @@ def line():
     return nn.Linear(2, 1, bias=False)
 
 
+@exhaustive_for("huber-one_by_one", "relative-stacked")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("tail", ["relative", "huber"])

@@ -184,7 +184,8 @@ ALGORITHMS = {
 
 @SLOW
 @pytest.mark.parametrize(
-    "algorithm", mark_further(ALGORITHMS, ["Ditto, uneven work", "FLAME", "Finetuning"])
+    "algorithm",
+    mark_further(ALGORITHMS, ["Ditto, uneven work", "FLAME", "Finetuning", "PerFedAvg"]),
 )
 @table_test("optimizer, clip", [(adam, None), (heavy, 0.05)])
 def test_engines_agree(algorithm, optimizer, clip):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from further_cases import covering
 from small_federations import Given, reals, run_rounds, seeded, sgd, shared_out
 from tables import table_test
@@ -131,6 +132,7 @@ def engine_options(engine):
 ENGINES = ["one_by_one_compiled", "stacked", "stacked_compiled", "auto"]
 
 
+@exhaustive_for("tokens", "distances")
 @pytest.mark.slow
 @each_kind
 def test_engines_agree_for_full_minibatches(uncompiled, kind):

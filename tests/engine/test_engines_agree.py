@@ -368,7 +368,7 @@ def assert_engines_agree_for_work(sizes, batch_size, steps, epochs, drop_last, c
     assert_engines_agree(client, data, chunk_sizes=(chunk_size,), rounds=1, traced=traced)
 
 
-@pytest.mark.parametrize("algorithm", mark_further(ALGORITHMS, ["Ditto, r > s"]))
+@pytest.mark.parametrize("algorithm", mark_further(ALGORITHMS, ["Ditto, r > s", "Local"]))
 def test_engines_agree_in_single_precision(algorithm):
     make, shape = NETS["convolution, group norm"]
     client = ALGORITHMS[algorithm](seeded(make), optimizer=sgd(0.1, momentum=0.9))
@@ -377,7 +377,7 @@ def test_engines_agree_in_single_precision(algorithm):
     assert_engines_agree(client, data, chunk_sizes=(None, 3), traced=traced, **settings)
 
 
-@pytest.mark.parametrize("algorithm", mark_further(ALGORITHMS, ["Ditto, r > s"]))
+@pytest.mark.parametrize("algorithm", mark_further(ALGORITHMS, ["Ditto, r > s", "Local"]))
 def test_engines_agree_in_mixed_precision(algorithm):
     """bfloat16 has three digits; the rows stay in float32."""
 

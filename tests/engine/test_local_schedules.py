@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from exhaustive import exhaustive_for
 from further_cases import mark_further, mark_if
 from lightning.pytorch import LightningModule
 from small_federations import Given, Only, classes, mlp, run_rounds, seeded, sgd, shared_out
@@ -179,6 +180,7 @@ CHOSEN = {
 }
 
 
+@exhaustive_for("two models with work of their own-stacked_compiled", "SGD-one_by_one_compiled")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "engine"),

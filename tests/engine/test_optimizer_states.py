@@ -65,7 +65,7 @@ def test_engines_agree_for_every_optimizer_with_a_kept_state(name):
     client = Ditto(
         seeded(mlp), optimizer=OPTIMIZERS[name], local_epochs=2, personal_epochs=1, personal_lr=0.03
     )
-    settings = {"rounds": 3, "sampler": Uniform(3)}
+    settings = {"rounds": 2, "sampler": Uniform(3)}
     one_by_one = keep(client, data, **settings)
     for chunk_size in (None, 2):
         stacked = keep(client, data, "stacked", chunk_size=chunk_size, **settings)

@@ -172,6 +172,9 @@ def fit(kind, folder, every, client=FedAvg, rounds=3):
     return trainer, algorithm, data
 
 
+LIKE_OTHERS = (CountByData, CountSet, CountReplaced, CountInSubmodule)
+
+
 def kept_values(client):
     state = copy.deepcopy(client.state_dict())
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
@@ -182,7 +185,7 @@ def kept_values(client):
 @pytest.mark.parametrize(
     ("kind", "algorithm"),
     [
-        *(mark_if(kind in (CountByData, CountSet), kind, Ditto) for kind in CHANGES),
+        *(mark_if(kind in LIKE_OTHERS, kind, Ditto) for kind in CHANGES),
         *(mark_if(True, kind, FedAvg) for kind in (CountInPlace, CountInLists, DrawnGlobally)),
     ],
 )
