@@ -136,7 +136,7 @@ def test_loading_a_checkpoint_runs_no_code(content, server, capsys, monkeypatch,
     path, *urls = get_addresses("malicious.ckpt", server)
     sizes_and_addresses = [(False, path), (True, urls[-1])]
     if subcommand == "fit":
-        sizes_and_addresses = [(is_large, a) for is_large in (False, True) for a in (path, *urls)]
+        sizes_and_addresses = [(False, path), *zip((True, True, False, True), (path, *urls))]
     for is_large, address in sizes_and_addresses:
         monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0 if is_large else 1 << 28)
         message = get_error(capsys, subcommand, "--ckpt_path", address)
