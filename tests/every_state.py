@@ -20,6 +20,12 @@ def after_each_round(client, data, rounds, sampler=None, **settings):
     ``w``, the server's model; ``cohort``, who took part; ``report``, what was logged; and each
     state of the clients [clients, length] and of the server [length].
     """
+    for read_all in run_each_round(client, data, rounds, sampler, **settings):
+        yield read_all()
+
+
+def run_each_round(client, data, rounds, sampler=None, **settings):
+    """Yield, after each round, the function that reads what there is by name."""
     client = copy.deepcopy(client).double()
     federation = Federation(
         sampler or All(), **sections(**{"seed": 0, "engine": "stacked", **settings})
@@ -34,16 +40,20 @@ def after_each_round(client, data, rounds, sampler=None, **settings):
             warnings.filterwarnings("error", "Local steps run eagerly")
             warnings.filterwarnings("error", "Clients are run one by one")
             report = federation.run_round(round, optimizer)
-        kept = {n: federation.store.read(n, everyone) for n in federation.store.defaults}
-        kept |= {n: row.clone() for n, row in federation.server_states.items()}
-        kept |= {"w": client.row("global").data.clone(), "report": report}
-        yield {**kept, "cohort": federation.draw_cohort(round)}
+
+        def read_all(round=round, report=report):
+            states = {n: federation.store.read(n, everyone) for n in federation.store.defaults}
+            states |= {n: row.clone() for n, row in federation.server_states.items()}
+            states |= {"w": client.row("global").data.clone(), "report": report}
+            return {**states, "cohort": federation.draw_cohort(round)}
+
+        yield read_all
 
 
 def after(client, data, rounds, sampler=None, **settings):
     """Return what there is after the last of them."""
-    *_, last = after_each_round(client, data, rounds, sampler, **settings)
-    return last
+    *_, read_all = run_each_round(client, data, rounds, sampler, **settings)
+    return read_all()
 
 
 def cohorts(data, rounds, sampler=None, seed=0):

@@ -207,6 +207,7 @@ print(len(sys.argv) - 2)
 """
 
 
+@pytest.mark.exhaustive  # the tests of imports above ask the same of the text of all files
 @pytest.mark.slow
 def test_leaves_import_without_lightning():
     names = [name_of(path) for path in LEAVES]

@@ -68,6 +68,7 @@ print("torch" in imported, [n for n in imported if n.startswith(("torch._ind", "
     assert [*tmp_path.glob("*/summary.json")]
 
 
+@pytest.mark.exhaustive  # small packages and names stand for these below
 @pytest.mark.slow
 def test_python_api_imports_heavy_packages_at_their_first_use():
     """One interpreter uses a counter of operations, a detector's metric and a metric's plot."""

@@ -34,9 +34,10 @@ NOT_RUN = {  # commands that change the machine, need an account, or take long
     *(".jax/bin/pip", ".jax/bin/python"),
 }
 LONG = [  # pages whose code takes over two seconds, and whose pieces have tests in their rooms
-    "experiments/bring_your_own/README.md",
+    *("configs/README.md", "experiments/bring_your_own/README.md"),
     *(f"pl_fed/{room}/README.md" for room in ("aggregators", "attacks", "command", "compressors")),
-    *(f"pl_fed/{room}/README.md" for room in ("engine", "partitioners", "studies", "systems")),
+    *(f"pl_fed/{room}/README.md" for room in ("data", "engine", "exports", "partitioners")),
+    *(f"pl_fed/{room}/README.md" for room in ("privacy", "studies", "systems")),
 ]
 check_contained(LONG, [page.name for page in PAGES])
 SHOWN_OUTPUT = re.compile(r"^print\(.*\)  # (.+)$", flags=re.MULTILINE)

@@ -726,7 +726,8 @@ def make_trainer(attack, folder, rounds):
 
 
 @exhaustive_for(
-    "ConstrainedReplacement", "FairnessAttack", "PFedBA", "ProjectedBackdoor", "TrainingAttack"
+    *("A3FL", "ConstrainedReplacement", "FairnessAttack", "PFedBA", "ProjectedBackdoor"),
+    "TrainingAttack",
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)

@@ -41,6 +41,7 @@ def test_short_commands_end_with_their_own_status(tmp_path):
     assert run_shell("list colours 2>&-", tmp_path) == 2
 
 
+@pytest.mark.exhaustive  # the two tests above ask the same of a stream and of a short command
 @pytest.mark.slow
 def test_fit_ends_with_its_own_status_and_all_results(tmp_path):
     """Standard error is closed, and nobody reads standard output after its first character."""

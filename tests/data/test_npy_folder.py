@@ -263,7 +263,7 @@ net = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), tor
 client = clients.FedAvg(net)
 mapped = data.FederatedData(data.NpyFolder({str(tmp_path)!r}))
 federation = pl_fed.Federation(samplers.Uniform(10), engine=pl_fed.EngineOptions("one_by_one"))
-trainer = pl_fed.Trainer(federation, max_epochs=3, accelerator="cpu", logger=False,
+trainer = pl_fed.Trainer(federation, max_epochs=1, accelerator="cpu", logger=False,
     run_dir={str(tmp_path / "run")!r}, enable_progress_bar=False)
 before = anonymous()
 trainer.fit(client, mapped)

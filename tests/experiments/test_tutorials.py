@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from further_cases import mark_others
 from study_processes import fork_workers
 
 import pl_fed
@@ -30,6 +31,13 @@ def read_numbers(text):
     return [float(number) for number in NUMBER.findall(text)]
 
 
+def read_comparison():
+    """Return the numbers of the comparison's page, by algorithm and condition."""
+    pairs = itertools.product(compare_under_attack.ALGORITHMS, compare_under_attack.CONDITIONS)
+    numbers = read_numbers(read_output("compare_under_attack"))
+    return dict(zip(pairs, zip(numbers[::2], numbers[1::2]), strict=True))
+
+
 @pytest.fixture
 def lightning_logs():
     """Restores the level of Lightning's logger, which a tutorial changes."""
@@ -48,20 +56,23 @@ def test_own_algorithm_prints_the_output_of_its_page(capsys, lightning_logs):
 
 
 @pytest.mark.slow
-def test_comparison_prints_the_table_of_its_page(capsys, monkeypatch, lightning_logs):
-    """Four of the twelve runs have all algorithms and all conditions."""
-    shown = read_output("compare_under_attack")
-    pairs = itertools.product(compare_under_attack.ALGORITHMS, compare_under_attack.CONDITIONS)
-    numbers = read_numbers(shown)
-    table = dict(zip(pairs, zip(numbers[::2], numbers[1::2]), strict=True))
+def test_comparison_prints_the_table_of_its_page(capsys, monkeypatch):
+    shown, table = read_output("compare_under_attack"), read_comparison()
     monkeypatch.setattr(compare_under_attack, "compare", lambda: table)
     compare_under_attack.main()
     assert capsys.readouterr().out.strip() == shown.strip()
-    algorithms = ["Ditto", "FedRep", "FedAvg", "FedAvg"]
-    for pair in zip(algorithms, compare_under_attack.CONDITIONS):
-        assert compare_under_attack.run(*pair, rounds=30) == pytest.approx(
-            table[pair], abs=ROUNDING
-        )
+
+
+# four of the twelve runs have all algorithms and all conditions
+COMPARED = [*zip(("Ditto", "FedRep", "FedAvg", "FedAvg"), compare_under_attack.CONDITIONS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "condition"), mark_others(COMPARED, COMPARED[1]))
+def test_comparison_gives_the_numbers_of_its_page(algorithm, condition, lightning_logs):
+    expected = read_comparison()[algorithm, condition]
+    outcome = compare_under_attack.run(algorithm, condition, rounds=30)
+    assert outcome == pytest.approx(expected, abs=ROUNDING)
 
 
 STUDY = ROOT / "experiments" / "tutorials" / "study.yaml"

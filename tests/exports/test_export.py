@@ -179,7 +179,7 @@ CASES = {  # a few local steps, as FedRep has them, give each client a model of 
 
 # The algorithms that compute a client's model, and one of each kind of net and setting.
 VARIED = (
-    *("PerFedAvg", "DittoChoice", "FedBN", "FedROD", "Ditto, busy"),
+    *("PerFedAvg", "DittoChoice", "FedBN", "FedROD"),
     "Finetuning, clipped and accumulated",
 )
 

@@ -25,6 +25,7 @@ from pl_fed.models import LoRA
 
 pytest.importorskip("peft", reason="needs adapters")
 transformers = pytest.importorskip("transformers", reason="needs Hugging Face models")
+from further_cases import mark_others  # noqa: E402
 from hugging_face_models import FAMILIES, texts, tiny  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -104,7 +105,9 @@ def test_a_net_of_one_s_own_takes_adapters_robust_aggregators_and_attacks():
     assert stacked.distance(in_turn) < 1e-10
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2"])  # GPT-2 stores transposed weights
+@pytest.mark.parametrize(  # GPT-2 stores transposed weights
+    "family", mark_others(["bert", "gpt2"], "gpt2")
+)
 def test_fedex_adds_the_residual_of_the_products_to_the_body(family):
     data, settings = shared_out(texts(), batch_size=8), {"optimizer": sgd(0.5), "local_steps": 2}
     client = FedExLoRA(adapters(family, alpha=3.0).double(), **settings)

@@ -75,14 +75,14 @@ def set_up(module, client=FedAvg, sizes=SIZES, **options):
 def test_accepted_modules_equal_federated_averaging_by_hand(uncompiled, name):
     """``test_compiled.py`` runs the compiler, which does not see the modules, on some traces."""
     module, data = seeded(ACCEPTED[name]).double(), shared_out(classes(SIZES), batch_size=8)
-    expected = federated_by_hand(copy.deepcopy(module), data, rounds=3, steps=2)
+    expected = federated_by_hand(copy.deepcopy(module), data, rounds=2, steps=2)
     client = FedAvg(copy.deepcopy(module), local_epochs=2)
     names = client.statistics("global").layout.names
     trained = [n for n, parameter in module.named_parameters() if parameter.requires_grad]
     parameters = torch.cat([expected[n].flatten() for n in trained])
     statistics = [expected[n].flatten().double() for n in names]
     for engine in ENGINES:
-        outcome = run_tried_rounds(client, data, rounds=3, engine=engine)
+        outcome = run_tried_rounds(client, data, rounds=2, engine=engine)
         torch.testing.assert_close(outcome.w, parameters, rtol=1e-9, atol=1e-7)
         if names:
             torch.testing.assert_close(

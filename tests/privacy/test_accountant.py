@@ -29,7 +29,7 @@ def direct_epsilon(accountant, event, count, delta):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=3)
+@settings(deadline=None, max_examples=2)
 @given(noise=noise_multipliers, count=rounds, delta=deltas, rate=st.floats(0.001, 0.3))
 def test_poisson_sampling_by_pld(noise, count, delta, rate):
     own = Accountant(Participation("poisson", 1000, 1000 * rate), delta)
@@ -54,7 +54,7 @@ def test_poisson_sampling_by_rdp(noise, count, delta, rate):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=3)
+@settings(deadline=None, max_examples=2)
 @given(noise=noise_multipliers, count=rounds, delta=deltas, cohort=st.integers(1, 300))
 def test_cohorts_of_fixed_size_have_half_the_noise_in_units_of_their_sensitivity(
     noise, count, delta, cohort

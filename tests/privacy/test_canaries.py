@@ -100,6 +100,7 @@ def weigh_by_samples(privacy):
     privacy.protect = weighted
 
 
+@exhaustive_for("leave_out_noise-8")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "buckets"), [(leave_out_noise, None), (weigh_by_samples, None), (leave_out_noise, 8)]

@@ -124,7 +124,7 @@ def test_every_algorithm(name):
 
 
 @exhaustive_but(
-    "fed_avg-stacked", "ditto-one_by_one", "fed_avg-one_by_one_compiled", "ditto-stacked_compiled"
+    "ditto-stacked", "fed_avg-one_by_one", "ditto-one_by_one_compiled", "fed_avg-stacked_compiled"
 )
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("make_client", [fed_avg, ditto])

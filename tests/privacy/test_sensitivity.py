@@ -9,7 +9,7 @@ import functools
 
 import pytest
 import torch
-from further_cases import mark_others
+from further_cases import mark_further, mark_others
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_rounds import build, model_row, private, run, set_cohort, silence
@@ -28,6 +28,10 @@ pytestmark = pytest.mark.slow
 CLIP_NORM = 0.05
 # one model, two, a kept part, own sums, personal rows, and solvers
 STACKED_APART = ("FedAvg", "Ditto", "FedRep", "FLAME", "APFL", "PFedMe", "MeanRegularized")
+SIMILAR = (  # to Ditto, FedAvg or Finetuning in what they upload, or run by the stacked test below
+    *("DittoChoice", "DittoGreedy", "FedProx", "Mapper", "Moon", "PFedMe", "PFedMeEpochs"),
+    *("PerFedAvg", "PropFair", "SimpleTuning"),
+)
 ALLOWED = [name for name in ALGORITHMS if describe_unfit_algorithm(make(name)) is None]
 
 
@@ -80,7 +84,7 @@ def test_walk_finds_the_allowed_algorithms():
 
 
 @pytest.mark.filterwarnings("ignore:pl_fed left out the uploads")
-@pytest.mark.parametrize("name", ALLOWED)
+@pytest.mark.parametrize("name", mark_further(ALLOWED, SIMILAR))
 @settings(deadline=None, max_examples=2)
 @given(
     size=st.integers(1, 12),

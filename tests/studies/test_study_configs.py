@@ -34,7 +34,7 @@ def test_study_is_named_like_its_file(path):
 
 
 @pytest.mark.slow
-@exhaustive_but("digits_under_attack", "stragglers")
+@exhaustive_but("stragglers")
 @pytest.mark.parametrize("path", STUDIES, ids=[path.stem for path in STUDIES])
 def test_study_runs(path, tmp_path):
     """One round of one seed: the first condition, and those that differ from it in one label.

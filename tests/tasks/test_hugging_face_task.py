@@ -63,7 +63,7 @@ def test_losses_and_logits_are_those_of_the_model(family):
                 assert abs(float(loss - own.loss)) < 1e-6, (problem, attention)
 
 
-@exhaustive_for("distilbert", "llama")
+@exhaustive_for("distilbert", "llama", "gpt2")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stacked_clients_get_the_numbers_of_clients_one_by_one(family):
     for problem in ("classes", "tokens"):

@@ -156,6 +156,7 @@ def fit(setting, kind, **kwargs):
             enable_progress_bar=False,
             enable_model_summary=False,
             enable_checkpointing=False,
+            logger=False,
         )
         trainer.fit(client, shared_out(sample.arrays, batch_size=setting.samples))
     device_ids = torch.arange(setting.devices)
