@@ -25,6 +25,7 @@ STUDY = {
             "trainer.logger": False,
             "trainer.check_val_every_n_epoch": 2,
             "data.num_clients": 6,
+            "data.batch_size": 100,
             "federation.sampler.cohort_size": 3,
             "model.optimizer.lr": 2.0,  # noisy, so that the last round is not the best
         },
@@ -122,7 +123,7 @@ def test_every_cell_tests_its_best_round(tmp_path):
 def test_last_checkpoint_knows_the_score_of_its_own_round(tmp_path):
     """Otherwise a resumed run would take a later, worse round for the best one."""
     base = [*STUDY["base"], {"trainer.max_epochs": 3, "model.optimizer.lr": 0.05}]
-    base.append({"trainer.check_val_every_n_epoch": 1})
+    base.append({"trainer.check_val_every_n_epoch": 1, "data.batch_size": 10})
     options = {**STUDY["options"], "best": "val/global/loss", "keep_checkpoints": True}
     content = {"base": base, "options": options, "axes": {"algorithm": ["FedAvg"]}, "seeds": 1}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({**STUDY, **content}))

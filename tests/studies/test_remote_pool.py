@@ -6,6 +6,7 @@ import time
 
 import pytest
 import yaml
+from further_cases import mark_others
 from study_processes import run
 from tables import table_test
 
@@ -19,6 +20,7 @@ TINY = {
     "trainer.max_epochs": 3,
     "trainer.logger": False,
     "data.num_clients": 6,
+    "data.batch_size": 100,
     "federation.sampler.cohort_size": 3,
 }
 STUDY = {
@@ -87,16 +89,19 @@ def expected(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_local_jobs_of_submitit_give_the_same_table(tmp_path, expected):
+@pytest.mark.parametrize("cluster_of_jobs", mark_others(["debug", "local"], "debug"))
+def test_jobs_of_submitit_give_the_same_table(tmp_path, cluster_of_jobs):
+    """A local job starts an interpreter, and takes ten times as long; the pool sees the same."""
     pytest.importorskip("submitit")
-    options = {**STUDY["options"], "on": {"slurm": {"cluster": "local"}}}
-    # one row of the table: a job starts an interpreter
-    write(tmp_path, options=options, axes={"algorithm": ["Ditto"]}, seeds=1)
-    status, output = run(["study.yaml"], tmp_path)
-    assert status == 0, output
-    header, *rows = expected.decode().splitlines()
-    (row,) = [row for row in rows if row.startswith("Ditto,0,")]
-    assert (tmp_path / "study" / "results.csv").read_text().splitlines() == [header, row]
+    tables = []
+    for place in ({}, {"on": {"slurm": {"cluster": cluster_of_jobs}}}):
+        options = {**STUDY["options"], "folder": f"study_{len(place)}", **place}
+        write(tmp_path, options=options, axes={"algorithm": ["Ditto"]}, seeds=1)
+        status, output = run(["study.yaml"], tmp_path)
+        assert status == 0, output
+        tables.append((tmp_path / options["folder"] / "results.csv").read_text())
+    assert tables[0] == tables[1]
+    assert tables[0].splitlines()[1].startswith("Ditto,0,done")
 
 
 @pytest.mark.slow

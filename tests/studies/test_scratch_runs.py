@@ -73,6 +73,7 @@ def make_job(folder, base, epochs=3, **changes):
         "trainer.logger": False,
         "trainer.check_val_every_n_epoch": epochs,
         "data.num_clients": 6,
+        "data.batch_size": 100,
         "federation.sampler.cohort_size": 3,
     }
     study = Study("far", [*base, settings], options={"folder": str(folder)}, **changes)

@@ -21,6 +21,7 @@ TINY = {
     "trainer.max_epochs": 1,
     "trainer.check_val_every_n_epoch": 1,
     "data.num_clients": 6,
+    "data.batch_size": 100,
     "federation.sampler.cohort_size": 3,
 }
 

@@ -27,6 +27,7 @@ TINY = {
     "trainer.logger": False,
     "trainer.check_val_every_n_epoch": 2,
     "data.num_clients": 6,
+    "data.batch_size": 100,
     "federation.sampler.cohort_size": 3,
 }
 STUDY = {

@@ -525,6 +525,7 @@ def test_tuned_study_from_the_command_line(tmp_path):
                 "trainer.check_val_every_n_epoch": 1,
                 "trainer.logger": False,
                 "data.num_clients": 6,
+                "data.batch_size": 100,
                 "federation.sampler.cohort_size": 3,
             },
         ],
