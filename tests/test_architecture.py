@@ -114,14 +114,17 @@ def tree(path):
     return ast.parse(path.read_text(), filename=str(path))
 
 
+@cache
 def imports(path):
-    """Yield the full names of all imports of a file."""
+    """Return the full names of all imports of a file."""
+    names = []
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: say where `{node.module}` is, from pl_fed on"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
 def imported_rooms(path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from exhaustive import exhaustive_but
 from torch import nn
 from wandb.sdk.launch.sweeps import utils
 
@@ -48,6 +49,7 @@ def test_sweeps_of_the_three_papers_exist():
     assert {path.stem for path in SWEEPS} >= {"ditto_lambda", "flame_rho", "fedtilt_tilts"}
 
 
+@exhaustive_but("flame_rho")
 @every_sweep
 def test_agent_command_parses(path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -221,7 +221,7 @@ def test_exported_models_give_the_predictions_of_predict(case, tmp_path, monkeyp
 def run(tmp_path_factory):
     """A run of Ditto with validation data. The global model is better for some clients."""
     options = {"lam": 0.01, "personal_lr": 0.02, "local_epochs": 1}
-    longer = {"data": {"val_fraction": 0.2}, "trainer": {"max_epochs": 12}}
+    longer = {"data": {"val_fraction": 0.2, "batch_size": 50}, "trainer": {"max_epochs": 12}}
     return fit(tmp_path_factory.mktemp("ditto"), **options, **longer)
 
 
@@ -259,11 +259,10 @@ torch.save(found, folder / "found.pt")
 
 @pytest.mark.slow
 def test_exported_models_load_without_pl_fed(folder):
-    out, about = export(folder, "--client", "1", "4", "--global")
+    out, about = export(folder, "--client", "4", "--global")
     names = [entry["name"] for entry in about["models"]]
-    assert names == ["global", "client_1", "client_4"]
-    predictions = predict(folder)
-    expected = {client: predictions[client] for client in CLIENTS}
+    assert names == ["global", "client_4"]
+    expected = {4: predict(folder)[4]}
     samples = [
         sample for client_predictions in expected.values() for sample in client_predictions[0]
     ]
