@@ -56,7 +56,7 @@ def test_own_algorithm_prints_the_output_of_its_page(capsys, lightning_logs):
 
 
 @pytest.mark.slow
-def test_comparison_prints_the_table_of_its_page(capsys, monkeypatch):
+def test_comparison_prints_the_table_of_its_page(capsys, monkeypatch, lightning_logs):
     shown, table = read_output("compare_under_attack"), read_comparison()
     monkeypatch.setattr(compare_under_attack, "compare", lambda: table)
     compare_under_attack.main()
