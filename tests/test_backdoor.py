@@ -176,6 +176,7 @@ def test_backdoor_succeeds_and_keeps_the_accuracy(tmp_path):
 # Triggered samples
 
 
+@pytest.mark.slow
 def test_client_with_only_the_target_class_does_not_count(tmp_path):
     arrays = classes([10, 10, 10, 10], num_classes=3)
     arrays.targets[:10] = 1  # client 0
@@ -189,6 +190,7 @@ def test_client_with_only_the_target_class_does_not_count(tmp_path):
     assert metrics.compute()["backdoor_success"] == shares[1:3].mean()
 
 
+@pytest.mark.slow
 def test_backdoor_success_is_missing_without_samples_of_other_classes(tmp_path):
     arrays = classes([10, 10], num_classes=3)
     arrays.targets[:] = 1

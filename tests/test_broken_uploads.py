@@ -233,6 +233,7 @@ def test_broken_upload_does_not_change_the_others_of_its_chunk(engine):
         assert_same(run(breaking_client(Ditto, breakage), **settings), without, 1e-12)
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("order", [[3, 0, 5, 2, 4], [0, 5, 2, 4, 3]], ids=["first", "last"])
 def test_chunk_with_uploads_of_another_length_is_left_out(order):

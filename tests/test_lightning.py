@@ -1373,6 +1373,7 @@ def test_invalid_datamodule_is_refused(tmp_path):
         fit(tmp_path, data=digits(Transfers))
 
 
+@pytest.mark.slow
 def test_each_run_has_its_own_folder(tmp_path):
     federation = pl_fed.Federation(Uniform(3), seed=0)
     make_trainer = functools.partial(

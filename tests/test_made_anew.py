@@ -127,6 +127,7 @@ def test_evaluation_on_clients_of_other_owners_is_refused(tmp_path, names):
         results(trainer, client, make_data(names=names))
 
 
+@pytest.mark.slow
 def test_global_model_is_evaluated_on_other_clients(tmp_path):
     trainer, client = fit_client(tmp_path, FedAvg)
     assert "test/global/loss" in results(trainer, client, make_data((19, 17, 15)))

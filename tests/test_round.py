@@ -114,6 +114,7 @@ def test_placement_of_states_changes_no_result(monkeypatch, chunk_size, rows_in_
     assert result.distance(run_rounds(client, data, **settings)) == 0
 
 
+@pytest.mark.slow
 def test_next_chunk_is_prefetched_during_training(monkeypatch):
     """The chunks of the cohort are prefetched, and then the first chunk of the next round."""
     prefetched = []

@@ -163,6 +163,7 @@ def test_upgrad_equals_its_projections_by_scipy():
         assert (rows @ merged > -1e-3).all()
 
 
+@pytest.mark.slow
 def test_wrong_names_and_options_are_refused():
     pytest.importorskip("torchjd")
     with pytest.raises(ValueError, match=r"`method` to be one of .*UPGrad.* but got 'Upgrad'"):

@@ -60,6 +60,7 @@ def stamp_with_numpy(x, part, size, gap, shift):
     return stamped
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(
     parts=st.integers(1, 6),

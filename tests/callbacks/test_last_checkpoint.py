@@ -113,6 +113,7 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path):
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_another_run_beside_a_finished_one_without_a_checkpoint_is_refused(tmp_path):
     """Its rounds would replace those of the finished run."""
     quiet_trainer(tmp_path, 1, enable_checkpointing=False).fit(*make_client_and_data())
@@ -122,6 +123,7 @@ def test_another_run_beside_a_finished_one_without_a_checkpoint_is_refused(tmp_p
     assert (tmp_path / "metrics.csv").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_run_from_the_checkpoint_of_another_one_replaces_no_third_run(tmp_path):
     """As when a script is started again that goes on with the first run in the second's folder."""
     first, second = tmp_path / "first", tmp_path / "second"

@@ -88,6 +88,7 @@ def test_sums_equal_loops_over_the_samples_in_all_engines(make, monkeypatch):
     check_sums(outcomes[0], data, seeded(make))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacks", [True, False])
 def test_a_round_before_an_evaluation_has_data_of_all_parts(stacks):
     """Clients without samples of a part have zeros there."""

@@ -118,6 +118,7 @@ def test_gaps_of_a_run_equal_loops_over_its_samples(tmp_path):
     assert metrics["global/group/client_accuracy_gap_undefined"] >= 1
 
 
+@pytest.mark.slow
 def test_table_of_groups_and_the_report(tmp_path):
     _, client, data = fit_and_test(tmp_path / "run", make_arrays(), FedAvg)
     rows = read_rows(tmp_path / "run" / "per_group.csv")
@@ -189,6 +190,7 @@ def test_held_out_clients_have_gaps_of_their_own(tmp_path):
     assert found == pytest.approx(np.mean(values))
 
 
+@pytest.mark.slow
 def test_data_without_groups_have_neither_gaps_nor_a_table(tmp_path):
     fit_and_test(tmp_path, replace(make_arrays(), groups=None, group_names=()))
     assert not any("group" in name for name in read_metrics(tmp_path))

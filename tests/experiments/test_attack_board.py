@@ -64,6 +64,7 @@ def test_every_attack_defence_and_algorithm_of_the_board_builds():
         check_config(cell.arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SIZES])
 def test_other_studies_have_the_axes_of_the_board(name):
     board, study = (Study.from_file(FOLDER / f"{part}.yaml") for part in ("board", name))

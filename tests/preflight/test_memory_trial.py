@@ -164,6 +164,7 @@ def test_a_warning_tells_of_hooks_that_draw_without_a_key(draw):
         set_up(Own(draw))
 
 
+@pytest.mark.slow
 def test_draws_of_a_step_are_no_draws_of_the_hooks(recwarn):
     set_up(LossKeeping())
     assert not [warned for warned in recwarn if "draws" in str(warned.message)]
@@ -360,6 +361,7 @@ class Counting(torch.nn.Module):
         return x + self.calls
 
 
+@pytest.mark.slow
 def test_augmentation_with_a_memory_gets_a_warning(recwarn):
     """A resumed run, and other engines, would give clients other samples without a word."""
     for modules in ([torch.nn.Dropout()], [torch.nn.Dropout(), Counting()]):

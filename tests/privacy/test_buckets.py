@@ -350,6 +350,7 @@ def test_other_samplers_run(sampler):
     assert run(federation, optimizer)[1]["privacy/epsilon"] > 0
 
 
+@pytest.mark.slow
 def test_silent_rows_are_the_sums_of_a_round():
     federation, optimizer = build(privacy=in_buckets(), aggregator=Recorder())
     set_cohort(silence(federation), 0, 1, 2, 3, 4)

@@ -157,6 +157,7 @@ def test_adaptive_clipping_costs_no_more_than_its_noise_multiplier():
     assert epsilons[0] == epsilons[1]
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_budget_continues():
     settings = private(target_quantile=0.5)
     federation, optimizer = build(privacy=settings)

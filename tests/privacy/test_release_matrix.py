@@ -41,6 +41,7 @@ def test_only_samplers_without_clients_data_are_allowed():
     assert refused(sampler_rows()) == {"BySize"}
 
 
+@pytest.mark.slow
 def test_algorithms_with_another_release_are_refused():
     rows = list(algorithm_rows())
     assert {name for name, refusal, _ in rows if refusal} == {

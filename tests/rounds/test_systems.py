@@ -44,6 +44,7 @@ def write_trace(folder, rows):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "policy", "kind"),
     [
@@ -176,6 +177,7 @@ def test_scaffolds_control_stays_the_mean_of_the_clients_controls():
     torch.testing.assert_close(run.server_states["control"], mean, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_flames_global_model_stays_the_mean_of_all_kept_rows():
     """A dropped client keeps its row, and the server keeps it in the mean."""
     data = shared_out(classes(SIZES))

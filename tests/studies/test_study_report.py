@@ -899,6 +899,7 @@ def test_a_grid_has_as_many_trials_as_combinations(tmp_path):
     assert read_csv(tmp_path / "report/tables/tuned.csv")[1]["trials"] == "0 of 2"
 
 
+@pytest.mark.slow
 def test_trials_of_another_space_are_no_trials_of_the_plan(tmp_path):
     """The table named the new space beside the trials and the choice of the old one."""
     plan = {

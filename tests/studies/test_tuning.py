@@ -319,6 +319,7 @@ def test_unknown_direction_is_refused(tmp_path, monkeypatch):
     assert tuner.best("Ditto").score == 1.0
 
 
+@pytest.mark.slow
 def test_undefined_scores_are_the_worst(tmp_path, monkeypatch):
     """A finished run whose model is NaN has ``null`` in its summary."""
 
@@ -348,6 +349,7 @@ def test_space_leaves_the_arguments_of_other_axes_alone(tmp_path):
             read_spec({**STUDY, "axes": axes, "tune": plan})
 
 
+@pytest.mark.slow
 def test_diverged_trials_of_a_loss_stay_the_worst(tmp_path, monkeypatch):
     """Also those of a whole generation, after which nothing but the name tells the direction."""
 
@@ -461,6 +463,7 @@ def test_trials_of_a_generation_do_not_know_each_other():
         assert values["model.local_epochs"] in range(1, 9)
 
 
+@pytest.mark.slow
 def test_journal_is_a_study_of_optuna(tmp_path, monkeypatch):
     import optuna
     from optuna.storages.journal import JournalFileBackend

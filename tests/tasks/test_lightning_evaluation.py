@@ -466,6 +466,7 @@ class Detector(LitAutoencoder):
         self.log("val_threshold", self.threshold)
 
 
+@pytest.mark.slow
 def test_threshold_of_a_validation_is_named_and_a_buffer_may_be_infinite(tmp_path):
     message = "change `best`, `threshold`, which pl_fed sets back after each client"
     with pytest.warns(UserWarning, match=message):

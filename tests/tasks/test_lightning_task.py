@@ -736,6 +736,7 @@ class DoubledTargets(nn.L1Loss):
         return super().forward(outputs, targets.mul_(2) if self.in_place else targets * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_criterion_that_changes_targets_in_place_changes_no_other_model(engine):
     data = shared_out(numbers([6, 8]))

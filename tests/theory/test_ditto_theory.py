@@ -231,6 +231,7 @@ def test_least_variance_of_the_error_of_a_device_is_two_sigma_to_the_fourth(sett
     assert actual.item() == pytest.approx(2 * setting.least_error**2, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting", mark_further([CLEAN, ATTACKED], [ATTACKED]), ids=["clean", "attacked"]
 )
