@@ -179,7 +179,7 @@ class Noise(DataSource):
 def build_shipped_nets() -> dict[str, Case]:
     """Return a case for each net of ``pl_fed.models`` for images, with inputs for its defaults.
 
-    Nets of text, adapters and the model of a configuration need an argument, and have none.
+    Nets that need an argument, such as adapters, have no case.
     """
     cases = {}
     for name, kind in inspect.getmembers(models, inspect.isclass):

@@ -75,7 +75,7 @@ def _is_own(error: BaseException) -> bool:
 
 @contextmanager
 def explain_step() -> Iterator[None]:
-    """Replace errors about batches, logs or gradients in ``training_step``: with a remedy."""
+    """Add a remedy to errors in ``training_step`` about batches, logs or gradients."""
     try:
         yield
     except ValueError as error:

@@ -261,14 +261,7 @@ def test_one_by_one_and_stacked_in_any_chunks_agree(kind):
     assert largest_difference(first, run(client, data, rounds=1, sampler=Uniform(3))) > 1e-4
 
 
-@exhaustive_for(
-    "Meta",
-    "SendsModels",
-    "Tilted",
-    "OwnParts",
-    "TwoPulls",
-    "ADMM",
-)
+@exhaustive_for("Meta", "SendsModels", "Tilted", "OwnParts", "TwoPulls", "ADMM")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 def test_trainer_fits_stops_resumes_and_tests_the_client(kind, tmp_path):

@@ -100,11 +100,7 @@ def simulate(arrays, tau, lam, mu, rounds, lr=0.1, personal_lr=0.1, steps=2):
     return flatten_net(w), torch.stack([flatten_net(personal_net) for personal_net in v])
 
 
-@exhaustive_for(
-    "0.0--1.0",
-    "5.0-0.0",
-    "1.0-2.0",
-)
+@exhaustive_for("0.0--1.0", "5.0-0.0", "1.0-2.0")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tau", "lam"), [(0.0, 0.0), (1.0, 2.0), (-1.5, 3.0), (2.0, -4.0), (0.0, -1.0), (5.0, 0.0)]

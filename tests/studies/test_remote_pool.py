@@ -91,15 +91,15 @@ def expected(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster_of_jobs", mark_others(["debug", "local"], "debug"))
 def test_jobs_of_submitit_give_the_same_table(tmp_path, cluster_of_jobs):
-    """A local job starts an interpreter, and takes ten times as long; the pool sees the same."""
+    """A local job starts an interpreter, and so takes ten times as long as one in this process."""
     pytest.importorskip("submitit")
-    tables = []
-    for place in ({}, {"on": {"slurm": {"cluster": cluster_of_jobs}}}):
-        options = {**STUDY["options"], "folder": f"study_{len(place)}", **place}
+    tables, remote = [], {"on": {"slurm": {"cluster": cluster_of_jobs}}}
+    for folder, place in {"here": {}, "jobs": remote}.items():
+        options = {**STUDY["options"], "folder": folder, **place}
         write(tmp_path, options=options, axes={"algorithm": ["Ditto"]}, seeds=1)
         status, output = run(["study.yaml"], tmp_path)
         assert status == 0, output
-        tables.append((tmp_path / options["folder"] / "results.csv").read_text())
+        tables.append((tmp_path / folder / "results.csv").read_text())
     assert tables[0] == tables[1]
     assert tables[0].splitlines()[1].startswith("Ditto,0,done")
 
