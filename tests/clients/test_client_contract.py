@@ -211,8 +211,8 @@ def command_line_arguments(kind):
 
 def listed_arguments(kind):
     """Return the names of the arguments that a docstring lists, or leaves to that of Client."""
-    arguments = kind.__doc__.split("Args:")[1].split("Raises:")[0]
-    listed = set(re.findall(r"^        (\w+): \S", arguments, flags=re.MULTILINE))
+    arguments = inspect.cleandoc(kind.__doc__).split("Args:")[1].split("Raises:")[0]
+    listed = set(re.findall(r"^    (\w+): \S", arguments, flags=re.MULTILINE))
     refers = "**kwargs: The other arguments of :class:`Client`." in arguments
     return listed | (listed_arguments(Client) if refers else set())
 
@@ -229,7 +229,7 @@ def test_docstrings_list_every_argument_that_users_set():
 def test_docstrings_have_an_example():
     for kind in dict.fromkeys(kind for kind, _ in CONFIGURATIONS):
         assert kind.training_step.__doc__, kind
-        assert "\n    Example:\n        >>> " in kind.__doc__, kind
+        assert "\nExample:\n    >>> " in inspect.cleandoc(kind.__doc__), kind
 
 
 @client_classes
