@@ -68,7 +68,9 @@ def fingerprint_of(inputs: Tree) -> dict[str, Any]:
             "dtype": [fingerprint["dtype"] for fingerprint in prints],
             "projections": [number for leaf in prints for number in leaf["projections"]],
         }
-    rows = inputs[_spaced_indices(len(inputs), _ROWS)].unsqueeze(-1).flatten(1).double()
+    # torch 2.9 has no `inputs[indices]` for unsigned integers of 16 bits and more
+    rows = inputs.index_select(0, _spaced_indices(len(inputs), _ROWS))
+    rows = rows.unsqueeze(-1).flatten(1).double()
     random = torch.Generator().manual_seed(0)
     vector = torch.randn(rows.shape[1], generator=random, dtype=torch.float64)
     return {
