@@ -21,6 +21,9 @@ TEMPORARY_NAME = ".ckpt.tmp"
 """Name of an incomplete checkpoint; the same for all checkpoints, so that a kill leaves only one
 incomplete file."""
 
+LAST = "last"
+"""The word for the newest run in place of a checkpoint's path."""
+
 SUMMARY = "summary.json"
 """Name of the file with a run's results and the stage that they belong to."""
 

@@ -23,7 +23,6 @@ from pl_fed.command.messages import describe_full_disk
 from pl_fed.command.program import program_name
 from pl_fed.command.quiet_wandb import QuietWandb
 from pl_fed.command.run_choice import (
-    LAST,
     FinishedRunError,
     choose_evaluated_run,
     choose_requeued_run,
@@ -40,16 +39,16 @@ from pl_fed.command.run_files import (
     wandb_loggers_in,
     write_slurm_job,
 )
-from pl_fed.command.saved_config import SaveAndLogConfig, add_defaults, dump_config
+from pl_fed.command.saved_config import SaveAndLogConfig
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.command.start_status import StartStatus
 from pl_fed.command.wandb_runs import close_wandb_run, silence_wandb
 from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import check_source, check_weights_only, local_path
 from pl_fed.lightning.trainer import Trainer
-from pl_fed.plain_yaml import load_yaml
 from pl_fed.reports.configs import group_name, read_config
 from pl_fed.run_folder import (
+    LAST,
     SUMMARY,
     RunLock,
     StoredRun,
@@ -234,19 +233,12 @@ class FederatedCLI(SectionsCLI):
         repeats = fits and not is_run and self._lock is None and is_requeued()
         if not is_run and not repeats:
             return None
-        config = load_yaml(dump_config(self.config, self.parser))[self.subcommand]
+        config = self.plain_config()
         if repeats:
-            return choose_requeued_run(root, config, self._add_defaults)
+            return choose_requeued_run(root, config, self.add_defaults)
         place = LAST if file is None else str(file)
         choose = choose_run if fits else choose_evaluated_run
-        return choose(place, root, config, self._add_defaults)
-
-    def _add_defaults(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a saved config with the defaults of the arguments that it lacks."""
-        name = str(self.subcommand)
-        complete = add_defaults({"subcommand": name, name: saved}, self.parser)
-        config: dict[str, Any] = complete[name]
-        return config
+        return choose(place, root, config, self.add_defaults)
 
     def _start_from(self, run: StoredRun, config: Namespace) -> None:
         """Start from a run's last checkpoint, or from round 0 if it has none; name the run."""

@@ -17,9 +17,8 @@ from pl_fed.command.saved_config import (
     is_longer,
 )
 from pl_fed.lightning.checkpoints import read_round
-from pl_fed.run_folder import StoredRun, find_runs, name_other_checkpoint, no_run_error
+from pl_fed.run_folder import LAST, StoredRun, find_runs, name_other_checkpoint, no_run_error
 
-LAST = "last"
 _MAX_LISTED = 5  # most runs in a sentence
 _SLURM_RESTARTS = "SLURM_RESTART_COUNT"  # environment variable of SLURM
 

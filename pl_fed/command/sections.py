@@ -16,11 +16,13 @@ from pl_fed.command.faults import find_fault
 from pl_fed.command.hints import format_error, name_config_path
 from pl_fed.command.messages import summarize
 from pl_fed.command.parser import Parser, RefusalError
+from pl_fed.command.saved_config import add_defaults, dump_config
 from pl_fed.command.shipped_configs import put_configs_first, resolve_config_names
 from pl_fed.command.trainer_arguments import check_trainer_arguments
 from pl_fed.command.wandb_runs import is_logger_off
 from pl_fed.data import FederatedData
 from pl_fed.federation import Federation
+from pl_fed.plain_yaml import load_yaml
 
 # Attributes of LightningCLI that hold its parsers and describe their arguments
 _PARSERS = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
@@ -69,6 +71,19 @@ class SectionsCLI(LightningCLI):
         """Return the config of the called subcommand, or of a command line without subcommands."""
         config: dict[str, Any] = self.config.as_dict()
         return config.get(str(config.get("subcommand"))) or config
+
+    def plain_config(self) -> dict[str, Any]:
+        """Return the config of the called subcommand in the form of ``config.yaml``."""
+        config: dict[str, Any] = load_yaml(dump_config(self.config, self.parser))
+        section: dict[str, Any] = config[str(self.subcommand)]
+        return section
+
+    def add_defaults(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Return a saved config with the defaults of the arguments that it lacks."""
+        name = str(self.subcommand)
+        complete = add_defaults({"subcommand": name, name: saved}, self.parser)
+        config: dict[str, Any] = complete[name]
+        return config
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return the subcommands that need a parser, with the arguments to skip.

@@ -14,7 +14,7 @@ from torch import Tensor
 from pl_fed.arguments import check_choice, check_writable
 from pl_fed.data import FederatedData
 from pl_fed.exports.formats import check_formats
-from pl_fed.run_folder import last_checkpoint
+from pl_fed.run_folder import LAST, last_checkpoint
 
 SELECTIONS = ("personal", "global", "validation")
 
@@ -24,7 +24,7 @@ class Request:
     """Request for an export: the run, its models and the file formats.
 
     Attributes:
-        checkpoint: The checkpoint.
+        checkpoint: The checkpoint; ``last`` until the command has found the newest run.
         client: Ids of clients or names of their owners, as text, or ``all``.
         with_global: Whether to write the global model to a file of its own.
         select: The model of each client: ``personal``, ``global``, or by ``validation`` data the
@@ -86,10 +86,11 @@ class Request:
         namespace, overrides = _parser().parse_known_args(arguments)
         if namespace.ckpt is None:
             raise ValueError(
-                "Expected argument `ckpt` to be a checkpoint, or the folder of a run, but got none:"
-                " add `--ckpt` with its path."
+                "Expected argument `ckpt` to be a checkpoint, the folder of a run, or last, but got"
+                " none: add `--ckpt` with its path, or `--ckpt last` and `--config`."
             )
-        checkpoint = find_checkpoint(Path(namespace.ckpt))
+        is_last = namespace.ckpt == LAST
+        checkpoint = Path(LAST) if is_last else find_checkpoint(Path(namespace.ckpt))
         return cls(
             checkpoint=checkpoint,
             client=tuple(namespace.client),
@@ -97,7 +98,7 @@ class Request:
             select=namespace.select,
             formats=tuple(dict.fromkeys(namespace.format)),
             out=namespace.out,
-            config=tuple(namespace.config or [find_config(checkpoint)]),
+            config=tuple(namespace.config or ([] if is_last else [find_config(checkpoint)])),
             overrides=tuple(overrides),
         )
 
@@ -229,7 +230,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--ckpt", help="a run's checkpoint, or its folder for the last checkpoint (required)"
+        *("--ckpt", "--ckpt_path"),
+        help="a run's checkpoint, its folder for the last checkpoint, or last for the newest run of"
+        " --config (required)",
     )
     parser.add_argument(
         "--client",

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -585,7 +586,7 @@ def get_refusal(capsys, *args):
 WRONG = {
     "no checkpoint": (
         ["--client", "1"],
-        "`ckpt` to be a checkpoint, or the folder of a run, but got none",
+        "`ckpt` to be a checkpoint, the folder of a run, or last, but got none",
     ),
     "no such file": (["--ckpt", "no.ckpt", "--client", "1"], "but got no.ckpt: no such file"),
     "nothing": (["--ckpt", "RUN"], "`client` to be ids or owners of clients, or all, but got none"),
@@ -679,6 +680,37 @@ def test_run_of_a_machine_with_gpus_is_exported(folder, tmp_path):
     main(["export", "--ckpt", str(tmp_path / "last.ckpt"), "--client", "1"])
     (out,) = (tmp_path / "exports").iterdir()
     assert (out / "client_1.pt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--ckpt", "--ckpt_path"])
+def test_last_is_the_newest_run_with_the_config_of_the_command(run, tmp_path, option):
+    """A user who has the config alone need not name the run, as for ``test`` and ``predict``."""
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    saved["trainer"]["default_root_dir"] = str(tmp_path / "runs")
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(saved))
+    for age, lam in enumerate((0.01, 0.5)):
+        saved["model"]["init_args"]["lam"] = lam
+        copy = tmp_path / "runs" / str(lam)
+        checkpoint(copy).parent.mkdir(parents=True)
+        checkpoint(copy).write_bytes(checkpoint(run).read_bytes())
+        os.utime(checkpoint(copy), (age, age))
+        (copy / "config.yaml").write_text(yaml.safe_dump(saved))
+    arguments = [option, "last", "--client", "1", "--format", "state_dict"]
+    main(["export", "--config", str(tmp_path / "c.yaml"), *arguments])
+    (out,) = tmp_path.glob("runs/*/exports/*")
+    assert out.parents[1].name == "0.01"
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["checkpoint"] == str(checkpoint(tmp_path / "runs" / "0.01"))
+
+
+@pytest.mark.slow
+def test_last_without_a_run_or_a_config_is_refused(run, tmp_path, capsys):
+    config = ["--config", run / "config.yaml", "--trainer.default_root_dir", tmp_path / "no"]
+    message = get_refusal(capsys, "--ckpt", "last", "--client", "1", *config)
+    assert f"a run with checkpoints/last.ckpt under {tmp_path / 'no'} but found none" in message
+    message = get_refusal(capsys, "--ckpt", "last", "--client", "1")
+    assert message == "Expected argument `data.dataset` and `model` to be set but got none."
 
 
 @pytest.mark.slow
