@@ -58,7 +58,7 @@ def _candidates(groups: Sequence[Group]) -> Iterator[Answer]:
         " of a client's gain: a negative one says that clients with few training samples, or with"
         " poor local models, gain most. The one with local results is below 0 by chance alone where"
         " test sets are small: luck in the local result counts as a loss. Figures of gains are"
-        " means over the seeds.",
+        " means over the seeds; those of losses over the seeds in which a client loses.",
         list(comparisons.compare_to_local(groups)),
     )
     yield Answer(

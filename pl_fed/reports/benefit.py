@@ -1,6 +1,7 @@
 """The benefit of a federation over local training, client by client: who should join?"""
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pl_fed.reports.group import choose_metric, is_higher_better
 from pl_fed.reports.run import Run, read_run, sort_models
 
 _COLUMNS = ("client", "train_samples", "test_samples")
+_LARGEST_LOSS = "largest loss"
 _SETTINGS = (  # of the data, with those below them: they decide each client's samples
     *("dataset", "partitioner", "num_clients", "split", "val_fraction", "test_fraction", "skew"),
     *("root_samples", "central", "held_out_clients", "stable_cut"),
@@ -86,6 +88,11 @@ class Benefit:
     def largest_loss(self) -> float:
         """The largest loss of a client; 0 if no client loses, and infinite if one has diverged."""
         return np.inf if self.num_diverged else max(0.0, float(-self.gains.min()))
+
+    @property
+    def is_harmful(self) -> bool:
+        """Whether a client is worse off."""
+        return self.share_losing > 0
 
     def correlate(self, values: NDArray[np.float64]) -> float | None:
         """Return Spearman's rank correlation of the gains with a property of the clients.
@@ -260,9 +267,28 @@ def describe_benefit(benefit: Benefit) -> dict[str, Any]:
         "mean gain of these": benefit.mean_gain,
         "share that loses": benefit.share_losing,
         "mean loss of these": benefit.mean_loss,
-        "largest loss": benefit.largest_loss,
+        _LARGEST_LOSS: benefit.largest_loss,
         "correlation with training samples": benefit.correlate(benefit.train_samples),
         "correlation with the local result": benefit.correlate(
             -benefit.alone if benefit.lower_is_better else benefit.alone
         ),
     }
+
+
+def average_figures(benefits: Sequence[Benefit]) -> dict[str, float | None]:
+    """Return the figures of benefits by their headings: means over the seeds that have them.
+
+    The mean and the largest loss are those of the seeds in which a client loses. The largest loss
+    is 0 if there is no such seed.
+
+    Args:
+        benefits: The benefit for each seed.
+    """
+    rows = [describe_benefit(benefit) for benefit in benefits]
+    harmful = [row for row, benefit in zip(rows, benefits) if benefit.is_harmful]
+    means: dict[str, float | None] = {}
+    for name in rows[0]:
+        selected = harmful if harmful and name == _LARGEST_LOSS else rows
+        numbers = [row[name] for row in selected if row[name] is not None]
+        means[name] = statistics.fmean(numbers) if numbers else None
+    return means

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pl_fed.reports import configs
-from pl_fed.reports.benefit import Benefit, compare_runs, describe_benefit
+from pl_fed.reports.benefit import Benefit, average_figures, compare_runs
 from pl_fed.reports.group import Group, is_lower_better, main_metric
 from pl_fed.reports.pairs import match_runs, pair_clients, pair_models
 from pl_fed.reports.robustness import build_lines, comparable_groups
@@ -34,7 +34,7 @@ def compare_to_local(groups: Sequence[Group]) -> _Rows:
     for local in _find_local(groups):
         others = [group for group in groups if group is not local]
         for row in _compare_to(local, others, main_metric(groups, "test")):
-            yield row | _mean_figures(benefits[row["group"]])
+            yield row | average_figures(benefits[row["group"]])
 
 
 def list_benefits(groups: Sequence[Group]) -> Iterator[tuple[Group, list[Benefit]]]:
@@ -73,16 +73,6 @@ def _pair_columns(
         model = main_model(group)
         if own is not None and model is not None:
             yield group, model, (f"{own}_{metric}", f"{model}_{metric}")
-
-
-def _mean_figures(benefits: Sequence[Benefit]) -> dict[str, float | None]:
-    """Return the figures of a benefit by their headings; means over the seeds that have them."""
-    rows = [describe_benefit(benefit) for benefit in benefits]
-    means: dict[str, float | None] = {}
-    for name in rows[0]:
-        numbers = [row[name] for row in rows if row[name] is not None]
-        means[name] = float(np.mean(numbers)) if numbers else None
-    return means
 
 
 def compare_own_to_global(groups: Sequence[Group]) -> _Rows:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pl_fed.reports.benefit import (
     Benefit,
+    average_figures,
     compare_runs,
     describe_benefit,
     find_column,
@@ -178,13 +179,11 @@ def make_benefit_table(benefit: StudyBenefit, layout: Layout) -> Table:
 
 
 def _average(items: Sequence[Benefit]) -> dict[str, Any]:
-    """Return the figures of a method under a condition: means over the seeds that have them."""
-    figures = [{"mean gain": item.mean, **describe_benefit(item)} for item in items]
+    """Return the figures of a method under a condition; empty texts for unknown ones."""
     means: dict[str, Any] = {"seeds": len(items), "clients": sum(len(i.clients) for i in items)}
-    for name in figures[0]:
-        numbers = [row[name] for row in figures if row[name] is not None]
-        means[name] = statistics.fmean(numbers) if numbers else ""
-    return means
+    means["mean gain"] = statistics.fmean(item.mean for item in items)
+    figures = average_figures(items)
+    return means | {name: "" if mean is None else mean for name, mean in figures.items()}
 
 
 def _describe(items: Sequence[Benefit], means: Mapping[str, Any]) -> list[str]:
@@ -212,10 +211,10 @@ def _explain(benefit: StudyBenefit) -> tuple[str, ...]:
     notes = [
         f"Differences of the test {benefit.metric} of each benign client from that by"
         f" {benefit.local} under the same condition and seed: {model}. Positive numbers are gains.",
-        "Figures are means over seeds; mean gain ± half of the 95 % interval over seeds. The"
-        " largest loss of one client is a mean over seeds, too. Correlations are Spearman's, of a"
-        " client's gain; the one with local results is below 0 by chance alone where test sets are"
-        " small.",
+        "Figures are means over seeds; mean gain ± half of the 95 % interval over seeds. The mean"
+        " loss and the largest loss of one client are means over the seeds in which a client"
+        " loses. Correlations are Spearman's, of a client's gain; the one with local results is"
+        " below 0 by chance alone where test sets are small.",
     ]
     texts = [f"{number} {reason}" for reason, number in benefit.missing.items() if number]
     return (*notes, *([f"Runs that are left out: {', '.join(texts)}."] if texts else []))

@@ -8,7 +8,7 @@ from run_folders import read_table, with_changes, write_run, write_table
 
 import pl_fed
 from pl_fed.reports.answers import find_answers
-from pl_fed.reports.benefit import Benefit, describe_benefit
+from pl_fed.reports.benefit import Benefit, average_figures, describe_benefit
 from pl_fed.reports.clients import draw_gains
 from pl_fed.reports.group import group_runs
 from pl_fed.reports.run import find_runs
@@ -97,6 +97,22 @@ def test_clients_that_all_gain_or_all_stay():
     assert Benefit(ids, same, same + 0.25, same).largest_loss == 0
 
 
+def test_mean_and_largest_loss_are_of_the_seeds_in_which_a_client_loses():
+    """A mean loss of one seed beside a largest loss over two was the larger of both."""
+    ids, alone = np.arange(2), np.array([0.5, 0.5])
+
+    def measure(*joined, **options):
+        return Benefit(ids, alone, np.array(joined), alone, **options)
+
+    losing, gaining = measure(0.25, 0.375), measure(0.75, 0.5)
+    figures = average_figures([losing, gaining])
+    assert (figures["mean loss of these"], figures["largest loss"]) == (0.1875, 0.25)
+    assert figures["share that loses"] == 0.5, "of both"
+    assert average_figures([gaining])["largest loss"] == 0
+    diverged = average_figures([losing, measure(0.75, 0.5, num_diverged=1)])
+    assert (diverged["mean loss of these"], diverged["largest loss"]) == (0.1875, np.inf)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -148,7 +164,7 @@ def test_answer_says_for_whom_a_federation_pays(tmp_path):
     assert (row["better"], row["worse"]) == ("4 of 10", "1 of 10")
     assert row["share that gains"] == pytest.approx((0.6 + 0.2) / 2)
     assert row["mean gain of these"] == pytest.approx((0.625 / 3 + 0.25) / 2)
-    assert (row["mean loss of these"], row["largest loss"]) == (0.5, 0.25), "of one seed; of both"
+    assert (row["mean loss of these"], row["largest loss"]) == (0.5, 0.5), "of the same seed"
     assert row["correlation with the local result"] < 0
 
 

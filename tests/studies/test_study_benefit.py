@@ -70,6 +70,9 @@ def test_each_method_is_compared_with_local_training_of_its_seed_and_condition(m
     assert record["largest loss"] == pytest.approx((0.5 + 0.25) / 2)
     assert record["mean loss of these"] == pytest.approx((0.5 + 0.25) / 2)
     assert table.rows[0][4] == "38%"
+    record = table.records[2]
+    assert record["mean gain"] == pytest.approx((-0.375 + 0.5) / 2)
+    assert (record["mean loss of these"], record["largest loss"]) == (0.75, 1), "of the same seed"
     assert all(len(row) == len(table.header) for row in table.rows)
     assert "Ditto" in table.latex()
 
@@ -119,6 +122,16 @@ def test_runs_of_other_clients_and_without_files_are_counted(made):
         "Runs that are left out: 1 without files, 1 of other clients than local training, 1 that"
         " diverged."
     )
+
+
+@pytest.mark.parametrize("method", ["Local", "Ditto"])
+def test_all_figures_of_a_method_are_of_the_seeds_of_both(made, method):
+    for place, (cell, row, folder) in enumerate(made[2]):
+        if cell.values["algorithm"] == method and cell.seed == 1:
+            made[2][place] = (cell, row | {"status": "diverged"}, folder)
+    benefit, layout = measure(made)
+    record = make_benefit_table(benefit, layout).records[0]
+    assert (record["seeds"], record["mean gain"], record["largest loss"]) == (1, 0, 0.5)
 
 
 def test_study_without_local_training_has_no_benefit(made):
