@@ -29,7 +29,7 @@ from pl_fed.callbacks import PerClient
 from pl_fed.command import saved_config
 from pl_fed.command.fit import _resume_arguments
 from pl_fed.command.help_pages import LIGHTNING_OPTIONS
-from pl_fed.command.main import main
+from pl_fed.command.main import main, prepare_output
 from pl_fed.command.parser import Parser
 from pl_fed.command.run_choice import choose_evaluated_run, choose_requeued_run, is_requeued
 from pl_fed.command.run_files import write_slurm_job
@@ -138,6 +138,17 @@ def test_fast_dev_run_leaves_and_prints_no_folder(tmp_path, capsys):
     assert "mean over clients" in output
     assert "files are in" not in output
     assert not list(tmp_path.iterdir())
+
+
+def test_torch_warns_of_no_missing_batching_rule(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prepare_output()
+        torch.vmap(torch.histc)(torch.zeros(2, 3))
+        assert not caught
+        warnings.warn("There is a performance drop.", stacklevel=1)
+    assert len(caught) == 1
 
 
 def test_predict_warns_about_untrained_models(tmp_path):
