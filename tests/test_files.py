@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import threading
 from dataclasses import asdict
 from unittest.mock import Mock
@@ -11,8 +12,9 @@ from run_folders import write_run
 
 from pl_fed.command.report import main as report
 from pl_fed.files import replace_file, try_lock, wait_for_lock
+from pl_fed.loggers import RunCSV
 from pl_fed.reports import page
-from pl_fed.studies.cell_folder import CellRecord, State
+from pl_fed.studies.cell_folder import LOG, CellFolder, CellRecord, State
 from pl_fed.studies.cell_run import run_cell
 from pl_fed.studies.command import main as study
 from pl_fed.studies.jobs import RunJob
@@ -72,12 +74,42 @@ def full_disk(monkeypatch):
     monkeypatch.setattr(os, "replace", Mock(side_effect=full))
 
 
-def test_run_of_a_study_fails_on_a_full_disk_and_its_worker_goes_on(tmp_path, full_disk):
-    record = CellRecord("s", "seed=0", {}, 0, "digest", "")
-    outcome = run_cell(RunJob(str(tmp_path), "seed=0", ["--config=quickstart"], asdict(record)))
+def run_on_a_full_disk(folder):
+    """Run a cell, and check that its error names its folder in one sentence."""
+    record = CellRecord("s", folder.name, {}, 0, "digest", "")
+    words = ["--config=quickstart", "--trainer.max_epochs=1", "--trainer.logger=false"]
+    outcome = run_cell(RunJob(str(folder.parent), folder.name, words, asdict(record)))
     assert outcome.state is State.FAILED
-    assert outcome.error == "OSError: [Errno 28] No space left on device"
+    assert outcome.error == (
+        f"OSError: Expected disk space for the files of the run in {folder} but got: No space left"
+        " on device: free disk space and start the study again"
+    )
+    return outcome
+
+
+def test_run_of_a_study_fails_on_a_full_disk_and_its_worker_goes_on(tmp_path, full_disk):
+    run_on_a_full_disk(tmp_path / "seed=0")
     assert not [*tmp_path.rglob("*.tmp")]
+
+
+@pytest.mark.slow
+def test_run_without_space_for_its_log_names_its_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "seed=0"
+    folder.mkdir()
+    (folder / LOG).symlink_to("/dev/full")
+    for number, name in enumerate(("stdout", "stderr"), 1):  # pytest has replaced those of fits
+        monkeypatch.setattr(sys, name, os.fdopen(number, "w", closefd=False))
+    places = [os.fstat(number).st_ino for number in (1, 2)]
+    outcome = run_on_a_full_disk(folder)
+    assert CellFolder(tmp_path, folder.name).read_record().error == outcome.error
+    assert [os.fstat(number).st_ino for number in (1, 2)] == places
+
+
+@pytest.mark.slow
+def test_run_whose_training_fills_the_disk_names_its_folder(tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(RunCSV, "_replace", Mock(side_effect=full))
+    run_on_a_full_disk(tmp_path / "seed=0")
 
 
 @pytest.mark.parametrize("options", [[], ["--report"]])

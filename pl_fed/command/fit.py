@@ -118,17 +118,19 @@ class FederatedCLI(SectionsCLI):
         """
         discard_unstarted_run(self._absolute_dir)
         if self.run_dir is not None:
-            remedy = "start the run again"
-            if last_checkpoint(self._absolute_dir or self.run_dir):
-                folder = shlex.quote(str(self.run_dir))
-                remedy = f"resume from its last checkpoint: --ckpt_path {folder}"
             files = f"the files of the run in {self.run_dir}"
-            if text := describe_full_disk(error, files, remedy):
+            if text := describe_full_disk(error, files, self._name_restart(self.run_dir)):
                 raise OSError(text) from error
         if isinstance(error, SIGTERMException):
             self._report_stop("SIGTERM")
         elif isinstance(error, KeyboardInterrupt):
             self._report_stop("Ctrl-C")
+
+    def _name_restart(self, run_dir: Path) -> str:
+        """Return the remedy of an error that is no fault of the run, in the imperative."""
+        if last_checkpoint(self._absolute_dir or run_dir):
+            return f"resume from its last checkpoint: --ckpt_path {shlex.quote(str(run_dir))}"
+        return "start the run again"
 
     def _report_stop(self, signal_name: str) -> None:
         """Report that a run was stopped, and how to resume it."""

@@ -278,7 +278,7 @@ def describe_benefit(benefit: Benefit) -> dict[str, Any]:
 def average_figures(benefits: Sequence[Benefit]) -> dict[str, float | None]:
     """Return the figures of benefits by their headings: means over the seeds that have them.
 
-    The mean and the largest loss are those of the seeds in which a client loses. The largest loss
+    The mean and the largest loss are those of the seeds with a client that loses. The largest loss
     is 0 if there is no such seed.
 
     Args:

@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pl_fed.command.fit import FederatedCLI
+from pl_fed.command.messages import explain_full_disk
 from pl_fed.command.run_files import wandb_loggers_in
 from pl_fed.isolation import isolate
 from pl_fed.run_folder import RunLock, last_checkpoint
@@ -22,6 +23,7 @@ from pl_fed.studies.cell_folder import LOG, OTHER_ROUND, CellFolder, CellRecord,
 from pl_fed.studies.jobs import RunJob, RunOutcome
 from pl_fed.text import first_line
 
+_RESTART = "start the study again"
 _QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 
 
@@ -92,6 +94,9 @@ class CellCLI(FederatedCLI):
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False, ckpt_path=best)
         return None
 
+    def _name_restart(self, run_dir: Path) -> str:
+        return _RESTART
+
     def _place_loggers(self, config: Namespace) -> None:
         for logger in wandb_loggers_in(config.trainer.logger):
             arguments = logger.get("init_args")
@@ -109,8 +114,10 @@ def run_cell(job: RunJob) -> RunOutcome:
         job: The cell.
     """
     started = time.monotonic()
+    files = f"the files of the run in {Path(job.root) / job.path}"
     try:
-        return _run_alone(job, started)
+        with explain_full_disk(files, _RESTART):
+            return _run_alone(job, started)
     except OSError as error:
         return RunOutcome(State.FAILED, time.monotonic() - started, _type_and_message(error))
 
@@ -178,7 +185,8 @@ def _fit(folder: CellFolder, record: CellRecord, arguments: list[str]) -> str:
         except SystemExit as stop:
             return f"the command line ended with status {stop.code}"
         except Exception as error:
-            traceback.print_exc()
+            with suppress(OSError):  # on a full disk, the log has no place for it
+                traceback.print_exc()
             return _type_and_message(error)
     return ""
 
@@ -205,7 +213,8 @@ def redirect_output(path: Path) -> Iterator[None]:
 def _replace_output(files: Mapping[int, int]) -> None:
     """Let the standard streams write to other files."""
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(OSError):  # on a full disk: the streams must be restored
+            stream.flush()
     for number, file in files.items():
         os.dup2(file, number)
 
