@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 from run_folders import write_run
 
+from pl_fed.command.messages import describe_file_error
 from pl_fed.command.report import main as report
 from pl_fed.files import replace_file, try_lock, wait_for_lock
 from pl_fed.loggers import RunCSV
@@ -18,7 +19,9 @@ from pl_fed.studies.cell_folder import LOG, CellFolder, CellRecord, State
 from pl_fed.studies.cell_run import run_cell
 from pl_fed.studies.command import main as study
 from pl_fed.studies.jobs import RunJob
+from pl_fed.studies.pool import Pool
 from pl_fed.studies.study import Study
+from pl_fed.studies.worker import do_job
 
 
 def write_half(path, is_shared):
@@ -134,6 +137,77 @@ def test_report_on_a_full_disk_ends_in_a_sentence(tmp_path, monkeypatch, capsys)
         report([str(write_run(tmp_path / "a")), "--out", str(tmp_path / "out")])
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
-        "error: Expected disk space for the report but got: No space left on device: free disk"
-        " space and repeat the command.\n"
+        f"error: Expected disk space for the report in {tmp_path / 'out'} but got: No space left on"
+        " device: free disk space and repeat the command.\n"
     )
+
+
+def test_file_that_cannot_move_is_described_by_its_place(tmp_path):
+    (tmp_path / "a.csv").mkdir()
+    with pytest.raises(IsADirectoryError) as error, replace_file(tmp_path / "a.csv") as temporary:
+        temporary.write_text("a")
+    expected = f"Expected to read or write {tmp_path / 'a.csv'} but got: Is a directory."
+    assert describe_file_error(error.value) == expected
+
+
+class PoolInThisProcess(Pool):
+    """A pool of one worker: this process."""
+
+    def __init__(self):
+        self.job = None
+
+    def __exit__(self, *_):
+        pass
+
+    @property
+    def idle(self):
+        return [] if self.job else [self]
+
+    @property
+    def jobs(self):
+        return [self.job] if self.job else []
+
+    def give(self, job):
+        self.job = job
+
+    def wait(self, seconds):
+        job, self.job = self.job, None
+        return [(job, do_job(job))] if job else []
+
+
+def refuse_study(*options):
+    with pytest.raises(SystemExit) as ended:
+        study(["s.yaml", *options])
+    assert ended.value.code == 1
+
+
+@pytest.fixture
+def study_folder(tmp_path, monkeypatch):
+    """The folder of a study of one cell that has not run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text("{name: s, base: quickstart, options: {folder: out}}")
+    monkeypatch.setattr(Study, "open_pool", lambda *_: PoolInThisProcess())
+    return tmp_path / "out"
+
+
+def test_study_in_the_place_of_a_file_is_refused(study_folder, capsys):
+    study_folder.touch()
+    refuse_study()
+    message = "error: Expected argument `options.folder` to be a folder that can be written but got"
+    assert capsys.readouterr().err == f"{message} out: Not a directory.\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--again", "seed=0"]], ids=["run", "again"])
+def test_run_in_the_place_of_a_file_fails_with_a_sentence(study_folder, capsys, options):
+    if options:
+        place = study_folder.with_name("out_again")
+    else:
+        study_folder.mkdir()
+        place = study_folder / "seed=0"
+    place.touch()
+    refuse_study(*options)
+    error = capsys.readouterr().err
+    assert "Error: Expected to read or write out" in error
+    assert "[Errno" not in error
+    assert "log.txt" not in error

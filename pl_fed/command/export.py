@@ -24,7 +24,8 @@ class ExportCLI(CheckpointCLI):
     def __init__(self, args: list[str]) -> None:
         request = self.request = Request.parse(args)
         super().__init__(request.checkpoint, request.config, request.overrides)
-        with explain_full_disk("the exported models", "repeat the command"):
+        place = self.request.out or self.request.run
+        with explain_full_disk(f"the exported models in {place}", "repeat the command"):
             folder = self.export.write()
         print(f"The models are in {folder}")
 

@@ -118,13 +118,16 @@ def make_object(class_type: type[_Object], *args: Any, **kwargs: Any) -> _Object
 def describe_file_error(error: BaseException) -> str:
     """Describe an operating system error about a file or folder; else return an empty text.
 
+    A file that cannot move is described by its place: its own name is a temporary one.
+
     Example:
         >>> describe_file_error(PermissionError(13, "Permission denied", "runs/a"))
         'Expected to read or write runs/a but got: Permission denied.'
     """
     if not isinstance(error, OSError) or not error.filename or not error.strerror:
         return ""
-    return f"Expected to read or write {error.filename} but got: {error.strerror}."
+    place = error.filename2 or error.filename
+    return f"Expected to read or write {place} but got: {error.strerror}."
 
 
 @contextmanager

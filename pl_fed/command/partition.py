@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lightning.pytorch.cli import ArgsType
 
+from pl_fed.command.messages import describe_full_disk
 from pl_fed.command.program import program_name
 from pl_fed.command.run_files import (
     active_loggers,
@@ -30,6 +31,9 @@ class PartitionCLI(SectionsCLI):
 
     Args:
         args: List of arguments to parse; ``None`` uses the command line.
+
+    Raises:
+        OSError: If the disk is full; the original error does not name the folder.
     """
 
     def __init__(self, args: ArgsType = None) -> None:
@@ -45,8 +49,11 @@ class PartitionCLI(SectionsCLI):
                 args=args,
             )
             self._show()
-        except BaseException:
+        except BaseException as error:
             discard_unstarted_run(self.folder)
+            files = f"the files of the data split in {self.folder}"
+            if text := describe_full_disk(error, files, "repeat the command"):
+                raise OSError(text) from error
             raise
 
     def _show(self) -> None:

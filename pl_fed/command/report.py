@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pl_fed.arguments import check_writable
-from pl_fed.command.messages import describe_file_error, describe_full_disk
+from pl_fed.command.messages import describe_file_error, explain_full_disk
 from pl_fed.command.program import program_name
 from pl_fed.reports import page
 from pl_fed.reports.run import Run, find_runs
@@ -22,6 +22,7 @@ def report(arguments: Sequence[str]) -> Path:
 
     Raises:
         FileNotFoundError: If a folder does not exist or holds no run.
+        OSError: If the disk is full.
         ValueError: If a folder has no results, or the page cannot be written.
     """
     options = _parse(arguments)
@@ -32,7 +33,8 @@ def report(arguments: Sequence[str]) -> Path:
     damaged = [f"{run.folder}: {', '.join(run.damage)}." for run in runs if run.damage]
     for note in (*skipped, *unfinished, *damaged):
         print(f"note: {escape_controls(note)}", file=sys.stderr)
-    path = page.write(runs, Path(options.out), skipped)
+    with explain_full_disk(f"the report in {options.out}", "repeat the command"):
+        path = page.write(runs, Path(options.out), skipped)
     print(f"The report is {escape_controls(str(path))}; its pictures and tables are beside it.")
     return path
 
@@ -77,8 +79,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         report(arguments)
     except (ValueError, OSError) as error:
-        full = describe_full_disk(error, "the report", "repeat the command")
-        text = full or describe_file_error(error) or str(error)
+        text = describe_file_error(error) or str(error)
         if not text.startswith("Expected"):
             raise
         print(f"error: {escape_controls(text)}", file=sys.stderr)

@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from pl_fed.data.client_data import ClientData
+from pl_fed.files import replace_file
 from pl_fed.text import csv_cell, escape_controls
 
 _PARTS = ("train", "val", "test")
@@ -75,9 +76,12 @@ class Split:
         return table
 
     def write(self, path: Path) -> None:
-        """Write the rows as a CSV file."""
+        """Write the rows as a CSV file, completely or not at all."""
         rows = self.rows()
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with (
+            replace_file(path) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(
@@ -135,7 +139,8 @@ class Split:
         else:
             middle = figure.subplots()
         self._draw_sizes(middle)
-        figure.savefig(path, dpi=150)
+        with replace_file(path) as temporary:
+            figure.savefig(temporary, dpi=150, format="png")
 
     def _draw_classes(self, axes: Axes) -> None:
         clients, classes = self.counts.shape

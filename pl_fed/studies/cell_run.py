@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pl_fed.command.fit import FederatedCLI
-from pl_fed.command.messages import explain_full_disk
+from pl_fed.command.messages import describe_file_error, explain_full_disk
 from pl_fed.command.run_files import wandb_loggers_in
 from pl_fed.isolation import isolate
 from pl_fed.run_folder import RunLock, last_checkpoint
@@ -192,8 +192,9 @@ def _fit(folder: CellFolder, record: CellRecord, arguments: list[str]) -> str:
 
 
 def _type_and_message(error: Exception) -> str:
-    """Return an error's type and the first line of its message."""
-    return f"{type(error).__name__}: {first_line(error)}"
+    """Return an error's type, and the first line of its message or the sentence about its file."""
+    text = describe_file_error(error).rstrip(".") or first_line(error)
+    return f"{type(error).__name__}: {text}"
 
 
 @contextmanager

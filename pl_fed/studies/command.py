@@ -157,12 +157,12 @@ def _run(study: Study, options: argparse.Namespace, command: str) -> None:
     after = study.read_states(options.only)
     print(f"{describe_counts(after)}. The results are in {study.folder / RESULTS}.")
     if failed:
-        first = failed[0]
+        first, log = failed[0], failed[0].folder.path / LOG
+        output = f"; its output is in {log}" if log.is_file() else ""
         print(
             format_error(
                 f"Expected all cells to end but got {len(failed)} that failed twice, first"
-                f" {first.cell.name} ({first.reason}); its output is in"
-                f" {first.folder.path / LOG}. The same command tries them again."
+                f" {first.cell.name} ({first.reason}){output}. The same command tries them again."
             ),
             end="",
             file=sys.stderr,
@@ -251,9 +251,10 @@ def _run_again(study: Study, name: str) -> None:
         Execution(study.spec.name, root, statuses, False, outcomes.append).run(pool)
     new = read_states(root, [cell])[0]
     if not new.state.is_result:
-        print(
-            format_error(f"Expected {cell.name} to end but got {new.state}: {new.reason}."), end=""
-        )
+        ends = [event.status for event in outcomes if event.status is not None]
+        reason = new.reason or ends[-1].reason  # without a record if the folder cannot be written
+        message = f"Expected {cell.name} to end but got {ends[-1].state}: {reason}."
+        print(format_error(message), end="", file=sys.stderr)
         sys.exit(1)
     print(compare_rows(_numbers(old), _numbers(new)))
     print(f"The new run is in {new.folder.path}.")

@@ -125,7 +125,7 @@ class Execution:
     def _record_death(self, job: RunJob, error: str) -> None:
         """Write the failure of a cell after two deaths, unless another process runs it."""
         folder = self._by_path[job.path].folder
-        with folder.lock() as is_alone, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), folder.lock() as is_alone:
             if is_alone:
                 folder.change_record(error=error)
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pl_fed.arguments import check_writable
 from pl_fed.files import wait_for_lock
 from pl_fed.studies.cards import list_cards, may_use_card
 from pl_fed.studies.cell_folder import LOCKS, State, write_text
@@ -247,9 +248,10 @@ class Study:
             report: Receives an event for each ended attempt, and ticks.
 
         Raises:
-            ValueError: If the config of a cell, or an earlier ``results.csv``, is invalid; before
-                the first run.
+            ValueError: If the config of a cell, or an earlier ``results.csv``, is invalid, or the
+                study's folder cannot be written; before the first run.
         """
+        check_writable(**{"options.folder": self.folder})
         self._read_earlier()
         self.tune(workers, only, report)
         statuses = self.read_states(only)
@@ -308,11 +310,12 @@ class Study:
             report: Receives an event for each ended attempt, and ticks.
 
         Raises:
-            ValueError: If the config of a trial is invalid, a run does not have the metric, or all
-                trials of a label have failed.
+            ValueError: If the config of a trial is invalid, the study's folder cannot be written, a
+                run does not have the metric, or all trials of a label have failed.
         """
         if self.tuner is None:
             return
+        check_writable(**{"options.folder": self.folder})
         if labels := self.list_labels_to_tune(only):
             self.tuner.run(lambda: self.open_runners(workers), labels, report or (lambda _: None))
             trials = [item.trial for label in labels for item in self.tuner.trials[label]]

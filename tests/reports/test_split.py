@@ -1,9 +1,13 @@
 """The data split, with samples and classes per client: numbers, table, picture, command."""
 
+import contextlib
 import csv
+import errno
 import io
+import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -161,6 +165,30 @@ def test_partition_writes_table_and_picture_without_training(tmp_path, capsys):
     assert [row["client"] for row in rows] == [str(k) for k in range(30)]
     assert sum(int(row[part]) for row in rows for part in ("train", "val", "test")) == 1797
     assert {row["classes"] for row in rows} == {"2"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["write", "draw"])
+def test_partition_on_a_full_disk_ends_in_a_sentence(tmp_path, capsys, monkeypatch, name):
+    """The error of the system names no file."""
+    method = getattr(Split, name)
+    monkeypatch.setattr(Split, name, lambda split, path: method(split, Path("/dev/full")))
+    monkeypatch.setattr("pl_fed.reports.split.replace_file", contextlib.nullcontext)
+    with pytest.raises(SystemExit):
+        main(["partition", *QUICKSTART, "--trainer.default_root_dir", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert f"error: Expected disk space for the files of the data split in {tmp_path}" in error
+    assert error.endswith("No space left on device: free disk space and repeat the command.\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["write", "draw"])
+def test_file_of_a_split_is_written_whole_or_not_at_all(tmp_path, monkeypatch, name):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "replace", Mock(side_effect=full))
+    with pytest.raises(OSError, match="No space left"):
+        getattr(make_split([0, 1, 2], [0, 1, 1]), name)(tmp_path / "split")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
