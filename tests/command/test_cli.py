@@ -31,7 +31,12 @@ from pl_fed.command.fit import _resume_arguments
 from pl_fed.command.help_pages import LIGHTNING_OPTIONS
 from pl_fed.command.main import main, prepare_output
 from pl_fed.command.parser import Parser
-from pl_fed.command.run_choice import choose_evaluated_run, choose_requeued_run, is_requeued
+from pl_fed.command.run_choice import (
+    choose_evaluated_run,
+    choose_requeued_run,
+    choose_run,
+    is_requeued,
+)
 from pl_fed.command.run_files import write_slurm_job
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.federation import Federation
@@ -286,6 +291,21 @@ def test_last_of_an_evaluation_is_the_run_of_its_training_options(tmp_path):
         assert chosen.folder == tmp_path / "0"
     with pytest.warns(UserWarning, match="another config .model.lam 0.1 → 0.5, data.seed – → 3"):
         choose_evaluated_run("last", tmp_path, {**config, "data": {"seed": 3}}, lambda it: it)
+
+
+def test_checkpoint_in_a_config_makes_no_other_run(tmp_path):
+    """A run that began with a checkpoint has its path in its config; ``last`` may stand in one."""
+    model = {"model": {"class_path": "pl_fed.clients.Ditto", "init_args": {"lam": 0.5}}}
+    (tmp_path / "a" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "a" / "checkpoints" / "last.ckpt").touch()
+    for saved in (None, "start.ckpt"):
+        (tmp_path / "a" / "config.yaml").write_text(yaml.safe_dump({**model, "ckpt_path": saved}))
+        for path in (None, "last", "other.ckpt", str(tmp_path / "a")):
+            for choose in (choose_run, choose_evaluated_run):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    chosen = choose("last", tmp_path, {**model, "ckpt_path": path}, dict)
+                assert chosen.folder == tmp_path / "a"
 
 
 def test_last_beside_other_checkpoints_is_refused(tmp_path, capsys):
