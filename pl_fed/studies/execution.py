@@ -99,16 +99,23 @@ class Execution:
         )
 
     def _end(self, job: RunJob, outcome: RunOutcome | Death) -> None:
-        """Report an ended attempt; a first failure waits for another attempt."""
-        has_died = isinstance(outcome, Death)
+        """Note the end of a job: of an attempt, or of a look at a cell of another process."""
         if isinstance(outcome, Death):
-            outcome = RunOutcome(State.FAILED, error=f"its process {outcome.cause}")
+            failure = RunOutcome(State.FAILED, error=f"its process {outcome.cause}")
+            self._end_attempt(job, failure, has_died=True)
         elif outcome.state == State.RUNNING:
             self._elsewhere.append(job.path)
-            return
-        elif outcome.state == State.FAILED:
-            self._restarts.add(job.path)
+        else:
+            self._end_attempt(job, outcome)
+
+    def _end_attempt(self, job: RunJob, outcome: RunOutcome, has_died: bool = False) -> None:
+        """Report an ended attempt; a first failure waits for another attempt.
+
+        After an error, the next one starts from round 0; after a death, the run resumes.
+        """
         has_failed = outcome.state == State.FAILED
+        if has_failed and not has_died:
+            self._restarts.add(job.path)
         self._attempts[job.path] += 1
         is_final = not has_failed or self._attempts[job.path] >= _MAX_ATTEMPTS
         if not is_final:
