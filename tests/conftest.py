@@ -154,6 +154,12 @@ def untried():
         yield
 
 
+@pytest.fixture
+def in_tmp_path(tmp_path, monkeypatch):
+    """Let a Trainer without a folder make its runs below a temporary one."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def real_data():
     """The folder with the real data sets, or ``None``: PL_FED_DATA."""

@@ -30,10 +30,11 @@ FRACTION = "for 20 %, set --federation.adversary.fraction 0.2"
         (["--data.partitioner=Nothing"], "`python -m pl_fed list partitioners` lists the classes"),
     ],
 )
-def test_error_is_followed_by_its_hint(arguments, hint, capsys, monkeypatch, request):
+def test_error_is_followed_by_its_hint(arguments, hint, capsys, monkeypatch, request, tmp_path):
     monkeypatch.chdir(request.config.rootpath)
+    root = ["--trainer.default_root_dir", str(tmp_path)]
     with pytest.raises(SystemExit):
-        main(["fit", *QUICKSTART, *arguments])
+        main(["fit", *QUICKSTART, *root, *arguments])
     lines = [
         line for line in capsys.readouterr().err.splitlines() if line.startswith(("error", "hint"))
     ]
