@@ -20,6 +20,10 @@ class UnstackableError(ValueError):
     """Unstackable: joined samples are no tensors with a row for each sample alone."""
 
 
+class MissingRowsError(UnstackableError):
+    """Missing rows: tensors of joined samples have fewer rows than there are samples."""
+
+
 @dataclass(frozen=True)
 class BatchRoles:
     """Batch roles: the use of each entry of a sample or batch, by key or position.

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, default_collate
 
-from pl_fed.data.batch_roles import BatchRoles, UnstackableError
+from pl_fed.data.batch_roles import BatchRoles, MissingRowsError, UnstackableError
 from pl_fed.data.collation import PaddingCollation
 from pl_fed.data.collation_trial import mixes_samples
 from pl_fed.data.memory_map import allocate_in_memory, allocate_on_disk
@@ -30,6 +30,7 @@ from pl_fed.data.sample_reader import Collate, SampleReader, Samples
 from pl_fed.data.sample_structure import align, paths_of
 from pl_fed.data.source import Arrays, count_classes
 from pl_fed.random import fork_all_generators
+from pl_fed.tasks.own_batches import LEFT_OUT
 from pl_fed.trees import Tree, leaves, tree_map
 
 Allocate = Callable[[int, Tensor], Tensor]
@@ -80,6 +81,9 @@ def read_data_sets(
     except ValueError as error:
         if collate_fn is None or not isinstance(error.__cause__, UnstackableError):
             raise
+        if isinstance(error.__cause__, MissingRowsError):
+            name = " and ".join(dict.fromkeys(map(name_of, pieces)))
+            rank_zero_warn(f"Batches of {name} have fewer rows than samples. {LEFT_OUT}")
         return read_own_batches(data_sets, roles, collates, options, reason=str(error))
 
 

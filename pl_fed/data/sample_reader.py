@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from pl_fed.data.batch_roles import BatchRoles, UnstackableError
+from pl_fed.data.batch_roles import BatchRoles, MissingRowsError, UnstackableError
 from pl_fed.data.collation import PaddingCollation
 from pl_fed.data.sample_structure import align, to_entries
 from pl_fed.trees import Tree, leaves, tree_map
@@ -104,12 +104,7 @@ class SampleReader:
             entries = replace(entries, kind=kind)
         has_owners = callable(self.roles.client) or any(owner is not None for owner in owners)
         joined = Samples(inputs, targets, labels, owners if has_owners else None, entries=entries)
-        for leaf in joined.leaves:
-            if leaf.shape[:1] != (len(samples),):
-                raise UnstackableError(
-                    f"Expected argument `collate_fn` to return tensors with a row for each of"
-                    f" {len(samples)} samples but got shape {list(leaf.shape)}."
-                )
+        _check_rows(joined.leaves, len(samples))
         if not self.pads:
             return joined
         return replace(joined, empty_batch=tree_map(lambda leaf: leaf[:0], batch))
@@ -153,6 +148,27 @@ class SampleReader:
         if not isinstance(self.collate, PaddingCollation):
             return self
         return replace(self, collate=self.collate.lengthen(batch))
+
+
+def _check_rows(tensors: Sequence[Tensor], samples: int) -> None:
+    """Raise ``UnstackableError`` unless all tensors have a row for each sample.
+
+    Samples are probably left out if all tensors have as many rows, and several. One row alone may
+    hold all samples, as packed texts do.
+    """
+    rows = {len(tensor) if tensor.dim() else 0 for tensor in tensors}
+    for tensor in tensors:
+        if tensor.shape[:1] == (samples,):
+            continue
+        text = (
+            "Expected argument `collate_fn` to return tensors with a row for each of"
+            f" {samples} samples but got shape {list(tensor.shape)}"
+        )
+        if len(rows) == 1 and 1 < min(rows) < samples:
+            raise MissingRowsError(
+                f"{text}: if it leaves samples out, give a torch.utils.data.Subset of the others."
+            )
+        raise UnstackableError(f"{text}.")
 
 
 def _has_rows(batch: Any, samples: int) -> bool:

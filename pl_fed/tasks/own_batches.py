@@ -15,6 +15,11 @@ from pl_fed.random import fork_all_generators, key
 from pl_fed.tasks.batch_workers import BatchWorkers, Samples
 
 Collate = Callable[[list[Any]], Any]
+LEFT_OUT = (
+    "If `collate_fn` leaves samples out, sizes of clients and means over batches count them: give a"
+    " torch.utils.data.Subset of the others."
+)
+"""The consequence of a collate function that leaves samples out, and the remedy."""
 
 
 class OwnBatches:
@@ -147,9 +152,7 @@ class OwnBatches:
         collate, samples = self.collates[start], self._last[1]
         if any(sample is None for sample in samples):
             warnings.warn(
-                f"{type(self.dataset).__name__} has samples that are None. If its collate function"
-                " leaves them out, sizes of clients and means over batches count them: give it a"
-                " torch.utils.data.Subset of the other samples.",
+                f"{type(self.dataset).__name__} has samples that are None. {LEFT_OUT}",
                 stacklevel=2,
             )
         if not self._needs_copies.get(start, True):

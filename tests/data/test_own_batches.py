@@ -276,7 +276,7 @@ def test_samples_that_are_none_get_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert batches.join(batches.rows()[[0, 2]], None) == [1.0, 3.0]
-    with pytest.warns(UserWarning, match=r"list has samples that are None\. If its collate"):
+    with pytest.warns(UserWarning, match=r"list has samples that are None\. If `collate_fn`"):
         assert batches.join(batches.rows()[[0, 1]], None) == [1.0]
 
 

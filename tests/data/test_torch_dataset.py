@@ -425,6 +425,23 @@ def test_batches_without_a_row_for_each_sample_are_left_to_the_steps_of_a_module
     )
 
 
+def test_batches_that_leave_samples_out_get_the_remedy():
+    """Sizes of clients, and so the weights of their uploads, counted such samples in silence."""
+    samples = [(torch.ones(2), k % 4 - 1) for k in range(12)]
+
+    def join(samples):
+        return default_collate([sample for sample in samples if sample[1] >= 0])
+
+    source = TorchDataset(samples, collate_fn=join)
+    with pytest.warns(UserWarning, match="Batches of list have fewer rows than samples. If `col"):
+        arrays = source.load()
+    assert arrays.entries.reason == (
+        "Expected argument `collate_fn` to return tensors with a row for each of 12 samples but got"
+        " shape [9, 2]: if it leaves samples out, give a torch.utils.data.Subset of the others (in"
+        " list)."
+    )
+
+
 @table_test(
     ("settings", "error", "words"),
     [
