@@ -55,6 +55,9 @@ from pl_fed.tasks.one_process import one_process
 from pl_fed.trees import Tree, count_samples, leaves, tree_map
 from pl_fed.types import Batch, Population
 
+CONSTANT_BUFFER = "register a constant buffer with persistent=False"
+"""The remedy for a saved buffer that no step changes: it counts as a running statistic."""
+
 
 class Client(Configurable, ClientRounds, ABC):
     """One client: a global and a personal model, and the objective that trains them.
@@ -1041,6 +1044,5 @@ class Client(Configurable, ClientRounds, ABC):
         if names := self.statistics("global").layout.names:
             raise ValueError(
                 f"Expected argument `net` to have no running statistics but got {', '.join(names)},"
-                f" and {reason}: use GroupNorm for BatchNorm, and register a constant buffer with"
-                " persistent=False."
+                f" and {reason}: use GroupNorm for BatchNorm, and {CONSTANT_BUFFER}."
             )

@@ -16,7 +16,7 @@ from pl_fed.attacks import (
     ModelReplacement,
 )
 from pl_fed.attacks.adversary import Adversary
-from pl_fed.clients.base import Client
+from pl_fed.clients.base import CONSTANT_BUFFER, Client
 from pl_fed.data.module import FederatedData
 from pl_fed.data.shared_quantities import describe_shared_quantity
 from pl_fed.preflight.memory_trial import augmentation_remembers, name_augmentation
@@ -233,7 +233,7 @@ def describe_unfit_algorithm(client: Client) -> str | None:
         return (
             f"Expected a net without running statistics {_FOR}, because the server would average"
             f" them without noise, but got {', '.join(statistics.names)}: use GroupNorm, or FedBN,"
-            " whose clients keep them, and register a constant buffer with persistent=False."
+            f" whose clients keep them, and {CONSTANT_BUFFER}."
         )
     return None
 
