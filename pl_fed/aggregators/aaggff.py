@@ -33,7 +33,7 @@ from that code:
 - It chooses the variant by the configured share of clients; here ``setting`` does. In
   ``"cross_silo"``, an absent client has response 0, as in its sums.
 - It has a fixed set of clients. Here a client that joins later has the mean response in all rounds
-  before.
+  before, and one that leaves keeps a share, as a client outside of the cohort.
 """
 
 import math

@@ -14,6 +14,8 @@ Departs from the paper:
 - All clients take part there. Here a client outside of the cohort reports no loss, and its λ_k
   changes by the projection only. The shares of the cohort are divided by their sum. If all of them
   are 0, the model stays.
+- It has a fixed set of clients. Here a client that joins later gets the share 1/K, and one that
+  leaves keeps a share, as a client outside of the cohort.
 - It returns the mean of all w^t. Here the last one is the result, as in easyFL and FairMOO.
 - A local step of SGD there; here the update of a round's local work.
 

@@ -11,6 +11,7 @@ class ClientMixture(Memory):
     """Client mixture: one share for each client of the federation, at least 0, with sum 1.
 
     At first all shares are equal. A client that joins later gets the share 1 / K of the K clients.
+    One that leaves keeps a share.
 
     Attributes:
         shares: The shares by client id, float64 [K].

@@ -129,6 +129,18 @@ def test_losses_of_zero_and_clients_that_join():
 
 
 @pytest.mark.parametrize("setting", ["cross_silo", "cross_device"])
+def test_client_that_leaves_is_one_outside_of_the_cohort(setting):
+    left, absent = AAggFF(setting), AAggFF(setting)
+    for number in (4, 3, 3):
+        losses = [0.5, 1.0, 1.5, 2.0][:number]
+        merge(left, np.eye(number), losses, range(number), number)
+        merge(absent, np.eye(number), losses, range(number), 4)
+        assert torch.equal(left.mixture.shares, absent.mixture.shares)
+    assert len(left.mixture.shares) == 4
+    assert left.mixture.shares[3] > 0
+
+
+@pytest.mark.parametrize("setting", ["cross_silo", "cross_device"])
 def test_clients_that_join_after_rounds_of_equal_losses_have_equal_weights(setting):
     aggregator = AAggFF(setting)
     for _ in range(50):

@@ -102,6 +102,18 @@ def test_clients_that_join_later_get_their_share():
     assert afl.mixture.shares.tolist() == pytest.approx([0.25] * 4)
 
 
+def test_client_that_leaves_is_one_outside_of_the_cohort():
+    left, absent = AFL(0.1), AFL(0.1)
+    for number in (4, 3, 3):
+        losses = [0.5, 1.0, 1.5, 2.0][:number]
+        rows = [merge(left, torch.eye(number), losses, num_clients=number)]
+        rows.append(merge(absent, torch.eye(number), losses, num_clients=4))
+        assert torch.equal(*rows)
+        assert torch.equal(left.mixture.shares, absent.mixture.shares)
+    assert len(left.mixture.shares) == 4
+    assert left.mixture.shares[3] > 0
+
+
 @table_test(
     ("arguments", "message"),
     [
