@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from torch import Tensor
 
 from pl_fed.command.sections import SectionsCLI
@@ -51,6 +52,11 @@ class CheckpointCLI(SectionsCLI):
         """The federation."""
         federation: Federation = self._get(self.config_init, "federation")
         return federation
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the arguments without the checkpoint with which the run began."""
+        super().parse_arguments(parser, args)
+        self.config.predict.ckpt_path = None
 
     def before_instantiate_classes(self) -> None:
         """Set the checkpoint now: earlier, Lightning would load all of it for hyperparameters."""

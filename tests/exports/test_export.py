@@ -705,6 +705,18 @@ def test_last_is_the_newest_run_with_the_config_of_the_command(run, tmp_path, op
 
 
 @pytest.mark.slow
+def test_checkpoint_with_which_a_run_began_is_not_read(folder, tmp_path):
+    """Lightning reads all of it, for hyperparameters."""
+    (tmp_path / "start.ckpt").write_text("damaged since")
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    saved["ckpt_path"] = str(tmp_path / "start.ckpt")
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(saved))
+    arguments = ["--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")]
+    main(["export", "--ckpt", str(folder), "--client", "1", "--format", "state_dict", *arguments])
+    assert (tmp_path / "out" / "client_1.pt").is_file()
+
+
+@pytest.mark.slow
 def test_last_without_a_run_or_a_config_is_refused(run, tmp_path, capsys):
     config = ["--config", run / "config.yaml", "--trainer.default_root_dir", tmp_path / "no"]
     message = get_refusal(capsys, "--ckpt", "last", "--client", "1", *config)
