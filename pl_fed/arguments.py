@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # `pl_fed report` starts faster without torch
     from torch.optim import Optimizer
 
 
+_LONGEST_VALUE = 120  # characters of a value in a message
 _MAX_COUNT = 2**31 - 1  # products of two counts fit into 64 bits
 _LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
@@ -44,11 +45,19 @@ def check_instances(kind: type, **arguments: object) -> None:
     """
     for name, value in arguments.items():
         if value is not None and not isinstance(value, kind):
-            got = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
             raise TypeError(
                 f"Expected argument `{name}` to be an object of a subclass of {kind.__name__} but"
-                f" got {got}."
+                f" got {_describe(value)}."
             )
+
+
+def _describe(value: object) -> str:
+    """Return a value in a few words: tensors and tables have long representations."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    text = repr(value)
+    is_short = len(text) <= _LONGEST_VALUE and text.isprintable()
+    return text if is_short else f"an object of type {type(value).__name__}"
 
 
 def check_nonnegative(**arguments: float) -> None:

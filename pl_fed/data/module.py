@@ -644,19 +644,30 @@ def _check_stable_cut(stable_cut: object, partitioner: Partitioner | None) -> No
 
 def _check_source(dataset: object, argument: str = "dataset") -> None:
     """Raise ``TypeError`` unless an object is a data source; name the source that reads it."""
-    reader = None
-    if isinstance(dataset, LightningDataModule):
-        reader = "LightningData"
-    elif isinstance(dataset, Dataset):
-        reader = "TorchDataset"
-    elif type(dataset).__module__.split(".")[0] == "datasets":
-        reader = "HuggingFace"
-    if reader is not None:
+    if remedy := _find_source(dataset):
         raise TypeError(
             f"Expected argument `{argument}` to be an object of a subclass of DataSource but got"
-            f" {type(dataset).__name__}: pass pl_fed.data.{reader}(dataset)."
+            f" {type(dataset).__name__}: {remedy}."
         )
     check_instances(DataSource, **{argument: dataset})
+
+
+def _find_source(dataset: object) -> str | None:
+    """Return a sentence about the data source for data of another library, or ``None``."""
+    package = type(dataset).__module__.split(".")[0]
+    if isinstance(dataset, LightningDataModule):
+        return "pass pl_fed.data.LightningData(dataset)"
+    if isinstance(dataset, Dataset):
+        return "pass pl_fed.data.TorchDataset(dataset)"
+    if package == "datasets":
+        return "pass pl_fed.data.HuggingFace(dataset)"
+    if package in {"pandas", "polars", "pyarrow"}:
+        return "write it as a CSV or parquet file, and pass pl_fed.data.Table(path)"
+    if isinstance(dataset, Arrays):
+        return "pass an object of a subclass of pl_fed.data.DataSource whose `load` returns them"
+    if isinstance(dataset, Tensor | list | tuple) or package == "numpy":
+        return "pass pl_fed.data.TorchDataset(torch.utils.data.TensorDataset(inputs, targets))"
+    return None
 
 
 def _check_central(central: object) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 
+import pandas
 import pytest
 import scipy.stats
 import torch
@@ -809,3 +810,27 @@ GOOD = {"inputs": torch.zeros(4, 2), "targets": torch.tensor([0, 1, 1, 0]), "num
 def test_mismatched_arrays_are_refused(broken, words):
     with pytest.raises(ValueError, match=words):
         Arrays(**{**GOOD, **broken})
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        (Arrays(torch.zeros(90, 3), torch.zeros(90)), "whose `load` returns them"),
+        (torch.zeros(90, 3), r"TorchDataset\(torch.utils.data.TensorDataset\(inputs, targets\)\)"),
+        (torch.zeros(3).numpy(), r"TorchDataset\(torch.utils.data.TensorDataset"),
+        ([(torch.zeros(3), 1)], r"TorchDataset\(torch.utils.data.TensorDataset"),
+        (pandas.DataFrame({"x": [1.0]}), r"pass pl_fed.data.Table\(path\)"),
+    ],
+    ids=["Arrays", "tensor", "array", "list", "frame"],
+)
+def test_data_without_a_source_are_refused_with_the_source_that_takes_them(data, remedy):
+    kind = type(data).__name__
+    with pytest.raises(TypeError, match=f"`dataset` .* but got {kind}: .*{remedy}") as refused:
+        FederatedData(data)
+    assert "\n" not in str(refused.value)
+
+
+def test_other_objects_are_refused_by_their_type_alone():
+    long = SimpleNamespace(values=list(range(1000)))
+    with pytest.raises(TypeError, match=r"but got an object of type SimpleNamespace\.$"):
+        FederatedData(long)
