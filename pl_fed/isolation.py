@@ -16,6 +16,29 @@ import numpy as np
 import torch
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_turn = threading.RLock()
+
+
+def _renew_turn() -> None:
+    """Give a forked process a lock of its own: the thread that held the old one is not in it."""
+    global _turn
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_turn)
+
+
+@contextmanager
+def take_turn() -> Iterator[None]:
+    """Let the threads of a process run one after another; a thread may take turns within its own.
+
+    A run draws from torch's global generators under seeds of its own, and its trials before
+    training change methods of the trainer's and of users' classes for a moment. Another thread's
+    run would get these seeds and methods.
+    """
+    with _turn:
+        yield
 
 
 @contextmanager

@@ -44,6 +44,7 @@ from pl_fed.distributed.processes import (
 )
 from pl_fed.engine import Clipping, LocalSettings
 from pl_fed.federation import Federation
+from pl_fed.isolation import take_turn
 from pl_fed.lightning.checkpoints import (
     AtomicCheckpointIO,
     check_source,
@@ -307,12 +308,12 @@ class Trainer(LightningTrainer):
     def _watch_processes(self) -> Iterator[None]:
         """End all processes if one is lost or fails, and explain the loss in one sentence.
 
-        Afterwards, the data's processes that read ahead end, too.
+        Afterwards, the data's processes that read ahead end, too. Runs in other threads wait.
         """
         limit_meeting(self.processes)
-        launcher = self.strategy.launcher
+        launched = end_launched_processes(self.strategy.launcher)
         try:
-            with end_launched_processes(launcher), explain_lost_process(self.processes):
+            with take_turn(), launched, explain_lost_process(self.processes):
                 yield
         finally:
             data = getattr(self, "datamodule", None)
