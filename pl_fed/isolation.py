@@ -20,7 +20,7 @@ _turn = threading.RLock()
 
 
 def _renew_turn() -> None:
-    """Give a forked process a lock of its own: the thread that held the old one is not in it."""
+    """Give a forked process a new lock: a thread that holds the old one may not be in it."""
     global _turn
     _turn = threading.RLock()
 
@@ -31,11 +31,11 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def take_turn() -> Iterator[None]:
-    """Let the threads of a process run one after another; a thread may take turns within its own.
+    """Wait until no other thread is in such a block, and keep others out until the end of this one.
 
-    A run draws from torch's global generators under seeds of its own, and its trials before
-    training change methods of the trainer's and of users' classes for a moment. Another thread's
-    run would get these seeds and methods.
+    Blocks of one thread may be nested. A run seeds torch's global generators, and its trials before
+    training replace methods of the trainer's class and of users' classes for a moment. The run of
+    another thread would draw under these seeds, and call these methods.
     """
     with _turn:
         yield

@@ -155,7 +155,7 @@ def untried():
 
 
 @pytest.fixture
-def in_tmp_path(tmp_path, monkeypatch):
+def temporary_working_folder(tmp_path, monkeypatch):
     """Let a Trainer without a folder make its runs below a temporary one."""
     monkeypatch.chdir(tmp_path)
 

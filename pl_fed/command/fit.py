@@ -127,7 +127,7 @@ class FederatedCLI(SectionsCLI):
             self._report_stop("Ctrl-C")
 
     def _name_restart(self, run_dir: Path) -> str:
-        """Return the remedy of an error that is no fault of the run, in the imperative."""
+        """Return the remedy of an error of the machine, such as a full disk, as an imperative."""
         if last_checkpoint(self._absolute_dir or run_dir):
             return f"resume from its last checkpoint: --ckpt_path {shlex.quote(str(run_dir))}"
         return "start the run again"

@@ -66,7 +66,7 @@ def prepare_output() -> None:
             logging.getLogger(f"{library}.utilities.{module}").addFilter(_is_news)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended.*")
-    # asks users of torch.vmap to file an issue with torch; the engine knows what stacking costs
+    # it asks to file an issue with torch, but users of pl_fed did not call torch.vmap
     warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet")
     warnings.formatwarning = _format_warning
     prepare_wandb()

@@ -56,16 +56,17 @@ def open_standard_streams() -> None:
 
 
 def _keep_usable(stream: Any, descriptor: int) -> io.TextIOWrapper:
-    """Return a text stream like the given one that writes to nowhere after its reader's end.
+    """Return a copy of a text stream that writes to nowhere after its reader's end.
 
-    It escapes characters that its encoding lacks: the ε of a private run is none of ASCII.
+    Characters that a strict stream cannot encode, such as ε in ASCII, are escaped.
     """
     if stream is not None:
         stream.flush()
+    errors = getattr(stream, "errors", "strict")
     return io.TextIOWrapper(
         io.BufferedWriter(_UnreadOutput(descriptor)),
         encoding=getattr(stream, "encoding", "utf-8"),
-        errors="backslashreplace",
+        errors="backslashreplace" if errors == "strict" else errors,
         line_buffering=descriptor == 2 or os.isatty(descriptor),
         write_through=getattr(stream, "write_through", False),
     )

@@ -644,7 +644,7 @@ def _check_stable_cut(stable_cut: object, partitioner: Partitioner | None) -> No
 
 def _check_source(dataset: object, argument: str = "dataset") -> None:
     """Raise ``TypeError`` unless an object is a data source; name the source that reads it."""
-    if remedy := _find_source(dataset):
+    if remedy := _suggest_source(dataset):
         raise TypeError(
             f"Expected argument `{argument}` to be an object of a subclass of DataSource but got"
             f" {type(dataset).__name__}: {remedy}."
@@ -652,8 +652,11 @@ def _check_source(dataset: object, argument: str = "dataset") -> None:
     check_instances(DataSource, **{argument: dataset})
 
 
-def _find_source(dataset: object) -> str | None:
-    """Return a sentence about the data source for data of another library, or ``None``."""
+def _suggest_source(dataset: object) -> str | None:
+    """Return the remedy for data that are no data source: the source that reads them.
+
+    ``None`` if no source of pl_fed does.
+    """
     package = type(dataset).__module__.split(".")[0]
     if isinstance(dataset, LightningDataModule):
         return "pass pl_fed.data.LightningData(dataset)"

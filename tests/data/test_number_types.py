@@ -28,7 +28,7 @@ EXACT = torch.tensor([1 + 2**-40, 1e6 + 2**-30, 2**40 + 1, 1 / 3], dtype=torch.f
 X = EXACT.repeat(3)[:, None]  # float32 would round each of them
 Y = torch.arange(12) % 2
 OWNER = torch.arange(12) // 4
-pytestmark = pytest.mark.usefixtures("in_tmp_path")
+pytestmark = pytest.mark.usefixtures("temporary_working_folder")
 
 
 def npz(tmp_path):

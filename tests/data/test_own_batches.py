@@ -34,7 +34,7 @@ from pl_fed.tasks import OwnBatches
 from pl_fed.tasks.batch_workers import BatchWorkers
 
 CLIENTS, SAMPLES = 3, 36
-pytestmark = pytest.mark.usefixtures("in_tmp_path")
+pytestmark = pytest.mark.usefixtures("temporary_working_folder")
 
 
 def fit(module, source, algorithm=FedAvg, rounds=3, folder=None, federation=None, **settings):

@@ -465,7 +465,7 @@ def test_error_of_a_plain_data_set_names_the_wrapper():
         FederatedData(Pairs())
 
 
-@pytest.mark.usefixtures("in_tmp_path")
+@pytest.mark.usefixtures("temporary_working_folder")
 def test_training_of_one_client_equals_training_with_a_dataloader():
     """FedAvg of a client that holds all samples takes the steps of a plain loop over them."""
     pairs = Pairs(40)

@@ -29,7 +29,7 @@ SIZES = [9, 20, 12, 4]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*The number of training batches"),
-    pytest.mark.usefixtures("in_tmp_path"),
+    pytest.mark.usefixtures("temporary_working_folder"),
 ]
 
 

@@ -18,7 +18,7 @@ from pl_fed.samplers import All
 from pl_fed.tasks import Regression
 
 SIZES = [30, 20, 40]
-pytestmark = pytest.mark.usefixtures("in_tmp_path")
+pytestmark = pytest.mark.usefixtures("temporary_working_folder")
 
 
 def images():

@@ -183,7 +183,7 @@ def test_partition_on_a_full_disk_ends_in_a_sentence(tmp_path, capsys, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["write", "draw"])
-def test_file_of_a_split_is_written_whole_or_not_at_all(tmp_path, monkeypatch, name):
+def test_file_of_a_split_is_written_completely_or_not_at_all(tmp_path, monkeypatch, name):
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(os, "replace", Mock(side_effect=full))
     with pytest.raises(OSError, match="No space left"):
